@@ -1,0 +1,187 @@
+//! One live tunnel: an HTTP/2 connection on which the agent is the server.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gw_shared::net::TlsStream;
+use gw_shared::runtime;
+use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
+use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::{heartbeat, settings};
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::uri::Authority;
+use http::{Request, Response};
+use tokio::sync::watch;
+
+use crate::backend::Pool;
+use crate::forward::{self, ForwardError};
+use crate::slots::Slots;
+
+/// How far a tunnel is. Later phases are greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    Starting,
+    /// Registered at the gateway.
+    Ready,
+    /// The gateway is going away: another tunnel should take over.
+    GatewayDrains,
+    /// Another tunnel of this agent took over.
+    Replaced,
+    /// No request is left; saying goodbye.
+    Leaving,
+    Ended,
+}
+
+/// How often the agent tells the gateway how it is doing, if that has changed.
+const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a draining tunnel looks whether its last request has ended.
+const DRAIN_TICK: Duration = Duration::from_millis(20);
+
+/// What a tunnel works with.
+pub(crate) struct Session {
+    pub(crate) pool: Rc<Pool>,
+    pub(crate) slots: Slots,
+    pub(crate) phase: watch::Sender<Phase>,
+    /// Turns true when the agent is to stop.
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
+/// Serves a tunnel until it ends.
+pub(crate) async fn serve(session: Rc<Session>, tunnel: TlsStream) {
+    let result = run(&session, tunnel).await;
+    let error = result.err().map(|error| error.to_string());
+    tracing::info!(error, "tunnel ended");
+    session.phase.send_replace(Phase::Ended);
+}
+
+async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> {
+    let (closer, last_received) = (tunnel.closer(), tunnel.socket().last_received());
+    if let Err(error) = tunnel.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
+        tracing::warn!(%error, "cannot set TCP keep-alive on the tunnel; heartbeats still watch it");
+    }
+    let mut connection = settings::server(session.slots.total()).handshake::<_, Bytes>(tunnel).await?;
+    if let Some(ping_pong) = connection.ping_pong() {
+        runtime::spawn(heartbeat::keep(ping_pong, last_received, closer));
+    }
+    let mut drained = pin!(drained(session));
+    let mut leaving = false;
+    loop {
+        let next = std::future::poll_fn(|cx| {
+            if !leaving && drained.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            connection.poll_accept(cx).map(Some)
+        });
+        match next.await {
+            None => {
+                // Every request has ended; GOAWAY, and what is still on the way here is the gateway's to repeat.
+                leaving = true;
+                connection.graceful_shutdown();
+                session.phase.send_replace(Phase::Leaving);
+            }
+            Some(Some(accepted)) => {
+                let (request, respond) = accepted?;
+                dispatch(session, request, respond);
+            }
+            Some(None) => return Ok(()),
+        }
+    }
+}
+
+/// Resolves when this tunnel has been asked to end and no request is left on it.
+async fn drained(session: &Session) {
+    let mut phase = session.phase.subscribe();
+    let mut stop = session.stop.clone();
+    {
+        let asked_by_gateway = pin!(phase.wait_for(|phase| *phase >= Phase::GatewayDrains));
+        let asked_by_us = pin!(stop.wait_for(|stop| *stop));
+        futures_util::future::select(asked_by_gateway, asked_by_us).await;
+    }
+    // The gateway needs a moment to hear that no more should come; requests until then are served.
+    runtime::sleep(DRAIN_TICK).await;
+    while session.slots.in_use() > 0 {
+        runtime::sleep(DRAIN_TICK).await;
+    }
+}
+
+fn dispatch(session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let session = Rc::clone(session);
+    if request.uri().authority().map(Authority::as_str) == Some(control::AUTHORITY) {
+        runtime::spawn(async move { converse(&session, request, respond).await });
+        return;
+    }
+    match session.slots.take() {
+        Some(slot) => {
+            runtime::spawn(async move { forward::forward(&session.pool, slot, request, respond).await });
+        }
+        None => forward::refuse(&mut respond, &ForwardError::concurrency_limit()),
+    }
+}
+
+/// Serves the control stream.
+async fn converse(session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let Ok(sender) = respond.send_response(Response::new(()), false) else { return };
+    let hears = hear(session, request.into_body());
+    let tells = tell(session, sender);
+    futures_util::future::select(pin!(hears), pin!(tells)).await;
+}
+
+async fn hear(session: &Session, mut body: RecvStream) {
+    let mut decoder = Decoder::default();
+    while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(&mut body, cx)).await {
+        stream::release(&mut body, data.len());
+        decoder.push(&data);
+        loop {
+            let phase = match decoder.next_message() {
+                Ok(Some(ToAgent::Ready { agent_id, generation })) => {
+                    tracing::info!(agent_id, generation, "tunnel ready");
+                    Phase::Ready
+                }
+                Ok(Some(ToAgent::Drain)) => Phase::GatewayDrains,
+                Ok(Some(ToAgent::Replaced)) => Phase::Replaced,
+                Ok(None) => break,
+                Err(error) => return tracing::warn!(%error, "control stream"),
+            };
+            session.phase.send_if_modified(|now| phase > *now && std::mem::replace(now, phase) != phase);
+        }
+    }
+}
+
+/// Reports the slots when they have changed, and that we are stopping. Returns when the tunnel is to end.
+async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
+    let mut stop = session.stop.clone();
+    let mut reported = None;
+    loop {
+        let now = (session.slots.in_use(), session.pool.idle());
+        if reported != Some(now) {
+            reported = Some(now);
+            let statistics = ToGateway::Statistics {
+                slots: session.slots.total(),
+                slots_in_use: now.0,
+                backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
+            };
+            send(&mut sender, &statistics);
+        }
+        session.pool.prune();
+        let stopping = pin!(stop.wait_for(|stop| *stop));
+        let tick = pin!(runtime::sleep(STATISTICS_INTERVAL));
+        if let futures_util::future::Either::Left(_) = futures_util::future::select(stopping, tick).await {
+            send(&mut sender, &ToGateway::Drain);
+            break;
+        }
+    }
+    let mut phase = session.phase.subscribe();
+    // An error means that the session is gone, which is an end too.
+    let _ = phase.wait_for(|phase| *phase >= Phase::Leaving).await;
+}
+
+fn send(sender: &mut SendStream<Bytes>, message: &ToGateway) {
+    if let Ok(line) = control::encode(message) {
+        // Fails when the tunnel has ended; whoever serves it sees that.
+        let _ = sender.send_data(line, false);
+    }
+}

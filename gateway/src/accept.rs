@@ -1,0 +1,161 @@
+//! Connections in: accept, read the ClientHello, decide which worker serves, shake hands, serve.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gw_shared::net::socket::stop_accepting;
+use gw_shared::net::tls::{ClientHello, Greeting};
+use gw_shared::net::{Socket, TlsStream};
+use gw_shared::{runtime, tunnel as protocol};
+use monoio::net::{TcpListener, TcpStream};
+
+use crate::caller;
+use crate::config::HandOver;
+use crate::connections::Registered;
+use crate::hostname::Destination;
+use crate::limits;
+use crate::mailbox::Message;
+use crate::ownership::{self, WorkerId};
+use crate::tunnel;
+use crate::worker::Core;
+
+/// Pause after an accept that failed for lack of descriptors or memory: trying again at once fails again.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// A worker's listening socket.
+pub(crate) struct Acceptor(TcpListener);
+
+impl Acceptor {
+    pub(crate) fn new(listener: std::net::TcpListener) -> io::Result<Self> {
+        // On epoll, monoio calls accept(2) itself and expects it not to block; on io_uring a listener that does not
+        // block would fail with EAGAIN instead of waiting.
+        listener.set_nonblocking(runtime::is_epoll())?;
+        TcpListener::from_std(listener).map(Self)
+    }
+
+    /// Makes [`accept_all`] return.
+    pub(crate) fn stop(&self) {
+        stop_accepting(&self.0);
+    }
+}
+
+/// A connection on its way to the worker that owns its service, with what was received of it.
+pub(crate) struct Arrival {
+    fd: OwnedFd,
+    received: Bytes,
+    hello: ClientHello,
+    peer: SocketAddr,
+}
+
+/// Accepts until the listener is shut down. One accept at a time, awaited to its end: a cancelled one leaks its socket.
+pub(crate) async fn accept_all(core: Rc<Core>) {
+    loop {
+        match core.acceptor().0.accept().await {
+            Ok((stream, peer)) => {
+                core.counters.accepted.increment();
+                let core = Rc::clone(&core);
+                runtime::spawn(async move { greet(core, stream, peer).await });
+            }
+            Err(_) if core.is_draining() => return,
+            Err(error) => {
+                core.counters.accept_errors.increment();
+                // The peer gave up between its handshake and our accept; everything else is a shortage.
+                if error.kind() != io::ErrorKind::ConnectionAborted {
+                    tracing::warn!(%error, "accepting connections fails");
+                    runtime::sleep(ACCEPT_BACKOFF).await;
+                }
+            }
+        }
+    }
+}
+
+/// Reads the ClientHello of a new connection and finds it a worker.
+async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
+    let Ok(socket) = Socket::new(stream) else { return };
+    let Some(registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
+        core.counters.shed.increment();
+        return;
+    };
+    let greeting = match Greeting::read(socket).await {
+        Ok(greeting) => greeting,
+        Err(error) => return handshake_failed(&core, peer, &error),
+    };
+    let Some(owner) = worker_for(&core, &greeting.hello) else {
+        return welcome(core, greeting, peer, registered).await;
+    };
+    drop(registered);
+    hand_over(core, owner, greeting, peer).await;
+}
+
+/// The other worker that should have this connection, if any.
+fn worker_for(core: &Core, hello: &ClientHello) -> Option<WorkerId> {
+    let Destination::Tenant(label) = core.region.destination(hello.server_name.as_deref()?) else { return None };
+    let owner = match core.directory().service(&label) {
+        Some(service) => service.owner,
+        None => ownership::owner(hello.server_name.as_deref()?, core.workers()),
+    };
+    if owner == core.id {
+        return None;
+    }
+    let busier = core.busy_per_mille(owner).saturating_sub(core.busy_per_mille(core.id));
+    let wanted = match core.hand_over {
+        _ if is_tunnel(hello) => true,
+        HandOver::Always => true,
+        HandOver::Never => false,
+        HandOver::Auto => busier < limits::HAND_OVER_BUSY_MARGIN,
+    };
+    wanted.then_some(owner)
+}
+
+async fn hand_over(core: Rc<Core>, owner: WorkerId, greeting: Greeting, peer: SocketAddr) {
+    let Greeting { socket, received, hello } = greeting;
+    let Some(fd) = socket.into_fd() else { return };
+    let arrival = Box::new(Arrival { fd, received, hello, peer });
+    match core.mailbox(owner).post(Message::Connection(arrival)) {
+        Ok(()) => core.counters.handed_over.increment(),
+        // No room there: the connection is served here and its requests cross. A tunnel cannot be: it is dropped, and
+        // its agent tries again.
+        Err(Message::Connection(arrival)) if !is_tunnel(&arrival.hello) => take_over(core, *arrival).await,
+        Err(_) => core.counters.shed.increment(),
+    }
+}
+
+/// Serves a connection whose ClientHello another worker read.
+pub(crate) async fn take_over(core: Rc<Core>, arrival: Arrival) {
+    let Arrival { fd, received, hello, peer } = arrival;
+    let Ok(socket) = Socket::from_fd(fd) else { return };
+    let Some(registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
+        core.counters.shed.increment();
+        return;
+    };
+    welcome(core, Greeting { socket, received, hello }, peer, registered).await;
+}
+
+/// Shakes hands and serves, as what the ClientHello asked to be.
+async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, registered: Registered) {
+    let tunnel = is_tunnel(&greeting.hello);
+    let certificates = core.certificates();
+    let config = if tunnel { &certificates.tunnel } else { &certificates.public };
+    let stream: TlsStream = match greeting.accept(config.clone()).await {
+        Ok(stream) => stream,
+        Err(error) => return handshake_failed(&core, peer, &error),
+    };
+    if tunnel {
+        tunnel::handshake::serve(core, stream, peer, registered).await;
+    } else {
+        caller::h1::serve(core, stream, peer.ip(), registered).await;
+    }
+}
+
+fn is_tunnel(hello: &ClientHello) -> bool {
+    hello.alpn.iter().any(|protocol| protocol == protocol::ALPN)
+}
+
+fn handshake_failed(core: &Core, peer: SocketAddr, error: &io::Error) {
+    core.counters.handshake_failures.increment();
+    tracing::debug!(%peer, %error, "TLS handshake failed");
+}

@@ -1,0 +1,312 @@
+//! Callers that speak HTTP/1.1 (RFC 9112).
+
+use std::cell::Cell;
+use std::io::IoSlice;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use gw_shared::http::body::{self, BodyDecoder};
+use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, Version};
+use gw_shared::http::{InvalidHead, Part};
+use gw_shared::net::TlsStream;
+use http::header::{self, HeaderMap};
+use http::{Method, StatusCode};
+
+use super::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::connections::Registered;
+use crate::error::Error;
+use crate::exchange::ResponseHead;
+use crate::limits;
+use crate::relay::{self, Outcome};
+use crate::worker::Core;
+
+/// Largest rest of a request body that is read and thrown away to keep a connection, in bytes.
+const DISCARD_MAX: u64 = 64 * 1024;
+
+/// Serves one connection until either side ends it: requests one after another, answered in order.
+pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
+    let mut buffer = BytesMut::new();
+    registered.expect_by(Instant::now() + limits::HEAD);
+    loop {
+        let head = match read_head(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
+            Ok(Some(head)) => head,
+            Ok(None) => break,
+            Err(invalid) => {
+                return refuse_and_close(&core, &stream, &Error::invalid_head(invalid), &registered).await;
+            }
+        };
+        registered.busy();
+        match serve_request(&core, &stream, &mut buffer, head, peer).await {
+            Next::KeepAlive if !core.is_draining() => {}
+            Next::KeepAlive => break,
+            Next::Close => return linger(&stream, &registered).await,
+            // Dropped without close_notify: the caller sees that the response was cut short.
+            Next::Abort => return,
+        }
+        registered.idle_until(Instant::now() + limits::IDLE);
+    }
+    // The caller may be gone already.
+    let _ = stream.close().await;
+}
+
+/// What becomes of a connection after a request.
+enum Next {
+    KeepAlive,
+    /// The response is whole; what the caller still sends is of no use.
+    Close,
+    Abort,
+}
+
+/// Reads one request head; `None` when the caller has nothing more to ask, or took too long to.
+pub(crate) async fn read_head(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    registered: &Registered,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, InvalidHead> {
+    let mut scanner = HeadScanner::default();
+    let mut begun = false;
+    loop {
+        if let Some(end) = scanner.find_end(buffer, head_limits)? {
+            let head = buffer.split_to(end).freeze();
+            return head::parse_request(&head, head_limits).map(Some);
+        }
+        if buffer.is_empty() {
+            // An idle connection keeps no buffer.
+            *buffer = BytesMut::new();
+        } else if !begun {
+            begun = true;
+            registered.expect_by(Instant::now() + limits::HEAD);
+        }
+        match std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Ok(None),
+        }
+    }
+}
+
+async fn serve_request(
+    core: &Rc<Core>,
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    head: RequestHead,
+    peer: IpAddr,
+) -> Next {
+    let response_begun = Cell::new(false);
+    let mut body = Body {
+        stream,
+        buffer,
+        decoder: BodyDecoder::new(head.framing),
+        continue_expected: head.expects_continue,
+        response_begun: &response_begun,
+    };
+    let mut response = Response {
+        stream,
+        version: head.version,
+        is_head: head.method == Method::HEAD,
+        keep_alive: head.keep_alive && !core.is_draining(),
+        framing: Framing::None,
+        out: Vec::new(),
+        begun: &response_begun,
+    };
+    let outcome = relay::relay(core, head, peer, &mut body, &mut response).await;
+    let keep_alive = response.keep_alive;
+    match outcome {
+        Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
+        Outcome::Complete => Next::Close,
+        Outcome::Cut | Outcome::CallerGone => Next::Abort,
+    }
+}
+
+/// Answers before a request could be understood, and closes: nothing after it can be trusted to be a request.
+pub(crate) async fn refuse_and_close(core: &Rc<Core>, stream: &TlsStream, error: &Error, registered: &Registered) {
+    core.counters.refused(error);
+    let begun = Cell::new(false);
+    let mut response = Response {
+        stream,
+        version: Version::Http11,
+        is_head: false,
+        keep_alive: false,
+        framing: Framing::None,
+        out: Vec::new(),
+        begun: &begun,
+    };
+    registered.expect_by(Instant::now() + limits::LINGER);
+    // The caller may not wait for the answer; the connection closes either way.
+    let _ = response.whole(error.response(core.ids.next_id())).await;
+    linger(stream, registered).await;
+}
+
+/// Closes after a response to a request that was not read to its end: what still arrives is thrown away for a while,
+/// because closing with unread data resets the connection and can take the response with it (RFC 9112 §9.6).
+async fn linger(stream: &TlsStream, registered: &Registered) {
+    registered.expect_by(Instant::now() + limits::LINGER);
+    if stream.close().await.is_err() {
+        return;
+    }
+    let (mut scratch, mut discarded) = ([0; 4096], 0);
+    while let Ok(read @ 1..) = std::future::poll_fn(|cx| stream.poll_read(cx, &mut scratch)).await {
+        discarded += read;
+        if discarded > limits::LINGER_BYTES {
+            return;
+        }
+    }
+}
+
+/// A request body, and the watch on its caller.
+struct Body<'a> {
+    stream: &'a TlsStream,
+    buffer: &'a mut BytesMut,
+    decoder: BodyDecoder,
+    /// The caller waits for `100 Continue`.
+    continue_expected: bool,
+    response_begun: &'a Cell<bool>,
+}
+
+impl Body<'_> {
+    /// Reads the rest of the body away if that is cheaper than a new connection; whether the next request can follow.
+    async fn discard(&mut self) -> bool {
+        if self.continue_expected && !self.decoder.is_done() {
+            return false;
+        }
+        while !self.decoder.is_done() {
+            if self.decoder.remaining().is_none_or(|rest| rest > DISCARD_MAX) || self.part().await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, BodyError>> {
+        loop {
+            if let Some(part) = self.decoder.decode(self.buffer).map_err(BodyError::Malformed)? {
+                return Poll::Ready(Ok(part));
+            }
+            match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
+            }
+        }
+    }
+
+    /// Reads ahead a little, to see the end of the connection behind what was pipelined.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
+        while self.buffer.len() < limits::READ_AHEAD {
+            match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(CallerGone),
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl RequestBody for Body<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        if self.continue_expected && !self.response_begun.get() {
+            self.continue_expected = false;
+            let mut line = [IoSlice::new(b"HTTP/1.1 100 Continue\r\n\r\n")];
+            self.stream.write_all(&mut line).await.map_err(|_| BodyError::Gone)?;
+            self.stream.flush().await.map_err(|_| BodyError::Gone)?;
+        }
+        std::future::poll_fn(|cx| self.poll_part(cx)).await
+    }
+
+    fn is_done(&self) -> bool {
+        self.decoder.is_done()
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        std::future::poll_fn(|cx| self.poll_gone(cx)).await
+    }
+}
+
+/// The response to one request.
+struct Response<'a> {
+    stream: &'a TlsStream,
+    version: Version,
+    is_head: bool,
+    /// The connection can take another request after this response.
+    keep_alive: bool,
+    framing: Framing,
+    /// Head and other small pieces, until they leave together with what follows them.
+    out: Vec<u8>,
+    begun: &'a Cell<bool>,
+}
+
+impl Response<'_> {
+    fn framing_of(&self, head: &ResponseHead) -> Framing {
+        let bodiless = self.is_head || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        match (length, self.version) {
+            _ if bodiless => Framing::None,
+            (Some(length), _) => Framing::Length(length),
+            (None, _) if !head.has_body => Framing::Length(0),
+            (None, Version::Http11) => Framing::Chunked,
+            (None, Version::Http10) => Framing::UntilClose,
+        }
+    }
+
+    async fn write(&mut self, data: &[u8]) -> Result<(), CallerGone> {
+        let mut size = [0; 18];
+        let (start, end): (&[u8], &[u8]) = if self.framing == Framing::Chunked {
+            (body::chunk_start(data.len(), &mut size), body::CHUNK_END)
+        } else {
+            (&[], &[])
+        };
+        let mut pieces = [&self.out, start, data, end].map(IoSlice::new);
+        self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+        self.out.clear();
+        Ok(())
+    }
+}
+
+impl ResponseSink for Response<'_> {
+    async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+        self.begun.set(true);
+        self.framing = self.framing_of(&head);
+        if head.status == StatusCode::NO_CONTENT {
+            head.headers.remove(header::CONTENT_LENGTH);
+        }
+        self.keep_alive &= self.framing != Framing::UntilClose;
+        let connection = match (self.keep_alive, self.version) {
+            (false, _) => Some("close"),
+            (true, Version::Http10) => Some("keep-alive"),
+            (true, Version::Http11) => None,
+        };
+        self.out.reserve(512);
+        head::write_response(&mut self.out, head.status, &head.headers, self.framing, connection);
+        Ok(())
+    }
+
+    async fn data(&mut self, data: Bytes) -> Result<(), CallerGone> {
+        // An empty chunk would be the last; a response without a body has nothing to put data into.
+        if data.is_empty() || self.framing == Framing::None {
+            return Ok(());
+        }
+        self.write(&data).await
+    }
+
+    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+        if self.framing == Framing::Chunked {
+            body::write_last_chunk(&mut self.out, trailers.as_ref());
+        }
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        if !self.out.is_empty() {
+            let mut pieces = [IoSlice::new(&self.out)];
+            self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+            self.out.clear();
+        }
+        self.stream.flush().await.map_err(|_| CallerGone)
+    }
+
+    fn has_begun(&self) -> bool {
+        self.begun.get()
+    }
+}

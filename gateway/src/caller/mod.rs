@@ -1,0 +1,51 @@
+//! Callers: whatever HTTP version they speak, the relay sees a request head, a [`RequestBody`] and a [`ResponseSink`].
+
+pub(crate) mod h1;
+
+use bytes::Bytes;
+use gw_shared::http::{InvalidBody, Part};
+use http::{HeaderMap, Response};
+
+use crate::exchange::ResponseHead;
+
+/// The caller closed the connection, or cannot be written to any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallerGone;
+
+/// Why a request body ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyError {
+    Gone,
+    Malformed(InvalidBody),
+}
+
+/// The body of a request as it arrives.
+pub(crate) trait RequestBody {
+    /// The next part; [`Part::End`] again and again once it is complete.
+    async fn part(&mut self) -> Result<Part, BodyError>;
+    /// Nothing more will come: the part just returned was the last.
+    fn is_done(&self) -> bool;
+    /// Resolves when the caller is gone, and not before. Can be dropped and called again.
+    async fn gone(&mut self) -> CallerGone;
+}
+
+/// Where the response to one request is written.
+pub(crate) trait ResponseSink {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
+    async fn data(&mut self, data: Bytes) -> Result<(), CallerGone>;
+    /// Completes the response and sends what is left of it.
+    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone>;
+    /// Sends what was written so far.
+    async fn flush(&mut self) -> Result<(), CallerGone>;
+    /// A final head has been written: it is too late for another response.
+    fn has_begun(&self) -> bool;
+
+    /// Writes a whole response of ours.
+    async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
+        let (parts, body) = response.into_parts();
+        let head = ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty() };
+        self.head(head).await?;
+        self.data(body.into()).await?;
+        self.end(None).await
+    }
+}

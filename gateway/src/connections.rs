@@ -1,0 +1,161 @@
+//! The connections of one worker: how many, what each must do by when, and which can be closed for a drain.
+//!
+//! One sweep a tick over all of them instead of a timer each: setting a deadline is a store.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use gw_shared::net::Closer;
+use slab::Slab;
+
+use crate::limits;
+
+/// All connections of a worker, up to a limit.
+pub(crate) struct Connections {
+    entries: RefCell<Slab<Rc<Entry>>>,
+    limit: usize,
+}
+
+struct Entry {
+    closer: Closer,
+    deadline: Cell<Option<Instant>>,
+    /// No request is being served.
+    idle: Cell<bool>,
+    /// Told to stop once; aborted if the next deadline passes too.
+    stopping: Cell<bool>,
+}
+
+/// A connection's place in the table; gives it back when dropped.
+pub(crate) struct Registered {
+    connections: Rc<Connections>,
+    key: usize,
+    entry: Rc<Entry>,
+}
+
+impl Connections {
+    pub(crate) fn new(limit: usize) -> Rc<Self> {
+        Rc::new(Self { entries: RefCell::default(), limit })
+    }
+
+    /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
+    pub(crate) fn register(self: &Rc<Self>, closer: Closer, deadline: Instant) -> Option<Registered> {
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() >= self.limit {
+            return None;
+        }
+        let entry = Rc::new(Entry {
+            closer,
+            deadline: Cell::new(Some(deadline)),
+            idle: Cell::new(true),
+            stopping: Cell::new(false),
+        });
+        let key = entries.insert(Rc::clone(&entry));
+        Some(Registered { connections: Rc::clone(self), key, entry })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    /// Ends what has missed its deadline: first by ending its input, which lets it say goodbye, then the hard way.
+    pub(crate) fn sweep(&self, now: Instant) {
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.deadline.get().is_some_and(|deadline| deadline <= now) {
+                entry.stop(now);
+            }
+        }
+    }
+
+    /// Ends the connections that no request is running on.
+    pub(crate) fn close_idle(&self, now: Instant) {
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.idle.get() && !entry.stopping.get() {
+                entry.stop(now);
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn stop(&self, now: Instant) {
+        if self.stopping.replace(true) {
+            self.closer.abort();
+        } else {
+            self.closer.stop_reading();
+            self.deadline.set(Some(now + limits::LINGER));
+        }
+    }
+}
+
+impl Registered {
+    /// Something is to arrive by `deadline`.
+    pub(crate) fn expect_by(&self, deadline: Instant) {
+        self.entry.deadline.set(Some(deadline));
+    }
+
+    /// No request is running; one may begin until `deadline`.
+    pub(crate) fn idle_until(&self, deadline: Instant) {
+        self.entry.idle.set(true);
+        self.entry.deadline.set(Some(deadline));
+    }
+
+    /// A request is running, for as long as it takes.
+    pub(crate) fn busy(&self) {
+        self.entry.idle.set(false);
+        self.entry.deadline.set(None);
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.connections.entries.borrow_mut().remove(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_and_places_come_back() {
+        with_socket(|socket| {
+            let connections = Connections::new(1);
+            let first = connections.register(socket.closer(), Instant::now());
+            assert!(first.is_some() && connections.register(socket.closer(), Instant::now()).is_none());
+            drop(first);
+            assert_eq!(connections.len(), 0);
+            assert!(connections.register(socket.closer(), Instant::now()).is_some());
+        });
+    }
+
+    #[test]
+    fn deadlines_pass_on_virtual_time_and_running_requests_have_none() {
+        with_socket(|socket| {
+            let (connections, start) = (Connections::new(1), Instant::now());
+            let second = Duration::from_secs(1);
+            let registered = connections.register(socket.closer(), start + second).unwrap();
+            connections.sweep(start);
+            assert!(!registered.entry.stopping.get());
+            registered.busy();
+            connections.sweep(start + 100 * second);
+            connections.close_idle(start + 100 * second);
+            assert!(!registered.entry.stopping.get());
+            registered.idle_until(start + 200 * second);
+            connections.close_idle(start + 101 * second);
+            assert!(registered.entry.stopping.get());
+            assert_eq!(registered.entry.deadline.get(), Some(start + 101 * second + limits::LINGER));
+        });
+    }
+
+    fn with_socket(test: impl FnOnce(&Socket) + 'static) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        Driver::choose().unwrap().block_on(async move { test(&Socket::connect(address).await.unwrap()) }).unwrap();
+    }
+}

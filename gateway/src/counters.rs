@@ -1,0 +1,105 @@
+//! What a worker counts. Its own, unshared; merged when somebody asks.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::ownership::WorkerId;
+use crate::relay::Outcome;
+
+/// A count that only its own worker touches.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(Cell<u64>);
+
+impl Counter {
+    pub(crate) fn increment(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) requests: Counter,
+    pub(crate) crossings: Counter,
+    pub(crate) accepted: Counter,
+    pub(crate) handed_over: Counter,
+    pub(crate) shed: Counter,
+    pub(crate) accept_errors: Counter,
+    pub(crate) handshake_failures: Counter,
+    complete: Counter,
+    cut: Counter,
+    caller_gone: Counter,
+    refused: RefCell<BTreeMap<&'static str, u64>>,
+}
+
+impl Counters {
+    pub(crate) fn ended(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Complete => self.complete.increment(),
+            Outcome::Cut => self.cut.increment(),
+            Outcome::CallerGone => self.caller_gone.increment(),
+        }
+    }
+
+    pub(crate) fn refused(&self, error: &Error) {
+        let (_, _, code, _) = error.outcome();
+        *self.refused.borrow_mut().entry(code).or_default() += 1;
+    }
+
+    pub(crate) fn totals(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::from([
+            ("requests", self.requests.value()),
+            ("requests_complete", self.complete.value()),
+            ("requests_cut", self.cut.value()),
+            ("requests_caller_gone", self.caller_gone.value()),
+            ("requests_crossing", self.crossings.value()),
+            ("connections_accepted", self.accepted.value()),
+            ("connections_handed_over", self.handed_over.value()),
+            ("connections_shed", self.shed.value()),
+            ("accept_errors", self.accept_errors.value()),
+            ("handshake_failures", self.handshake_failures.value()),
+            ("task_panics", gw_shared::runtime::contained_panics()),
+        ])
+    }
+
+    pub(crate) fn refusals(&self) -> BTreeMap<&'static str, u64> {
+        self.refused.borrow().clone()
+    }
+}
+
+/// Where a worker's report goes.
+pub(crate) type Scrape = crossbeam_channel::Sender<WorkerReport>;
+
+/// One worker's counters and state at one moment.
+#[derive(Debug, Clone)]
+pub struct WorkerReport {
+    pub worker: WorkerId,
+    pub totals: BTreeMap<&'static str, u64>,
+    pub refusals: BTreeMap<&'static str, u64>,
+    pub connections: usize,
+    pub crossings_served: usize,
+    pub busy_per_mille: u32,
+    pub tunnels: Vec<TunnelReport>,
+}
+
+/// A live tunnel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TunnelReport {
+    pub service: String,
+    pub agent_id: String,
+    pub generation: u64,
+    pub worker: usize,
+    pub age_seconds: u64,
+    /// Requests that the gateway has open on it.
+    pub in_flight: usize,
+    /// As the agent last reported them; `None` until it has.
+    pub slots: Option<u32>,
+    pub slots_in_use: Option<u32>,
+    pub draining: bool,
+}

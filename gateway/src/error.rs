@@ -1,0 +1,240 @@
+//! Everything that a request can be refused for, and the one mapping to what the caller sees.
+
+use std::time::Duration;
+
+use gw_shared::error_body::{self, ErrorBody, ErrorDetail};
+use gw_shared::http::InvalidHead;
+use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_STATUS};
+use gw_shared::id::RequestId;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+
+/// Who has to change something for the request to succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    Caller,
+    /// Credentials, keys or the service's settings.
+    Policy,
+    Agent,
+    Backend,
+    Gateway,
+}
+
+/// Why a request was not relayed, or stopped being.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("Rate limit exceeded")]
+    RateLimited { retry_after: Duration },
+    #[error("send X-Gw-Authorization: Bearer <token> or X-Gw-Service-Key: gw_sk_<id>.<secret>")]
+    AuthRequired,
+    #[error("send X-Gw-Authorization or X-Gw-Service-Key, one of them, once")]
+    AuthAmbiguous,
+    #[error("this service does not accept {0}")]
+    AuthModeNotAllowed(&'static str),
+    #[error("the access token is not valid here: {0}")]
+    TokenInvalid(&'static str),
+    #[error("no such service key, or wrong secret")]
+    ServiceKeyInvalid,
+    #[error("this service key does not allow this service")]
+    ServiceKeyNotAllowed,
+    #[error("no service has this hostname")]
+    ServiceNotFound,
+    #[error("this service is disabled")]
+    ServiceDisabled,
+    #[error("{0}")]
+    HeadersTooLarge(InvalidHead),
+    #[error("the tunnel was lost before the response began")]
+    TunnelLost,
+    #[error("the agent answered with something that is not HTTP")]
+    TunnelProtocol,
+    #[error("Concurrent backend request limit exceeded")]
+    AgentConcurrencyLimit,
+    #[error("{0}")]
+    AgentForward(AgentForwardError),
+    #[error("no active tunnel: the agent of this service is offline or reconnecting")]
+    AgentUnavailable,
+    #[error("not valid HTTP: {0}")]
+    BadRequest(String),
+    #[error("this host is not served here")]
+    Misdirected,
+    #[error("nothing is served at this path; see the README for the platform's endpoints")]
+    PathNotFound,
+    #[error("the gateway is {0}; try again")]
+    Overloaded(&'static str),
+    #[error("a tunnel needs a client certificate issued by this gateway")]
+    AgentCertificateRequired,
+    #[error("this agent is unknown or revoked")]
+    AgentRevoked,
+    #[error("this agent may not serve {0}")]
+    AgentNotAllowed(String),
+    #[error("{0}")]
+    VersionMismatch(String),
+}
+
+/// What an agent says of a forward that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct AgentForwardError {
+    code: &'static str,
+    message: String,
+}
+
+impl AgentForwardError {
+    const CODES: [&'static str; 4] =
+        ["GW_BACKEND_UNREACHABLE", "GW_BACKEND_TLS", "GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"];
+}
+
+impl Error {
+    /// The error that an agent reported by `code`. Codes are a closed set: an agent cannot make up others.
+    pub(crate) fn from_agent(code: &str, message: &str) -> Self {
+        if code == "GW_AGENT_CONCURRENCY_LIMIT" {
+            return Self::AgentConcurrencyLimit;
+        }
+        match AgentForwardError::CODES.into_iter().find(|known| *known == code) {
+            Some(code) => Self::AgentForward(AgentForwardError { code, message: message.to_owned() }),
+            None => Self::TunnelProtocol,
+        }
+    }
+
+    pub(crate) fn invalid_head(error: InvalidHead) -> Self {
+        if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
+    }
+
+    /// Status, `X-Gw-Status`, code and fault of each error: the whole table, in one place.
+    pub fn outcome(&self) -> (StatusCode, &'static str, &'static str, Fault) {
+        use Fault::{Agent, Backend, Caller, Gateway, Policy};
+        const DENIED: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AuthDenied");
+        const POLICY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "PolicyDenied");
+        const RELAY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "RelayError");
+        const AGENT: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AgentError");
+        let ((status, gw_status), code, fault) = match self {
+            Self::RateLimited { .. } => {
+                ((StatusCode::TOO_MANY_REQUESTS, "RateLimited"), "GW_RATE_LIMIT_EXCEEDED", Caller)
+            }
+            Self::AuthRequired => (DENIED, "GW_AUTH_REQUIRED", Caller),
+            Self::AuthAmbiguous => (DENIED, "GW_AUTH_AMBIGUOUS", Caller),
+            Self::AuthModeNotAllowed(_) => (DENIED, "GW_AUTH_MODE_NOT_ALLOWED", Policy),
+            Self::TokenInvalid(_) => (DENIED, "GW_TOKEN_INVALID", Caller),
+            Self::ServiceKeyInvalid => (DENIED, "GW_SERVICE_KEY_INVALID", Caller),
+            Self::ServiceKeyNotAllowed => (DENIED, "GW_SERVICE_KEY_NOT_ALLOWED", Policy),
+            Self::ServiceNotFound => (POLICY, "GW_SERVICE_NOT_FOUND", Policy),
+            Self::ServiceDisabled => (POLICY, "GW_SERVICE_DISABLED", Policy),
+            Self::HeadersTooLarge(_) => ((StatusCode::BAD_GATEWAY, "HeadersTooLarge"), "GW_HEADERS_TOO_LARGE", Caller),
+            Self::TunnelLost | Self::TunnelProtocol => (RELAY, "GW_RELAY_ERROR", Agent),
+            Self::AgentConcurrencyLimit => (AGENT, "GW_AGENT_CONCURRENCY_LIMIT", Agent),
+            Self::AgentForward(error) => (AGENT, error.code, Backend),
+            Self::AgentUnavailable => ((StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"), "AGENT_UNAVAILABLE", Agent),
+            Self::BadRequest(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_BAD_REQUEST", Caller),
+            Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), "GW_MISDIRECTED", Caller),
+            Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), "GW_NOT_FOUND", Caller),
+            Self::Overloaded(_) => ((StatusCode::SERVICE_UNAVAILABLE, "Overloaded"), "GW_OVERLOADED", Gateway),
+            Self::AgentCertificateRequired => {
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CERTIFICATE_REQUIRED", Agent)
+            }
+            Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_REVOKED", Policy),
+            Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), "GW_AGENT_NOT_ALLOWED", Policy),
+            Self::VersionMismatch(_) => ((StatusCode::UPGRADE_REQUIRED, "AgentDenied"), "GW_VERSION_MISMATCH", Agent),
+        };
+        (status, gw_status, code, fault)
+    }
+
+    /// Whole seconds for `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), where it applies.
+    fn retry_after_seconds(&self) -> Option<u64> {
+        match self {
+            Self::RateLimited { retry_after } => {
+                Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
+            }
+            Self::Overloaded(_) => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The response that says so.
+    pub(crate) fn response(&self, request_id: RequestId) -> Response<Vec<u8>> {
+        let (status, gw_status, code, _) = self.outcome();
+        let body = ErrorBody {
+            error: ErrorDetail { code: code.into(), message: self.to_string(), request_id: request_id.to_string() },
+        };
+        // Three strings always serialize.
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let mut headers = HeaderMap::with_capacity(8);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(error_body::CONTENT_TYPE));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.insert(X_GW_STATUS, HeaderValue::from_static(gw_status));
+        headers.insert(X_GW_REQUEST_ID, request_id_value(request_id));
+        if let Some(seconds) = self.retry_after_seconds() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        let mut response = Response::new(body);
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        response
+    }
+}
+
+/// The value of `X-Gw-Request-Id`.
+pub(crate) fn request_id_value(id: RequestId) -> HeaderValue {
+    let mut buffer = [0; 36];
+    // Hexadecimal digits and hyphens are always a valid value.
+    HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::id::RequestIds;
+
+    use super::*;
+
+    #[test]
+    fn the_table_of_the_documentation() {
+        let status_of = |error: &Error| {
+            let (status, gw_status, code, _) = error.outcome();
+            format!("{} {gw_status} {code}", status.as_u16())
+        };
+        let table = [
+            (Error::RateLimited { retry_after: Duration::ZERO }, "429 RateLimited GW_RATE_LIMIT_EXCEEDED"),
+            (Error::AuthRequired, "502 AuthDenied GW_AUTH_REQUIRED"),
+            (Error::AuthAmbiguous, "502 AuthDenied GW_AUTH_AMBIGUOUS"),
+            (Error::AuthModeNotAllowed("tokens"), "502 AuthDenied GW_AUTH_MODE_NOT_ALLOWED"),
+            (Error::TokenInvalid("x"), "502 AuthDenied GW_TOKEN_INVALID"),
+            (Error::ServiceKeyInvalid, "502 AuthDenied GW_SERVICE_KEY_INVALID"),
+            (Error::ServiceKeyNotAllowed, "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
+            (Error::ServiceNotFound, "502 PolicyDenied GW_SERVICE_NOT_FOUND"),
+            (Error::ServiceDisabled, "502 PolicyDenied GW_SERVICE_DISABLED"),
+            (Error::HeadersTooLarge(InvalidHead::HeadTooLarge(1)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
+            (Error::TunnelLost, "502 RelayError GW_RELAY_ERROR"),
+            (Error::AgentConcurrencyLimit, "502 AgentError GW_AGENT_CONCURRENCY_LIMIT"),
+            (Error::from_agent("GW_BACKEND_UNREACHABLE", "x"), "502 AgentError GW_BACKEND_UNREACHABLE"),
+            (Error::from_agent("GW_BACKEND_TLS", "x"), "502 AgentError GW_BACKEND_TLS"),
+            (Error::from_agent("GW_BACKEND_RESET", "x"), "502 AgentError GW_BACKEND_RESET"),
+            (Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "x"), "502 AgentError GW_BACKEND_INVALID_RESPONSE"),
+            (Error::from_agent("GW_AUTH_REQUIRED", "forged"), "502 RelayError GW_RELAY_ERROR"),
+            (Error::AgentUnavailable, "504 AgentUnavailable AGENT_UNAVAILABLE"),
+            (Error::BadRequest(String::new()), "400 BadRequest GW_BAD_REQUEST"),
+            (Error::Misdirected, "421 Misdirected GW_MISDIRECTED"),
+            (Error::Overloaded("draining"), "503 Overloaded GW_OVERLOADED"),
+            (Error::VersionMismatch(String::new()), "426 AgentDenied GW_VERSION_MISMATCH"),
+        ];
+        for (error, expected) in table {
+            assert_eq!(status_of(&error), expected);
+        }
+    }
+
+    #[test]
+    fn retry_after_is_rounded_up_and_at_least_one() {
+        let seconds = |millis| Error::RateLimited { retry_after: Duration::from_millis(millis) }.retry_after_seconds();
+        assert_eq!([seconds(0), seconds(1), seconds(1000), seconds(1001)], [Some(1), Some(1), Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn the_body_names_the_request() {
+        let id = RequestIds::new().next_id();
+        let response = Error::RateLimited { retry_after: Duration::ZERO }.response(id);
+        let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!(body.error.request_id, id.to_string());
+        assert_eq!(response.headers()[X_GW_REQUEST_ID], id.to_string().as_str());
+        assert_eq!(body.error.message, "Rate limit exceeded");
+        assert_eq!(response.headers()[header::CONTENT_LENGTH], response.body().len().to_string().as_str());
+    }
+}

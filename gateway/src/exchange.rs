@@ -1,0 +1,287 @@
+//! One relayed request on its service's owner: the way up for its body and the way down for the response.
+//!
+//! On the owner itself both are the tunnel's stream. From another worker they are pipes to a task on the owner, which
+//! does there what would have been done here. Who relays does not see the difference.
+
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_shared::http::fields::{self, X_GW_AGENT_ERROR};
+use gw_shared::runtime;
+use gw_shared::tunnel::stream::{self, Received};
+use http::{HeaderMap, Request, StatusCode};
+
+use crate::auth::Authenticated;
+use crate::error::Error;
+use crate::limits;
+use crate::mailbox::Message;
+use crate::pipe::{self, Closed, Frame};
+use crate::tunnel::session::InFlight;
+use crate::worker::Core;
+
+/// Longest message of an agent's error that is passed on, in bytes.
+const AGENT_MESSAGE_MAX: usize = 1024;
+
+/// Head of a relayed response, fields cleaned for the next hop.
+#[derive(Debug)]
+pub(crate) struct ResponseHead {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// Data or trailers follow. Known before they arrive.
+    pub(crate) has_body: bool,
+}
+
+/// A request under way.
+pub(crate) struct Exchange {
+    pub(crate) upload: Upload,
+    pub(crate) response: PendingResponse,
+}
+
+/// Where the request body goes.
+pub(crate) enum Upload {
+    Tunnel(h2::SendStream<Bytes>),
+    Across(pipe::Sender),
+    /// The request has none; its stream was ended with its head.
+    None,
+}
+
+/// Where the response will come from.
+pub(crate) enum PendingResponse {
+    Tunnel(h2::client::ResponseFuture, InFlight),
+    Across(pipe::Receiver),
+}
+
+/// Where the response body comes from.
+pub(crate) enum Download {
+    Tunnel { body: h2::RecvStream, _in_flight: InFlight },
+    Across(pipe::Receiver),
+}
+
+/// A request on its way to the worker that owns its service.
+pub(crate) struct Crossing {
+    request: Authenticated,
+    head: Request<()>,
+    upload: Option<pipe::Receiver>,
+    response: pipe::Sender,
+}
+
+/// Admits the request and opens it on its service's tunnel, wherever those are.
+pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
+    let owner = request.service.owner;
+    if owner == core.id {
+        return open_here(core, request, head, has_body);
+    }
+    let (ours, theirs) = (core.mailbox(core.id), core.mailbox(owner));
+    let (upload_in, upload_out) = has_body.then(|| pipe::pipe(ours, theirs)).unzip();
+    let (response_in, response_out) = pipe::pipe(theirs, ours);
+    let crossing = Crossing { request, head, upload: upload_out, response: response_in };
+    theirs.post(Message::Relay(Box::new(crossing))).map_err(|_| Error::Overloaded("overloaded"))?;
+    core.counters.crossings.increment();
+    Ok(Exchange {
+        upload: upload_in.map_or(Upload::None, Upload::Across),
+        response: PendingResponse::Across(response_out),
+    })
+}
+
+fn open_here(core: &Core, request: Authenticated, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
+    let admitted = core.buckets.borrow_mut().admit(request, Instant::now())?;
+    let session = core.tunnels.borrow().pick(&admitted)?;
+    let (response, upload, in_flight) = session.open(head, !has_body)?;
+    Ok(Exchange {
+        upload: if has_body { Upload::Tunnel(upload) } else { Upload::None },
+        response: PendingResponse::Tunnel(response, in_flight),
+    })
+}
+
+/// The owner's part of a request that crosses.
+pub(crate) fn serve_crossing(core: &Rc<Core>, crossing: Crossing) {
+    if core.crossings_served.get() >= limits::CROSSING_RELAYS {
+        runtime::spawn(refuse_crossing(crossing.response, Error::Overloaded("overloaded")));
+        return;
+    }
+    core.crossings_served.set(core.crossings_served.get() + 1);
+    let served = ServedCrossing(Rc::clone(core));
+    runtime::spawn(async move {
+        let Crossing { request, head, upload, response } = crossing;
+        match open_here(&served.0, request, head, upload.is_some()) {
+            Ok(exchange) => carry(exchange, upload, response).await,
+            Err(error) => refuse_crossing(response, error).await,
+        }
+    });
+}
+
+/// Counts down however its task ends.
+struct ServedCrossing(Rc<Core>);
+
+impl Drop for ServedCrossing {
+    fn drop(&mut self) {
+        self.0.crossings_served.set(self.0.crossings_served.get() - 1);
+    }
+}
+
+async fn refuse_crossing(mut response: pipe::Sender, error: Error) {
+    // The caller's worker may have given up: then nobody needs to know.
+    let _ = response.send(Frame::Head(Box::new(Err(error)))).await;
+}
+
+/// Carries both bodies between pipes and tunnel until the response is complete or nobody wants it any more.
+async fn carry(exchange: Exchange, upload: Option<pipe::Receiver>, mut response: pipe::Sender) {
+    let up = async {
+        if let Some(body) = upload {
+            carry_up(body, exchange.upload).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let down = async {
+        // Complete or unwanted: what is left of the stream is dropped with this task, which resets it.
+        let _ = carry_down(exchange.response, &mut response).await;
+    };
+    select(std::pin::pin!(down), std::pin::pin!(up)).await;
+}
+
+async fn carry_up(mut body: pipe::Receiver, mut upload: Upload) {
+    loop {
+        let sent = match body.receive().await {
+            Ok(Frame::Data(data)) => upload.send(data, false).await,
+            Ok(Frame::Trailers(trailers)) => {
+                let _ = upload.finish(Some(trailers)).await;
+                return;
+            }
+            Ok(Frame::End) => {
+                let _ = upload.finish(None).await;
+                return;
+            }
+            Ok(Frame::Head(_)) => return,
+            Err(Closed) => {
+                upload.abort();
+                return;
+            }
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+async fn carry_down(response: PendingResponse, pipe: &mut pipe::Sender) -> Result<(), Closed> {
+    let head = or_closed(pipe, response.head()).await?;
+    let (head, download) = match head {
+        Ok((head, download)) => (Ok(head), Some(download)),
+        Err(error) => (Err(error), None),
+    };
+    pipe.send(Frame::Head(Box::new(head))).await?;
+    let Some(mut download) = download else { return Ok(()) };
+    loop {
+        let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await??;
+        let (bytes, last) = match &frame {
+            Frame::Data(data) => (data.len(), false),
+            Frame::End => (0, true),
+            Frame::Head(_) | Frame::Trailers(_) => (0, false),
+        };
+        pipe.send(frame).await?;
+        download.release(bytes);
+        if last {
+            return Ok(());
+        }
+    }
+}
+
+async fn or_closed<T>(pipe: &pipe::Sender, future: impl Future<Output = T>) -> Result<T, Closed> {
+    match select(std::pin::pin!(future), std::pin::pin!(pipe.closed())).await {
+        Either::Left((value, _)) => Ok(value),
+        Either::Right(((), _)) => Err(Closed),
+    }
+}
+
+impl Upload {
+    /// Sends data as fast as the agent takes it; with `last`, ends the body.
+    pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), Closed> {
+        match self {
+            Self::Tunnel(stream) => stream::send(stream, data, last).await.map_err(|_| Closed),
+            Self::Across(pipe) => {
+                pipe.send(Frame::Data(data)).await?;
+                if last { pipe.send(Frame::End).await } else { Ok(()) }
+            }
+            Self::None => Err(Closed),
+        }
+    }
+
+    pub(crate) async fn finish(&mut self, trailers: Option<HeaderMap>) -> Result<(), Closed> {
+        match self {
+            Self::Tunnel(stream) => stream::finish(stream, trailers).map_err(|_| Closed),
+            Self::Across(pipe) => pipe.send(trailers.map_or(Frame::End, Frame::Trailers)).await,
+            Self::None => Ok(()),
+        }
+    }
+
+    /// Tells the agent that the rest will not come: the backend must not take what it has for the whole.
+    pub(crate) fn abort(self) {
+        match self {
+            Self::Tunnel(mut stream) => stream.send_reset(h2::Reason::CANCEL),
+            // Dropped without an end, which says it.
+            Self::Across(_) | Self::None => {}
+        }
+    }
+}
+
+impl PendingResponse {
+    /// Waits for the head. No time limit: the backend may take as long as it likes.
+    pub(crate) async fn head(self) -> Result<(ResponseHead, Download), Error> {
+        match self {
+            Self::Tunnel(response, in_flight) => {
+                let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
+                if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
+                    let message = read_agent_message(&mut body).await;
+                    return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
+                }
+                let mut headers = parts.headers;
+                fields::remove_own(&mut headers);
+                let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream() };
+                Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
+            }
+            Self::Across(mut pipe) => match pipe.receive().await {
+                Ok(Frame::Head(head)) => Ok(((*head)?, Download::Across(pipe))),
+                Ok(_) | Err(Closed) => Err(Error::TunnelLost),
+            },
+        }
+    }
+}
+
+async fn read_agent_message(body: &mut h2::RecvStream) -> String {
+    let mut message = Vec::new();
+    while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await {
+        stream::release(body, data.len());
+        message.extend_from_slice(&data[..data.len().min(AGENT_MESSAGE_MAX - message.len())]);
+    }
+    String::from_utf8_lossy(&message).into_owned()
+}
+
+impl Download {
+    /// The next frame of the body. An error means that it was cut short.
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Closed>> {
+        match self {
+            Self::Tunnel { body, .. } => Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
+                Ok(Received::Data(data)) => Ok(Frame::Data(data)),
+                Ok(Received::Trailers(mut trailers)) => {
+                    fields::clean_trailers(&mut trailers);
+                    Ok(Frame::Trailers(trailers))
+                }
+                Ok(Received::End) => Ok(Frame::End),
+                Err(_) => Err(Closed),
+            }),
+            Self::Across(pipe) => pipe.poll_receive(cx),
+        }
+    }
+
+    /// Reports that `bytes` of the body were passed on, so that as many more may come.
+    pub(crate) fn release(&mut self, bytes: usize) {
+        match self {
+            Self::Tunnel { body, .. } if bytes > 0 => stream::release(body, bytes),
+            // A pipe gives credit when its frames are received.
+            Self::Tunnel { .. } | Self::Across(_) => {}
+        }
+    }
+}

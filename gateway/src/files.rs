@@ -1,0 +1,52 @@
+//! Files that must be whole or absent, and some of them private.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Writes a file that only its owner can read (mode 0600), so that a crash leaves the old one or the new one.
+pub(crate) fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".new");
+    // A left-over of a crash may have other permissions.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(contents)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(directory)?.sync_all()
+}
+
+/// Creates a folder that only its owner can enter (mode 0700), unless it is there.
+pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Reads a text file; an error names it.
+pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+    fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn private_files_are_private_also_over_a_left_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        fs::write(directory.path().join("secret.new"), "left over").unwrap();
+        fs::write(&path, "old").unwrap();
+        write_private(&path, b"new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

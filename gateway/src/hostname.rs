@@ -1,0 +1,143 @@
+//! From a Host, `:authority` or server name to the tenant it names.
+
+use std::borrow::Cow;
+
+use gw_shared::id::{AccountId, ServiceId};
+
+/// The host names of one region: the apex `{region}.{domain}` and its tenants `{account}--{service}.{region}.{domain}`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    apex: String,
+}
+
+/// Whose a host name is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Destination<'a> {
+    Apex,
+    /// One label under the apex, lower case. Whether it is an existing service's is the directory's to say.
+    Tenant(Cow<'a, str>),
+    /// Not of this region.
+    Elsewhere,
+}
+
+/// Longest label of a DNS name (RFC 1035 §2.3.4).
+const LABEL_MAX: usize = 63;
+
+impl Region {
+    pub fn new(region: &str, domain: &str) -> Self {
+        Self { apex: format!("{region}.{domain}").to_ascii_lowercase() }
+    }
+
+    /// `{region}.{domain}`
+    pub fn apex(&self) -> &str {
+        &self.apex
+    }
+
+    /// The hostname of a service, or `None` if its label would be longer than DNS allows.
+    pub fn tenant_hostname(&self, account: &AccountId, service: &ServiceId) -> Option<String> {
+        let label = tenant_label(account, service)?;
+        Some(format!("{label}.{}", self.apex))
+    }
+
+    /// Reads a host as callers write it: any case, perhaps with a port, perhaps with a final dot.
+    pub fn destination<'a>(&self, host: &'a str) -> Destination<'a> {
+        let host = host
+            .rsplit_once(':')
+            .map_or(host, |(name, port)| if port.bytes().all(|byte| byte.is_ascii_digit()) { name } else { host });
+        let host = host.strip_suffix('.').unwrap_or(host);
+        let host = if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            Cow::Owned(host.to_ascii_lowercase())
+        } else {
+            Cow::Borrowed(host)
+        };
+        if *host == self.apex {
+            return Destination::Apex;
+        }
+        let Some(label) = host.strip_suffix(self.apex.as_str()).and_then(|rest| rest.strip_suffix('.')) else {
+            return Destination::Elsewhere;
+        };
+        if label.is_empty() || label.contains('.') {
+            return Destination::Elsewhere;
+        }
+        let length = label.len();
+        Destination::Tenant(match host {
+            Cow::Borrowed(host) => Cow::Borrowed(&host[..length]),
+            Cow::Owned(mut host) => {
+                host.truncate(length);
+                Cow::Owned(host)
+            }
+        })
+    }
+}
+
+/// `{account}--{service}`, if DNS has room for it.
+pub fn tenant_label(account: &AccountId, service: &ServiceId) -> Option<String> {
+    let label = format!("{account}--{service}");
+    (label.len() <= LABEL_MAX).then_some(label)
+}
+
+/// Takes a tenant label apart: an account id never has a hyphen, so the first `--` is the one.
+pub fn split_tenant_label(label: &str) -> Option<(AccountId, ServiceId)> {
+    if label.len() > LABEL_MAX {
+        return None;
+    }
+    let (account, service) = label.split_once("--")?;
+    Some((AccountId::new(account).ok()?, ServiceId::new(service).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn destination(host: &str) -> Destination<'_> {
+        Region::new("eu1", "Example.com").destination(host)
+    }
+
+    #[test]
+    fn hosts_as_callers_write_them() {
+        let tenant = |label: &'static str| Destination::Tenant(label.into());
+        assert_eq!(destination("acme--api.eu1.example.com"), tenant("acme--api"));
+        assert_eq!(destination("ACME--Api.EU1.example.COM:8443"), tenant("acme--api"));
+        assert_eq!(destination("acme--api.eu1.example.com.:443"), tenant("acme--api"));
+        assert_eq!(destination("eu1.example.com"), Destination::Apex);
+        assert_eq!(destination("Eu1.example.com.:8443"), Destination::Apex);
+        for elsewhere in [
+            "eu2.example.com",
+            "acme--api.eu2.example.com",
+            "example.com",
+            "a.b.eu1.example.com",
+            ".eu1.example.com",
+            "eu1.example.com..",
+            "xeu1.example.com",
+            "",
+            ":443",
+            "[::1]:443",
+            "127.0.0.1",
+            "acme--api.eu1.example.com:x",
+        ] {
+            assert_eq!(destination(elsewhere), Destination::Elsewhere, "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn labels_split_at_the_first_pair_of_hyphens() {
+        let split = |label: &str| split_tenant_label(label).map(|(account, service)| format!("{account}|{service}"));
+        assert_eq!(split("acme--api").as_deref(), Some("acme|api"));
+        assert_eq!(split("acme--a--b").as_deref(), Some("acme|a--b"));
+        for bad in ["acme", "acme--", "ac--api", "acme---api", "acme--api-", "a-b--c", "--api"] {
+            assert_eq!(split(bad), None, "{bad}");
+        }
+        assert_eq!(split(&format!("acme--{}", "a".repeat(58))), None);
+        assert!(split(&format!("acme--{}", "a".repeat(57))).is_some());
+    }
+
+    #[test]
+    fn hostnames_that_dns_has_no_room_for_are_not_made() {
+        let account = AccountId::new("abcdefghijklmno").unwrap();
+        let region = Region::new("eu1", "example.com");
+        let fits = ServiceId::new(&"s".repeat(46)).unwrap();
+        assert!(region.tenant_hostname(&account, &fits).is_some());
+        let too_long = ServiceId::new(&"s".repeat(47)).unwrap();
+        assert_eq!(region.tenant_hostname(&account, &too_long), None);
+    }
+}

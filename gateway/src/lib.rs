@@ -1,0 +1,37 @@
+//! The regional gateway: authenticates callers, limits them, relays their requests through the agents' tunnels.
+//!
+//! A request's way is `accept` → `caller` → `relay` → `auth` → `exchange` → `limit` → `tunnel`, and back.
+
+mod accept;
+mod admin;
+pub mod auth;
+#[doc(hidden)]
+pub mod bench_support;
+mod caller;
+pub mod config;
+mod connections;
+mod control;
+pub mod counters;
+pub mod demo;
+mod echo;
+pub mod error;
+mod exchange;
+mod files;
+pub mod hostname;
+pub mod limit;
+mod limits;
+mod mailbox;
+pub mod ownership;
+mod pipe;
+mod pki;
+mod platform;
+mod relay;
+mod server;
+pub mod store;
+mod tls;
+mod tunnel;
+mod worker;
+
+pub use control::{Control, ControlError};
+pub use server::{Gateway, StartError, run_until_stopped};
+pub use tls::CertificateSource;

@@ -1,0 +1,165 @@
+//! A token bucket on a clock that the caller brings.
+//!
+//! Kept as the generic cell rate algorithm does (ITU-T I.371): one instant, the time at which the bucket would be full
+//! again, says everything. Integer nanoseconds, so nothing drifts.
+
+use std::time::{Duration, Instant};
+
+/// Capacity and refill of a bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    burst: u32,
+    refill_per_minute: u32,
+}
+
+impl Rate {
+    /// `burst` requests at once and `refill_per_minute` sustained; `None` if either is zero.
+    pub const fn new(burst: u32, refill_per_minute: u32) -> Option<Self> {
+        if burst == 0 || refill_per_minute == 0 { None } else { Some(Self { burst, refill_per_minute }) }
+    }
+
+    pub const fn burst(self) -> u32 {
+        self.burst
+    }
+
+    pub const fn refill_per_minute(self) -> u32 {
+        self.refill_per_minute
+    }
+
+    /// Time for one request to be refilled, rounded up: never more than the rate is given.
+    fn interval(self) -> Duration {
+        Duration::from_nanos(60_000_000_000u64.div_ceil(u64::from(self.refill_per_minute)))
+    }
+
+    /// Time for an empty bucket to fill.
+    fn time_to_fill(self) -> Duration {
+        self.interval() * self.burst
+    }
+}
+
+/// The bucket of one service.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    rate: Rate,
+    full_at: Instant,
+}
+
+impl Bucket {
+    /// A full bucket.
+    pub fn new(rate: Rate, now: Instant) -> Self {
+        Self { rate, full_at: now }
+    }
+
+    /// Takes one request out, or says after what time there will be one.
+    pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let full_at = self.full_at.max(now) + self.rate.interval();
+        let wait = full_at.saturating_duration_since(now).saturating_sub(self.rate.time_to_fill());
+        if wait.is_zero() {
+            self.full_at = full_at;
+            Ok(())
+        } else {
+            Err(wait)
+        }
+    }
+
+    /// Whether a new bucket would be no different.
+    pub fn is_full(&self, now: Instant) -> bool {
+        self.full_at <= now
+    }
+
+    /// Goes on with another rate. What was taken stays taken, as far as the new capacity goes.
+    pub fn set_rate(&mut self, rate: Rate, now: Instant) {
+        if rate == self.rate {
+            return;
+        }
+        let missing = self.full_at.saturating_duration_since(now).as_nanos();
+        let requests_missing = missing.div_ceil(self.rate.interval().as_nanos()).min(u128::from(rate.burst));
+        self.full_at = now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst);
+        self.rate = rate;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rate(burst: u32, refill: u32) -> Rate {
+        Rate::new(burst, refill).unwrap()
+    }
+
+    #[test]
+    fn the_defaults_admit_a_thousand_then_five_a_second() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(1000, 300), start);
+        for _ in 0..1000 {
+            bucket.take(start).unwrap();
+        }
+        assert_eq!(bucket.take(start), Err(Duration::from_millis(200)));
+        let later = start + Duration::from_millis(150);
+        assert_eq!(bucket.take(later), Err(Duration::from_millis(50)));
+        let admitted = (0..60_000).filter(|ms| bucket.take(start + Duration::from_millis(*ms + 1)).is_ok()).count();
+        assert_eq!(admitted, 300);
+    }
+
+    #[test]
+    fn a_caller_at_the_refill_rate_is_never_limited() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(1, 300), start);
+        for n in 0..10_000 {
+            bucket.take(start + Duration::from_millis(200 * n)).unwrap();
+        }
+    }
+
+    #[test]
+    fn waiting_as_told_is_enough_and_less_is_not() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(2, 7), start);
+        bucket.take(start).unwrap();
+        bucket.take(start).unwrap();
+        let wait = bucket.take(start).unwrap_err();
+        assert!(bucket.clone().take(start + wait - Duration::from_nanos(1)).is_err());
+        assert!(bucket.take(start + wait).is_ok());
+    }
+
+    #[test]
+    fn changing_the_rate_gives_nothing_back() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(10, 60), start);
+        (0..10).for_each(|_| bucket.take(start).unwrap());
+        bucket.set_rate(rate(20, 600), start);
+        let admitted = (0..20).filter(|_| bucket.take(start).is_ok()).count();
+        assert_eq!(admitted, 10);
+        bucket.set_rate(rate(5, 600), start);
+        assert_eq!(bucket.take(start), Err(Duration::from_millis(100)));
+    }
+
+    proptest! {
+        /// Against the textbook: a level that fills with time, in exact fractions of a request.
+        #[test]
+        fn agrees_with_a_model(
+            burst in 1u32..50,
+            // Rates whose interval is whole nanoseconds, so that the model can be exact.
+            refill in prop::sample::select(vec![1u32, 6, 60, 300, 600, 6000]),
+            gaps in prop::collection::vec(prop_oneof![Just(0u64), 0u64..3_000_000_000], 1..300),
+        ) {
+            let start = Instant::now();
+            let mut bucket = Bucket::new(rate(burst, refill), start);
+            let interval = u128::from(60_000_000_000 / u64::from(refill));
+            let capacity = u128::from(burst) * interval;
+            let (mut level, mut now) = (capacity, start);
+            for gap in gaps {
+                now += Duration::from_nanos(gap);
+                level = (level + u128::from(gap)).min(capacity);
+                let expected = if level >= interval {
+                    level -= interval;
+                    Ok(())
+                } else {
+                    Err(Duration::from_nanos(u64::try_from(interval - level).unwrap()))
+                };
+                prop_assert_eq!(bucket.take(now), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Rate limits.
+
+pub mod bucket;
+mod table;
+
+pub use bucket::{Bucket, Rate};
+pub(crate) use table::{Admitted, Buckets};

@@ -1,0 +1,72 @@
+//! Every bound of the gateway in one place, with the memory they add up to.
+
+use std::time::Duration;
+
+use gw_shared::http::HeadLimits;
+use gw_shared::{net, tunnel};
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+/// A caller's request head (decisions: 32 KiB, 100 fields, target 8 KiB).
+pub(crate) const REQUEST_HEAD: HeadLimits = HeadLimits { head: 32 * KIB, fields: 100, target: 8 * KIB };
+
+/// From accepted socket to finished TLS handshake.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// From the first byte of a request head (or the handshake) to its last.
+pub(crate) const HEAD: Duration = Duration::from_secs(10);
+/// Between two requests on one connection.
+pub(crate) const IDLE: Duration = Duration::from_secs(75);
+/// How long the rest of a refused request is read and thrown away, so that the refusal is not lost to a TCP reset.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
+pub(crate) const LINGER_BYTES: usize = MIB;
+/// How often deadlines are looked at: they are kept to within this.
+pub(crate) const DEADLINE_TICK: Duration = Duration::from_millis(250);
+
+/// Bytes a caller may send ahead (pipelined requests) while a response is under way, beyond one read.
+pub(crate) const READ_AHEAD: usize = 32 * KIB;
+
+/// Connections of one worker, callers and tunnels together.
+pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;
+/// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
+pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
+
+/// Messages waiting in one worker's mailbox. Full: requests are answered 503, connections stay where they are, wakes
+/// take the slower way.
+pub(crate) const MAILBOX: usize = 16 * KIB;
+/// Messages handled before other tasks of the worker get their turn.
+pub(crate) const MAILBOX_BATCH: usize = 128;
+
+/// Requests of other workers' callers that one owner relays at a time. Full: 503.
+pub(crate) const CROSSING_RELAYS: usize = 8 * KIB;
+/// Frames and bytes in flight in one pipe between workers. Full: the sender waits.
+pub(crate) const PIPE_FRAMES: usize = 16;
+pub(crate) const PIPE_BYTES: usize = 256 * KIB;
+
+/// A worker this much busier than another (share of its time, in per mille) is not handed that one's connections.
+pub(crate) const HAND_OVER_BUSY_MARGIN: u32 = 250;
+/// How often a worker publishes how busy it is.
+pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long a drain waits for running requests before it ends them.
+pub(crate) const DRAIN: Duration = Duration::from_secs(30);
+
+/// Tunnels of one service: several agents share it.
+pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
+
+/// What one caller connection can hold while its request runs: one receive with what was read ahead, the head being
+/// read, and what waits to be sent.
+const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
+/// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
+const RELAY_MAX: usize = tunnel::settings::STREAM_WINDOW as usize + tunnel::settings::STREAM_SEND_BUFFER;
+
+// A stalled caller with a large download holds this much and no more.
+const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX <= MIB);
+// An idle pair of pipes costs its queue only; full ones hold their credit.
+const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
+// Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
+const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
+// One stream's window must take a frame, or nothing ever moves.
+const _: () = assert!(tunnel::settings::STREAM_WINDOW > tunnel::settings::FRAME_SIZE);
+// A request head must fit the tunnel's header list with room for what we add.
+const _: () = assert!(REQUEST_HEAD.head + 32 * (REQUEST_HEAD.fields + 16) < tunnel::settings::HEADER_LIST as usize);

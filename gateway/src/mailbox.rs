@@ -1,0 +1,149 @@
+//! The way into a worker from other threads: one bounded lock-free queue, and a bell that rings once per sleep.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use atomic_waker::AtomicWaker;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use gw_shared::runtime;
+
+use crate::accept::Arrival;
+use crate::counters::Scrape;
+use crate::exchange::Crossing;
+use crate::limits;
+use crate::pipe;
+use crate::store::Directory;
+use crate::tls::ServerConfigs;
+use crate::worker::Core;
+
+/// What one thread can ask of a worker.
+pub(crate) enum Message {
+    /// Take over a connection whose service you own.
+    Connection(Box<Arrival>),
+    /// Relay a request of a service you own, for a caller of ours.
+    Relay(Box<Crossing>),
+    /// One end of a pipe has something to do.
+    Wake(pipe::Wake),
+    /// Admit by this from now on.
+    Directory(Arc<Directory>),
+    /// Shake hands with these certificates from now on.
+    Certificates(Arc<ServerConfigs>),
+    /// Report counters and state.
+    Scrape(Scrape),
+    /// Accept nothing more, finish what runs.
+    Drain,
+    /// End now.
+    Stop,
+}
+
+/// The sending end. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    queue: Sender<Message>,
+    bell: Arc<Bell>,
+}
+
+/// Wakes the worker when the first message arrives after it went through its mail; the messages after it cost a swap.
+#[derive(Default)]
+struct Bell {
+    rung: AtomicBool,
+    waker: AtomicWaker,
+}
+
+/// The receiving end; stays on its worker.
+pub(crate) struct Inbox {
+    queue: Receiver<Message>,
+    bell: Arc<Bell>,
+}
+
+pub(crate) fn mailbox(capacity: usize) -> (Mailbox, Inbox) {
+    let (sender, receiver) = crossbeam_channel::bounded(capacity);
+    let bell = Arc::new(Bell::default());
+    (Mailbox { queue: sender, bell: Arc::clone(&bell) }, Inbox { queue: receiver, bell })
+}
+
+impl Mailbox {
+    /// Leaves a message; gives it back if there is no room.
+    pub(crate) fn post(&self, message: Message) -> Result<(), Message> {
+        self.queue.try_send(message).map_err(|error| match error {
+            TrySendError::Full(message) | TrySendError::Disconnected(message) => message,
+        })?;
+        self.bell.ring();
+        Ok(())
+    }
+
+    /// Leaves a message, waiting for room. Only for threads that may block; `Err` if the worker is gone.
+    pub(crate) fn post_blocking(&self, message: Message) -> Result<(), ()> {
+        self.queue.send(message).map_err(drop)?;
+        self.bell.ring();
+        Ok(())
+    }
+}
+
+impl Bell {
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    async fn heard(&self) {
+        std::future::poll_fn(|cx| {
+            self.waker.register(cx.waker());
+            // Answered before the mail is read: whatever arrives from here on rings again.
+            if self.rung.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl Inbox {
+    /// Handles messages until one ends the worker. A bounded batch at a time: other tasks get their turn in between.
+    pub(crate) async fn serve(self, core: Rc<Core>) {
+        loop {
+            self.bell.heard().await;
+            'mail: loop {
+                for _ in 0..limits::MAILBOX_BATCH {
+                    let Ok(message) = self.queue.try_recv() else { break 'mail };
+                    core.handle(message);
+                }
+                runtime::yield_now().await;
+            }
+        }
+    }
+
+    /// For tests of what only needs its wakes delivered.
+    #[cfg(test)]
+    pub(crate) async fn deliver_wakes(self) {
+        loop {
+            self.bell.heard().await;
+            while let Ok(message) = self.queue.try_recv() {
+                if let Message::Wake(wake) = message {
+                    wake.deliver();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_mailbox_gives_the_message_back() {
+        let (mailbox, _inbox) = mailbox(1);
+        assert!(mailbox.post(Message::Drain).is_ok());
+        assert!(matches!(mailbox.post(Message::Drain), Err(Message::Drain)));
+    }
+
+    #[test]
+    fn a_worker_that_is_gone_gives_the_message_back() {
+        let (mailbox, inbox) = mailbox(1);
+        drop(inbox);
+        assert!(mailbox.post(Message::Drain).is_err());
+        assert!(mailbox.post_blocking(Message::Drain).is_err());
+    }
+}

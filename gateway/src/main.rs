@@ -1,0 +1,78 @@
+//! `gw-gateway`: arguments, command, exit code.
+
+mod cli;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use gw_gateway::config::{Config, HandOver, workers_or_cores};
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+use gw_gateway::{Gateway, run_until_stopped};
+use gw_shared::logging::{self, LogFormat};
+
+use cli::{Arguments, Command, DemoArguments};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Why a command ended, and with which exit code.
+enum Failure {
+    /// Bad usage or configuration: 2.
+    Usage(String),
+    /// Failed at run time: 1.
+    Run(String),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Serve { config, check } => serve(&config, check),
+        Command::Demo(arguments) => demo(arguments),
+    };
+    let (message, code) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Run(message)) => (message, 1),
+        Err(Failure::Usage(message)) => (message, 2),
+    };
+    eprintln!("gw-gateway: {message}");
+    ExitCode::from(code)
+}
+
+fn serve(path: &Path, check: bool) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    let config = Config::parse(&text, |name| std::env::var(name).ok())
+        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
+    if check {
+        return Ok(());
+    }
+    logging::start(config.log_format, "info");
+    let gateway = Gateway::start(&config).map_err(|error| Failure::Run(error.to_string()))?;
+    run_until_stopped(gateway).map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn demo(arguments: DemoArguments) -> Result<(), Failure> {
+    logging::start(LogFormat::Text, "warn");
+    let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
+        .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
+    let options = Options {
+        port: arguments.port,
+        admin_port: arguments.admin_port,
+        backend: arguments.backend,
+        data_dir: arguments.data_dir,
+        workers: workers_or_cores(arguments.workers),
+        rate,
+        hand_over: HandOver::Auto,
+    };
+    let demo = Demo::start(&options).map_err(|error| Failure::Run(error.to_string()))?;
+    let mut out = io::stdout().lock();
+    let told = if arguments.json {
+        serde_json::to_writer(&mut out, &demo.about).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        demo.about.write_hints(&mut out)
+    };
+    told.and_then(|()| out.flush()).map_err(|error| Failure::Run(error.to_string()))?;
+    drop(out);
+    demo.run_until_stopped().map_err(|error| Failure::Run(error.to_string()))
+}

@@ -1,0 +1,62 @@
+//! Which member owns a service: rendezvous hashing (Thaler and Ravishankar, 1998) of its hostname over a member list.
+//!
+//! Each member gets an even share, and a member more or less moves only the services it gains or had. The hash is
+//! fixed, so every process of every version agrees.
+
+/// One worker of a process; the index into its list of workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub usize);
+
+/// The worker out of `workers` (at least one) that owns `hostname`.
+pub fn owner(hostname: &str, workers: usize) -> WorkerId {
+    let key = fnv1a(hostname.as_bytes());
+    let weight = |worker: usize| mix(key ^ mix(worker as u64 + 1));
+    WorkerId((0..workers).max_by_key(|worker| weight(*worker)).unwrap_or(0))
+}
+
+/// FNV-1a, 64 bits.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The finalizer of SplitMix64: every bit of the input moves every bit of the output.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hostnames() -> impl Iterator<Item = String> {
+        (0..10_000).map(|n| format!("acme{n}--api.eu1.example.com"))
+    }
+
+    #[test]
+    fn shares_are_even() {
+        for workers in [1, 2, 3, 8] {
+            let mut shares = vec![0usize; workers];
+            hostnames().for_each(|name| shares[owner(&name, workers).0] += 1);
+            let fair = 10_000 / workers;
+            assert!(shares.iter().all(|share| share.abs_diff(fair) < fair / 5), "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_new_worker_takes_its_share_and_moves_nothing_else() {
+        for name in hostnames() {
+            let (before, after) = (owner(&name, 4), owner(&name, 5));
+            assert!(after == before || after == WorkerId(4));
+        }
+    }
+
+    #[test]
+    fn the_hash_never_changes() {
+        // A node of another version must agree: these values are a contract.
+        let owners: Vec<usize> =
+            ["demo--echo.eu1.gw.localhost", "a", ""].iter().map(|name| owner(name, 1000).0).collect();
+        assert_eq!(owners, [707, 350, 835]);
+    }
+}

@@ -1,0 +1,240 @@
+//! A request's way through the gateway, top to bottom.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::task::Poll;
+
+use futures_util::future::{Either, select};
+use gw_shared::http::fields::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID};
+use gw_shared::http::{InvalidBody, Part, RequestHead};
+use gw_shared::id::RequestId;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::uri::{Scheme, Uri};
+use http::{Request, Version};
+
+use crate::auth;
+use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::error::{Error, request_id_value};
+use crate::exchange::{self, Exchange, PendingResponse, Upload};
+use crate::hostname::Destination;
+use crate::pipe::Frame;
+use crate::platform;
+use crate::worker::Core;
+
+/// How a request ended, for the connection it came on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The response went out whole.
+    Complete,
+    /// The response began and could not be completed: it must not look complete.
+    Cut,
+    /// The caller went away.
+    CallerGone,
+}
+
+/// Relays one request: find the service, authenticate, admit, open, stream both bodies, account.
+pub(crate) async fn relay(
+    core: &Rc<Core>,
+    request: RequestHead,
+    peer: IpAddr,
+    body: &mut impl RequestBody,
+    response: &mut impl ResponseSink,
+) -> Outcome {
+    let id = core.ids.next_id();
+    core.counters.requests.increment();
+    let outcome = match open(core, request, peer, id) {
+        Ok(exchange) => stream(core, exchange, id, body, response).await,
+        Err(error) => refuse(core, &error, id, response).await,
+    };
+    core.counters.ended(outcome);
+    outcome
+}
+
+/// Everything that can be decided before the first byte of the body, in the order that the checks have.
+fn open(core: &Rc<Core>, mut request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Exchange, Error> {
+    let label = match core.region.destination(request.authority.as_str()) {
+        Destination::Tenant(label) => label,
+        Destination::Apex => return Err(platform::answer(&request)),
+        Destination::Elsewhere => return Err(Error::Misdirected),
+    };
+    let directory = core.directory();
+    let service = directory.service(&label).ok_or(Error::ServiceNotFound)?;
+    if !service.enabled {
+        return Err(Error::ServiceDisabled);
+    }
+    let authenticated = auth::authenticate(&directory, service, &mut request.headers)?;
+    tracing::debug!(request_id = %id, service = %service.label, by = ?authenticated.by, "admitting");
+    let has_body = request.framing != gw_shared::http::Framing::None;
+    exchange::open(core, authenticated, outbound(request, peer, id)?, has_body)
+}
+
+/// The request as the agent gets it: what ends at this hop is gone, what we add is there (RFC 9110 §7.6).
+fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request<()>, Error> {
+    let RequestHead { method, target, authority, mut headers, .. } = request;
+    fields::remove_hop_by_hop(&mut headers);
+    // Answered by this hop, which does not wait for the backend to say it.
+    headers.remove(header::EXPECT);
+    append_to_list(&mut headers, X_FORWARDED_FOR, &peer.to_canonical().to_string());
+    append_to_list(&mut headers, header::VIA, "1.1 gw");
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Error::BadRequest("Host field".to_owned()))?;
+    headers.insert(X_FORWARDED_HOST, host);
+    headers.insert(X_GW_REQUEST_ID, request_id_value(id));
+
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(authority);
+    parts.path_and_query = Some(target);
+    let uri = Uri::from_parts(parts).map_err(|_| Error::BadRequest("request target".to_owned()))?;
+    let mut outbound = Request::new(());
+    *outbound.method_mut() = method;
+    *outbound.uri_mut() = uri;
+    *outbound.version_mut() = Version::HTTP_2;
+    *outbound.headers_mut() = headers;
+    Ok(outbound)
+}
+
+/// Appends to a comma-separated field, keeping what earlier hops wrote in front.
+fn append_to_list(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
+    let mut earlier: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+        list
+    });
+    earlier.extend_from_slice(value.as_bytes());
+    if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(earlier)) {
+        headers.insert(name, value);
+    }
+}
+
+/// Carries the request body up and the response down at the same time, until the response is complete or one side is
+/// gone. Whatever is dropped here is cancelled all the way to the backend.
+async fn stream(
+    core: &Rc<Core>,
+    exchange: Exchange,
+    id: RequestId,
+    body: &mut impl RequestBody,
+    response: &mut impl ResponseSink,
+) -> Outcome {
+    let Exchange { upload, response: pending } = exchange;
+    let ended = {
+        let down = std::pin::pin!(receive_response(pending, id, response));
+        let up = std::pin::pin!(send_body(body, upload));
+        match select(down, up).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right((BodyError::Gone, _)) => return Outcome::CallerGone,
+            Either::Right((BodyError::Malformed(error), _)) => Ended::BadBody(error),
+        }
+    };
+    match ended {
+        Ended::Complete => Outcome::Complete,
+        Ended::Cut => Outcome::Cut,
+        Ended::CallerGone => Outcome::CallerGone,
+        Ended::Refused(error) => refuse(core, &error, id, response).await,
+        Ended::BadBody(_) if response.has_begun() => Outcome::Cut,
+        Ended::BadBody(error) => refuse(core, &Error::BadRequest(error.to_string()), id, response).await,
+    }
+}
+
+enum Ended {
+    Complete,
+    Cut,
+    CallerGone,
+    Refused(Error),
+    BadBody(InvalidBody),
+}
+
+/// Passes the body on as it arrives, then watches for the caller. Returns only when the caller is gone or talks
+/// nonsense: a response can be complete long before, or long after, its request.
+async fn send_body(body: &mut impl RequestBody, mut upload: Upload) -> BodyError {
+    loop {
+        let sent = match body.part().await {
+            Ok(Part::Data(data)) => {
+                let last = body.is_done();
+                // A backend that does not read must not keep us from seeing that the caller has left.
+                let send = std::pin::pin!(upload.send(data, last));
+                let sent = match select(send, std::pin::pin!(body.gone())).await {
+                    Either::Left((sent, _)) => sent,
+                    Either::Right((CallerGone, _)) => return BodyError::Gone,
+                };
+                if last {
+                    break;
+                }
+                sent
+            }
+            Ok(Part::Trailers(mut trailers)) => {
+                fields::clean_trailers(&mut trailers);
+                let _ = upload.finish(Some(trailers)).await;
+                break;
+            }
+            Ok(Part::End) => {
+                let _ = upload.finish(None).await;
+                break;
+            }
+            Err(error) => {
+                upload.abort();
+                return error;
+            }
+        };
+        if sent.is_err() {
+            // The backend has heard enough; its response says why.
+            break;
+        }
+    }
+    body.gone().await;
+    BodyError::Gone
+}
+
+async fn receive_response(pending: PendingResponse, id: RequestId, response: &mut impl ResponseSink) -> Ended {
+    let (mut head, mut download) = match pending.head().await {
+        Ok(received) => received,
+        Err(error) => return Ended::Refused(error),
+    };
+    head.headers.insert(X_GW_REQUEST_ID, request_id_value(id));
+    if response.head(head).await.is_err() {
+        return Ended::CallerGone;
+    }
+    let mut trailers = None;
+    loop {
+        let mut next = std::pin::pin!(std::future::poll_fn(|cx| download.poll_frame(cx)));
+        // What can be sent together is; what there is when nothing more is ready goes out at once.
+        let frame = match futures_util::poll!(next.as_mut()) {
+            Poll::Ready(frame) => frame,
+            Poll::Pending => {
+                if response.flush().await.is_err() {
+                    return Ended::CallerGone;
+                }
+                next.await
+            }
+        };
+        let sent = match frame {
+            Ok(Frame::Data(data)) => {
+                let bytes = data.len();
+                let sent = response.data(data).await;
+                download.release(bytes);
+                sent
+            }
+            Ok(Frame::Trailers(fields)) => {
+                trailers = Some(fields);
+                Ok(())
+            }
+            Ok(Frame::End) => {
+                return match response.end(trailers).await {
+                    Ok(()) => Ended::Complete,
+                    Err(CallerGone) => Ended::CallerGone,
+                };
+            }
+            Ok(Frame::Head(_)) | Err(_) => return Ended::Cut,
+        };
+        if sent.is_err() {
+            return Ended::CallerGone;
+        }
+    }
+}
+
+/// Answers with a gateway error.
+async fn refuse(core: &Rc<Core>, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
+    core.counters.refused(error);
+    let sent = response.whole(error.response(id)).await;
+    if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+}

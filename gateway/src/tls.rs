@@ -1,0 +1,111 @@
+//! TLS configurations: one for callers, one for tunnels; both of the same server certificate.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gw_shared::tunnel;
+use rustls::server::{ProducesTickets, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, crypto};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::hostname::Region;
+use crate::pki::{self, Issued, PkiError};
+
+/// What connections are accepted with.
+pub(crate) struct ServerConfigs {
+    /// TLS 1.3 and 1.2, no client certificates.
+    pub(crate) public: Arc<ServerConfig>,
+    /// TLS 1.3, client certificates of the agents' authority. Absent ones are refused after the handshake, by a
+    /// readable error.
+    pub(crate) tunnel: Arc<ServerConfig>,
+}
+
+/// Where the server certificate comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CertificateSource {
+    Files { certificate: PathBuf, key: PathBuf },
+    Development { data_dir: PathBuf },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{path}: {error}")]
+    Pem { path: String, error: rustls_pki_types::pem::Error },
+    #[error("{path}: no certificate in it")]
+    NoCertificate { path: String },
+    #[error("server certificate: {0}")]
+    Rustls(#[from] rustls::Error),
+    #[error("agents' authority: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+}
+
+/// Makes [`ServerConfigs`], again on every reload. Session tickets survive a reload: their keys are made once.
+pub(crate) struct TlsMaterial {
+    source: CertificateSource,
+    region: Region,
+    agent_authority: CertificateDer<'static>,
+    tickets: Arc<dyn ProducesTickets>,
+}
+
+impl TlsMaterial {
+    pub(crate) fn new(source: CertificateSource, region: Region, agent_authority_pem: &str) -> Result<Self, TlsError> {
+        let agent_authority = CertificateDer::from_pem_slice(agent_authority_pem.as_bytes())
+            .map_err(|error| TlsError::Pem { path: "agent-ca.crt".into(), error })?;
+        let tickets = crypto::aws_lc_rs::Ticketer::new()?;
+        Ok(Self { source, region, agent_authority, tickets })
+    }
+
+    /// Reads the certificate and builds both configurations.
+    pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
+        let (chain, key) = self.read()?;
+        let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+        let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        public.alpn_protocols = vec![b"http/1.1".to_vec()];
+        public.ticketer = Arc::clone(&self.tickets);
+        public.send_tls13_tickets = 2;
+
+        let mut roots = RootCertStore::empty();
+        roots.add(self.agent_authority.clone())?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()?;
+        let mut tunnel = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)?;
+        tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
+        // A resumed session would carry over a certificate that has expired since.
+        tunnel.send_tls13_tickets = 0;
+        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel) })
+    }
+
+    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+        match &self.source {
+            CertificateSource::Files { certificate, key } => {
+                let name = |path: &Path| path.display().to_string();
+                let chain = CertificateDer::pem_file_iter(certificate)
+                    .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+                    .map_err(|error| TlsError::Pem { path: name(certificate), error })?;
+                if chain.is_empty() {
+                    return Err(TlsError::NoCertificate { path: name(certificate) });
+                }
+                let key =
+                    PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::Pem { path: name(key), error })?;
+                Ok((chain, key))
+            }
+            CertificateSource::Development { data_dir } => {
+                let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;
+                let pem = |error| TlsError::Pem { path: "development certificate".into(), error };
+                let leaf = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
+                let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
+                Ok((vec![leaf], key))
+            }
+        }
+    }
+}

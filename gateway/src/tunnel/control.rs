@@ -1,0 +1,62 @@
+//! The control stream of a tunnel, gateway's end.
+
+use std::rc::Rc;
+
+use gw_shared::tunnel::control::{AUTHORITY, Decoder, InvalidMessage, ToAgent};
+use gw_shared::tunnel::stream::{self, Received};
+use http::{Request, Uri, Version};
+
+use super::session::Session;
+use crate::worker::Core;
+
+/// Opens the control stream, lets requests onto the tunnel once the agent has answered, then listens until it ends.
+pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>) {
+    if let Err(error) = converse(&core, &session).await {
+        tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
+    }
+    // Without its control stream a tunnel can be neither drained nor replaced.
+    session.cut();
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ControlError {
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+    #[error(transparent)]
+    Message(#[from] InvalidMessage),
+    #[error("{0}")]
+    Refused(crate::error::Error),
+    #[error("the agent answered {0}")]
+    Status(http::StatusCode),
+}
+
+async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError> {
+    let mut head = Request::new(());
+    *head.method_mut() = http::Method::POST;
+    *head.uri_mut() = Uri::from_static("https://gw.control/");
+    debug_assert_eq!(head.uri().authority().map(http::uri::Authority::as_str), Some(AUTHORITY));
+    *head.version_mut() = Version::HTTP_2;
+    let (response, sender) = session.open_control(head)?;
+    session.set_control(sender);
+    let response = response.await?;
+    if !response.status().is_success() {
+        return Err(ControlError::Status(response.status()));
+    }
+    core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
+    session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
+    tracing::info!(
+        agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
+    );
+    if core.is_draining() {
+        session.tell(&ToAgent::Drain);
+    }
+    let (mut body, mut decoder) = (response.into_body(), Decoder::default());
+    while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(&mut body, cx)).await {
+        stream::release(&mut body, data.len());
+        decoder.push(&data);
+        while let Some(message) = decoder.next_message()? {
+            session.hear(&message);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The gateway's end of the tunnels.
+
+mod control;
+pub(crate) mod handshake;
+mod registry;
+pub(crate) mod session;
+
+pub(crate) use registry::Registry;

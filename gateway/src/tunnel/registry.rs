@@ -1,0 +1,94 @@
+//! Where the tunnels of a service are.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gw_shared::tunnel::control::ToAgent;
+
+use super::session::Session;
+use crate::counters::TunnelReport;
+use crate::error::Error;
+use crate::limit::Admitted;
+use crate::limits;
+use crate::ownership::WorkerId;
+use crate::store::Directory;
+
+/// The live tunnels of the services that one worker owns.
+#[derive(Default)]
+pub(crate) struct Registry {
+    by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
+    generations: u64,
+}
+
+impl Registry {
+    /// The number of the next session: of two of one agent, the higher is the newer.
+    pub(crate) fn next_generation(&mut self) -> u64 {
+        self.generations += 1;
+        self.generations
+    }
+
+    /// Takes a session in. One of the same agent that was there before gets no more requests.
+    pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), Error> {
+        let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
+        if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
+            let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
+            older.tell(&ToAgent::Replaced);
+            return Ok(());
+        }
+        if sessions.len() >= limits::TUNNELS_PER_SERVICE {
+            return Err(Error::Overloaded("at its limit of tunnels for this service"));
+        }
+        sessions.push(Rc::clone(session));
+        Ok(())
+    }
+
+    /// Forgets a session that has ended.
+    pub(crate) fn remove(&mut self, session: &Rc<Session>) {
+        if let Some(sessions) = self.by_service.get_mut(&session.service.label) {
+            sessions.retain(|other| !Rc::ptr_eq(other, session));
+            if sessions.is_empty() {
+                self.by_service.remove(&session.service.label);
+            }
+        }
+    }
+
+    /// The tunnel for an admitted request: of those that take requests, the one with the fewest in flight.
+    pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
+        self.by_service
+            .get(&request.0.service.label)
+            .into_iter()
+            .flatten()
+            .filter(|session| session.takes_requests())
+            .min_by_key(|session| session.requests_in_flight())
+            .map(Rc::clone)
+            .ok_or(Error::AgentUnavailable)
+    }
+
+    /// Cuts the tunnels of agents that may not serve their service any more.
+    pub(crate) fn enforce(&mut self, directory: &Directory) {
+        for session in self.by_service.values().flatten() {
+            let allowed = directory.service(&session.service.label).is_some_and(|service| {
+                directory.agent(session.agent.as_str()).is_some_and(|agent| agent.may_serve(service))
+            });
+            if !allowed {
+                tracing::info!(agent = %session.agent, service = %session.service.label, "tunnel cut: revoked");
+                session.cut();
+            }
+        }
+    }
+
+    /// Tells every agent that this gateway is going away.
+    pub(crate) fn drain(&self) {
+        self.by_service.values().flatten().for_each(|session| session.tell(&ToAgent::Drain));
+    }
+
+    /// Ends every tunnel now.
+    pub(crate) fn cut(&self) {
+        self.by_service.values().flatten().for_each(|session| session.cut());
+    }
+
+    pub(crate) fn report(&self, worker: WorkerId) -> Vec<TunnelReport> {
+        self.by_service.values().flatten().map(|session| session.report(worker)).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! One tunnel: an HTTP/2 connection on which the gateway is the client.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use gw_shared::id::AgentId;
+use gw_shared::net::{Closer, TlsStream};
+use gw_shared::runtime;
+use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
+use gw_shared::tunnel::{heartbeat, settings};
+use http::Request;
+
+use super::control;
+use crate::counters::TunnelReport;
+use crate::error::Error;
+use crate::ownership::WorkerId;
+use crate::store::Service;
+use crate::worker::Core;
+
+/// A live tunnel, as the requests see it.
+pub(crate) struct Session {
+    pub(crate) agent: AgentId,
+    pub(crate) service: Arc<Service>,
+    pub(crate) generation: u64,
+    requests: h2::client::SendRequest<Bytes>,
+    /// Requests that are open on it.
+    in_flight: Cell<usize>,
+    /// The agent wants no more requests, or the tunnel was cut.
+    closed_to_requests: Cell<bool>,
+    /// Our half of the control stream.
+    control: RefCell<Option<h2::SendStream<Bytes>>>,
+    statistics: Cell<Option<(u32, u32)>>,
+    opened: Instant,
+    closer: Closer,
+}
+
+/// A request's place among those in flight; gives it back when dropped.
+pub(crate) struct InFlight(Rc<Session>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+/// Runs HTTP/2 on an upgraded connection until it ends.
+pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, service: Arc<Service>) {
+    let closer = stream.closer();
+    let last_received = stream.socket().last_received();
+    if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
+        tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; heartbeats still watch it");
+    }
+    let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(stream).await {
+        Ok(begun) => begun,
+        Err(error) => {
+            tracing::warn!(%agent, %error, "tunnel did not begin");
+            return;
+        }
+    };
+    if let Some(ping_pong) = connection.ping_pong() {
+        runtime::spawn(heartbeat::keep(ping_pong, last_received, closer.clone()));
+    }
+    let generation = core.tunnels.borrow_mut().next_generation();
+    let session = Rc::new(Session {
+        agent,
+        service,
+        generation,
+        requests,
+        in_flight: Cell::new(0),
+        closed_to_requests: Cell::new(false),
+        control: RefCell::default(),
+        statistics: Cell::new(None),
+        opened: Instant::now(),
+        closer,
+    });
+    runtime::spawn(control::serve(Rc::clone(&core), Rc::clone(&session)));
+    let ended = connection.await;
+    session.closed_to_requests.set(true);
+    core.tunnels.borrow_mut().remove(&session);
+    let error = ended.err().map(|error| error.to_string());
+    tracing::info!(agent = %session.agent, service = %session.service.label, generation, error, "tunnel ended");
+}
+
+impl Session {
+    /// Opens a stream for a request. Never queues: what the agent has no stream for is refused.
+    pub(crate) fn open(
+        self: &Rc<Self>,
+        head: Request<()>,
+        end: bool,
+    ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>, InFlight), Error> {
+        // One stream is the control stream's.
+        if self.in_flight.get() + 1 >= self.requests.current_max_send_streams() {
+            return Err(Error::AgentConcurrencyLimit);
+        }
+        let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
+            tracing::debug!(%error, "stream not opened");
+            Error::TunnelLost
+        })?;
+        self.in_flight.set(self.in_flight.get() + 1);
+        Ok((response, upload, InFlight(Rc::clone(self))))
+    }
+
+    /// Opens the control stream.
+    pub(super) fn open_control(
+        &self,
+        head: Request<()>,
+    ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
+        self.requests.clone().send_request(head, false)
+    }
+
+    pub(super) fn set_control(&self, stream: h2::SendStream<Bytes>) {
+        self.control.replace(Some(stream));
+    }
+
+    /// Sends a message to the agent. Small and rare: HTTP/2's own buffer holds it until the window opens.
+    pub(crate) fn tell(&self, message: &ToAgent) {
+        if let (Some(stream), Ok(line)) = (self.control.borrow_mut().as_mut(), messages::encode(message)) {
+            // An ended stream means an ended tunnel: nobody to tell.
+            let _ = stream.send_data(line, false);
+        }
+    }
+
+    /// Takes in what the agent says.
+    pub(super) fn hear(&self, message: &ToGateway) {
+        match *message {
+            ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
+            ToGateway::Drain => self.closed_to_requests.set(true),
+        }
+    }
+
+    pub(crate) fn takes_requests(&self) -> bool {
+        !self.closed_to_requests.get()
+    }
+
+    pub(crate) fn requests_in_flight(&self) -> usize {
+        self.in_flight.get()
+    }
+
+    /// Ends the tunnel and everything on it now.
+    pub(crate) fn cut(&self) {
+        self.closed_to_requests.set(true);
+        self.closer.abort();
+    }
+
+    pub(crate) fn report(&self, worker: WorkerId) -> TunnelReport {
+        TunnelReport {
+            service: self.service.label.to_string(),
+            agent_id: self.agent.to_string(),
+            generation: self.generation,
+            worker: worker.0,
+            age_seconds: self.opened.elapsed().as_secs(),
+            in_flight: self.in_flight.get(),
+            slots: self.statistics.get().map(|(slots, _)| slots),
+            slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
+            draining: self.closed_to_requests.get(),
+        }
+    }
+}

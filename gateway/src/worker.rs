@@ -1,0 +1,237 @@
+//! One core: a pinned thread with its own reactor, listener, directory snapshot, buckets and tunnels. Nothing of it is
+//! shared; others reach it through its mailbox.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use gw_shared::id::RequestIds;
+use gw_shared::runtime::{self, Driver};
+
+use crate::accept::{self, Acceptor};
+use crate::config::HandOver;
+use crate::connections::Connections;
+use crate::counters::{Counters, WorkerReport};
+use crate::exchange;
+use crate::hostname::Region;
+use crate::limit::Buckets;
+use crate::limits;
+use crate::mailbox::{Inbox, Mailbox, Message};
+use crate::ownership::WorkerId;
+use crate::store::Directory;
+use crate::tls::ServerConfigs;
+use crate::tunnel::Registry;
+
+/// What every worker knows of the others.
+pub(crate) struct Peers {
+    pub(crate) mailboxes: Vec<Mailbox>,
+    /// Share of its time that each worker was busy lately, in per mille.
+    pub(crate) busy: Vec<AtomicU32>,
+}
+
+/// Everything a worker starts with.
+pub(crate) struct Setup {
+    pub(crate) id: WorkerId,
+    pub(crate) inbox: Inbox,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) listener: TcpListener,
+    pub(crate) region: Region,
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) certificates: Arc<ServerConfigs>,
+    pub(crate) hand_over: HandOver,
+    pub(crate) connection_limit: usize,
+}
+
+/// The state of one worker. Tasks share it by reference count; none holds a borrow across an await.
+pub(crate) struct Core {
+    pub(crate) id: WorkerId,
+    pub(crate) region: Region,
+    pub(crate) hand_over: HandOver,
+    pub(crate) connections: Rc<Connections>,
+    pub(crate) buckets: RefCell<Buckets>,
+    pub(crate) tunnels: RefCell<Registry>,
+    pub(crate) counters: Counters,
+    pub(crate) ids: RequestIds,
+    pub(crate) crossings_served: Cell<usize>,
+    peers: Arc<Peers>,
+    directory: RefCell<Arc<Directory>>,
+    certificates: RefCell<Arc<ServerConfigs>>,
+    acceptor: Acceptor,
+    draining: Cell<bool>,
+    stop: Stop,
+}
+
+/// Runs a worker on the calling thread until it is told to stop.
+pub(crate) fn run(setup: Setup, driver: &Driver) -> io::Result<()> {
+    pin(setup.id);
+    driver.block_on(serve(setup))?
+}
+
+/// Pins the calling thread to a core of its own, as far as there are as many.
+fn pin(id: WorkerId) {
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    if let Some(core) = cores.get(id.0 % cores.len().max(1))
+        && !core_affinity::set_for_current(*core)
+    {
+        tracing::warn!(worker = id.0, "could not pin this worker to a core");
+    }
+}
+
+async fn serve(setup: Setup) -> io::Result<()> {
+    let core = Rc::new(Core {
+        id: setup.id,
+        region: setup.region,
+        hand_over: setup.hand_over,
+        connections: Connections::new(setup.connection_limit),
+        buckets: RefCell::default(),
+        tunnels: RefCell::default(),
+        counters: Counters::default(),
+        ids: RequestIds::new(),
+        crossings_served: Cell::new(0),
+        peers: setup.peers,
+        directory: RefCell::new(setup.directory),
+        certificates: RefCell::new(setup.certificates),
+        acceptor: Acceptor::new(setup.listener)?,
+        draining: Cell::new(false),
+        stop: Stop::default(),
+    });
+    runtime::spawn(setup.inbox.serve(Rc::clone(&core)));
+    runtime::spawn(accept::accept_all(Rc::clone(&core)));
+    runtime::spawn(keep_deadlines(Rc::clone(&core)));
+    runtime::spawn(publish_busy_share(Rc::clone(&core)));
+    core.stop.requested().await;
+    Ok(())
+}
+
+async fn keep_deadlines(core: Rc<Core>) {
+    loop {
+        runtime::sleep(limits::DEADLINE_TICK).await;
+        let now = Instant::now();
+        core.connections.sweep(now);
+        if core.is_draining() {
+            core.connections.close_idle(now);
+        }
+    }
+}
+
+/// CPU time over wall time, once an interval, for those who consider handing us connections.
+async fn publish_busy_share(core: Rc<Core>) {
+    let (mut cpu_before, mut wall_before) = (thread_cpu_time(), Instant::now());
+    loop {
+        runtime::sleep(limits::BUSY_INTERVAL).await;
+        let (cpu, wall) = (thread_cpu_time(), Instant::now());
+        let share = (cpu - cpu_before).as_micros() * 1000 / (wall - wall_before).as_micros().max(1);
+        core.peers.busy[core.id.0].store(u32::try_from(share).unwrap_or(1000), Ordering::Relaxed);
+        (cpu_before, wall_before) = (cpu, wall);
+    }
+}
+
+fn thread_cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+impl Core {
+    pub(crate) fn directory(&self) -> Arc<Directory> {
+        Arc::clone(&self.directory.borrow())
+    }
+
+    pub(crate) fn certificates(&self) -> Arc<ServerConfigs> {
+        Arc::clone(&self.certificates.borrow())
+    }
+
+    pub(crate) fn mailbox(&self, worker: WorkerId) -> &Mailbox {
+        &self.peers.mailboxes[worker.0]
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.peers.mailboxes.len()
+    }
+
+    pub(crate) fn busy_per_mille(&self, worker: WorkerId) -> u32 {
+        self.peers.busy[worker.0].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn acceptor(&self) -> &Acceptor {
+        &self.acceptor
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Does what a message from another thread asks. Never waits: what takes time becomes a task.
+    pub(crate) fn handle(self: &Rc<Self>, message: Message) {
+        match message {
+            Message::Connection(arrival) => runtime::spawn(accept::take_over(Rc::clone(self), *arrival)),
+            Message::Relay(crossing) => exchange::serve_crossing(self, *crossing),
+            Message::Wake(wake) => wake.deliver(),
+            Message::Directory(directory) => {
+                self.tunnels.borrow_mut().enforce(&directory);
+                self.buckets.borrow_mut().retain(&directory, Instant::now());
+                self.directory.replace(directory);
+            }
+            Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
+            // Whoever asked may have stopped waiting.
+            Message::Scrape(reply) => drop(reply.try_send(self.report())),
+            Message::Drain => self.drain(),
+            Message::Stop => {
+                self.draining.set(true);
+                self.acceptor.stop();
+                self.tunnels.borrow().cut();
+                self.stop.request();
+            }
+        }
+    }
+
+    fn drain(&self) {
+        self.draining.set(true);
+        self.acceptor.stop();
+        self.connections.close_idle(Instant::now());
+        self.tunnels.borrow().drain();
+    }
+
+    fn report(&self) -> WorkerReport {
+        WorkerReport {
+            worker: self.id,
+            totals: self.counters.totals(),
+            refusals: self.counters.refusals(),
+            connections: self.connections.len(),
+            crossings_served: self.crossings_served.get(),
+            busy_per_mille: self.busy_per_mille(self.id),
+            tunnels: self.tunnels.borrow().report(self.id),
+        }
+    }
+}
+
+/// A request to stop, waited for by the worker's main task.
+#[derive(Default)]
+struct Stop {
+    requested: Cell<bool>,
+    waiting: RefCell<Option<Waker>>,
+}
+
+impl Stop {
+    fn request(&self) {
+        self.requested.set(true);
+        if let Some(waker) = self.waiting.take() {
+            waker.wake();
+        }
+    }
+
+    async fn requested(&self) {
+        std::future::poll_fn(|cx| {
+            if self.requested.get() {
+                return Poll::Ready(());
+            }
+            self.waiting.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}

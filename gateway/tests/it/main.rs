@@ -1,0 +1,65 @@
+//! The product over real sockets: TLS callers, gateway, tunnel, agent, backends.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+
+mod backend;
+mod bucket;
+mod caller;
+mod failures;
+mod http;
+mod processes;
+mod refusals;
+mod relaying;
+mod tunnels;
+mod workers;
+
+use std::time::{Duration, Instant};
+
+use gw_gateway::config::HandOver;
+use gw_gateway::counters::TunnelReport;
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+
+/// Longest wait for something that happens in milliseconds; only a failing test waits so long.
+const SOON: Duration = Duration::from_secs(30);
+
+fn options(backend: Option<String>) -> Options {
+    Options {
+        port: 0,
+        admin_port: 0,
+        backend,
+        data_dir: None,
+        workers: 2,
+        rate: Rate::new(1_000_000, 1_000_000).unwrap(),
+        hand_over: HandOver::Auto,
+    }
+}
+
+/// A whole product in this process, in front of `backend` or the built-in echo.
+fn demo(backend: Option<String>) -> Demo {
+    Demo::start(&options(backend)).unwrap()
+}
+
+/// Looks again and again until `look` finds something.
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
+    demo.gateway().control().reports().into_iter().flat_map(|report| report.tunnels).collect()
+}
+
+/// Waits until no request is on any tunnel, as gateway and agent see it.
+fn wait_until_slots_are_free(demo: &Demo) {
+    eventually("all slots free", || {
+        let free = |tunnel: &TunnelReport| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
+        tunnels(demo).iter().all(free).then_some(())
+    });
+}

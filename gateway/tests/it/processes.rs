@@ -1,0 +1,301 @@
+//! The programs as an operator meets them: configuration, signals, exit codes, crashes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use gw_gateway::demo::About;
+use gw_gateway::{CertificateSource, Gateway};
+use gw_shared::id::{AccountId, ServiceId};
+
+use crate::caller::{Caller, connect_to};
+use crate::eventually;
+
+fn gw_gateway() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_gw-gateway"))
+}
+
+/// The agent's program, which the workspace's tests build beside the gateway's.
+fn gw_agent() -> Command {
+    let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name("gw-agent");
+    assert!(path.exists(), "build the whole workspace: cargo test --workspace");
+    Command::new(path)
+}
+
+/// A process that does not outlive its test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Running {
+    fn signal(&self, signal: &str) {
+        let pid = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        eventually("the process has ended", || self.0.try_wait().unwrap()).code()
+    }
+}
+
+/// A data folder with the demo's account, service, key and agent, prepared without any process running.
+struct Prepared {
+    directory: tempfile::TempDir,
+    service_key: String,
+}
+
+const PORT_FILE_WAIT: &str = "the gateway logs its address";
+
+impl Prepared {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("data");
+        let config = gw_gateway::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
+        assert_eq!(config.certificate, CertificateSource::Development { data_dir: data_dir.clone() });
+        let gateway = Gateway::start(&config).unwrap();
+        let control = gateway.control();
+        let (account, service) = (AccountId::new("demo").unwrap(), ServiceId::new("echo").unwrap());
+        control.create_account(&account).unwrap();
+        control.create_service(&account, &service, None).unwrap();
+        let key = control.create_service_key(&account, std::slice::from_ref(&service)).unwrap();
+        let ca = fs::read_to_string(data_dir.join("dev-ca.crt")).unwrap();
+        let state = directory.path().join("agent");
+        let port = gateway.address().port();
+        control.create_agent(&account, "a", &[service], ("127.0.0.1", port), Some(&ca), &state).unwrap();
+        let service_key = key.text.reveal().to_owned();
+        gateway.drain();
+        Self { directory, service_key }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Starts `gw-gateway serve` on `port`; its address once it is up.
+    fn serve(&self, port: u16) -> (Running, SocketAddr) {
+        fs::write(self.path("gateway.toml"), config_text(&self.path("data"), port)).unwrap();
+        let mut command = gw_gateway();
+        command.arg("serve").arg("--config").arg(self.path("gateway.toml")).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        let mut lines = log.lines();
+        let address = lines
+            .by_ref()
+            .find_map(|line| {
+                let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+                line["admin_address"].as_str()?;
+                line["address"].as_str()?.parse().ok()
+            })
+            .expect(PORT_FILE_WAIT);
+        // The log must be read on, or a full pipe would stop the gateway.
+        std::thread::spawn(move || lines.for_each(drop));
+        (Running(child), address)
+    }
+
+    /// Points the agent's state at `port` and starts it.
+    fn run_agent(&self, port: u16, backend: &str) -> Running {
+        let path = self.path("agent/agent.json");
+        let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        state["gateway_port"] = port.into();
+        fs::write(&path, state.to_string()).unwrap();
+        let mut command = gw_agent();
+        command.arg("run").arg("--state-dir").arg(self.path("agent")).args(["--backend", backend]);
+        Running(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    fn about(&self, address: SocketAddr) -> About {
+        About {
+            base_url: format!("https://eu1.gw.localhost:{}", address.port()),
+            tenant_url: String::new(),
+            account: "demo",
+            service: "echo",
+            client_id: None,
+            client_secret: None,
+            service_key: self.service_key.clone(),
+            ca_file: self.path("data/dev-ca.crt"),
+            admin_url: String::new(),
+            admin_token: String::new(),
+        }
+    }
+
+    fn connect(&self, address: SocketAddr) -> Caller {
+        connect_to(&self.about(address), crate::caller::HOST, &[b"http/1.1"], None)
+    }
+
+    fn get(&self, target: &str) -> String {
+        let host = crate::caller::HOST;
+        format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
+    }
+
+    fn wait_for_tunnel(&self, address: SocketAddr) {
+        eventually("requests are answered", || {
+            let mut caller = self.connect(address);
+            caller.send(self.get("/"));
+            (caller.response().status == 200).then_some(())
+        });
+    }
+}
+
+fn config_text(data_dir: &Path, port: u16) -> String {
+    format!(
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:{port}\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\n",
+        data_dir.display()
+    )
+}
+
+#[test]
+fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("gateway.toml");
+    fs::write(&path, "region = \"EU\"\ncolour = 1\n").unwrap();
+    let output = gw_gateway().args(["serve", "--check", "--config"]).arg(&path).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    for key in ["region", "domain", "data_dir", "colour"] {
+        assert!(message.contains(&format!("\n  {key}: ")), "{key} in {message}");
+    }
+    fs::write(&path, config_text(directory.path(), 0)).unwrap();
+    let output = gw_gateway().args(["serve", "--check", "--config"]).arg(&path).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+    let missing = gw_gateway().args(["serve", "--config", "nowhere.toml"]).output().unwrap();
+    assert_eq!(missing.status.code(), Some(2));
+}
+
+#[test]
+fn the_demo_prints_one_line_of_json_and_ends_with_0() {
+    let mut child = gw_gateway()
+        .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut running = Running(child);
+    let about: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let keys: Vec<&str> = about.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = [
+        "base_url",
+        "tenant_url",
+        "account",
+        "service",
+        "client_id",
+        "client_secret",
+        "service_key",
+        "ca_file",
+        "admin_url",
+        "admin_token",
+    ];
+    expected.sort_unstable();
+    let mut found = keys.clone();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    let (tenant, key) = (about["tenant_url"].as_str().unwrap(), about["service_key"].as_str().unwrap());
+    let port = tenant.rsplit(':').next().unwrap();
+    let host = tenant.trim_start_matches("https://");
+    // The line that the demo prints for people, on the real curl.
+    let curl = Command::new("curl")
+        .args(["--silent", "--show-error", "--cacert", about["ca_file"].as_str().unwrap()])
+        .args(["--resolve", &format!("{}:{port}:127.0.0.1", host.split(':').next().unwrap())])
+        .args(["-H", &format!("X-Gw-Service-Key: {key}"), &format!("{tenant}/hello?name=you")])
+        .output()
+        .unwrap();
+    let echoed: serde_json::Value = serde_json::from_slice(&curl.stdout).unwrap();
+    assert_eq!(echoed["target"], "/hello?name=you");
+    running.signal("TERM");
+    assert_eq!(running.exit_code(), Some(0));
+    assert!(!Path::new(about["ca_file"].as_str().unwrap()).exists(), "the temporary folder is removed");
+}
+
+#[test]
+fn crashes_are_answered_at_once_and_recovered_from() {
+    let prepared = Prepared::new();
+    let backend = crate::backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            if head.target == "/hang" {
+                // Until the agent is gone.
+                peer.is_closed();
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let (gateway, address) = prepared.serve(0);
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/"));
+    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+
+    let agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    caller.send(prepared.get("/hang"));
+    let mut watcher = prepared.connect(address);
+    watcher.send(prepared.get("/"));
+    assert_eq!(watcher.response().status, 200);
+    agent.signal("KILL");
+    assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
+    caller.send(prepared.get("/"));
+    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    // The gateway dies; a new one on the same port has its agent back without a human.
+    gateway.signal("KILL");
+    drop(gateway);
+    let (mut gateway, address) = prepared.serve(address.port());
+    prepared.wait_for_tunnel(address);
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_code(), Some(0));
+}
+
+#[test]
+fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
+    let prepared = Prepared::new();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let backend = crate::backend::start(move |mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            if head.target == "/held" {
+                held.lock().unwrap().recv_timeout(crate::SOON).unwrap();
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let (mut gateway, address) = prepared.serve(0);
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+
+    let mut kept = prepared.connect(address);
+    kept.send(prepared.get("/"));
+    assert_eq!(kept.response().status, 200);
+    let certificate = |caller: &Caller| caller.stream.conn.peer_certificates().unwrap()[0].clone();
+    let before = certificate(&kept);
+    gateway.signal("HUP");
+    // The development certificate is made anew on each reload: new connections see another one.
+    eventually("a new certificate", || {
+        let mut caller = prepared.connect(address);
+        caller.send(prepared.get("/"));
+        assert_eq!(caller.response().status, 200);
+        (certificate(&caller) != before).then_some(())
+    });
+    kept.send(prepared.get("/"));
+    assert_eq!(kept.response().status, 200);
+
+    kept.send(prepared.get("/held"));
+    let mut idle = prepared.connect(address);
+    idle.send(prepared.get("/"));
+    assert_eq!(idle.response().status, 200);
+    gateway.signal("TERM");
+    assert!(idle.is_closed());
+    release.send(()).unwrap();
+    let response = kept.response();
+    assert_eq!((response.status.as_u16(), response.header("connection")), (200, ""));
+    assert!(kept.is_closed());
+    assert_eq!(gateway.exit_code(), Some(0));
+}

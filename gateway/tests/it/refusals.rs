@@ -1,0 +1,211 @@
+//! What is refused, and how: the error table, over real sockets.
+
+use gw_gateway::store::Record;
+use gw_shared::id::{AccountId, ServiceId};
+use http::Method;
+
+use crate::backend;
+use crate::caller::{HOST, connect, connect_to, get, request};
+use crate::{demo, eventually, tunnels};
+
+fn ids() -> (AccountId, ServiceId) {
+    (AccountId::new("demo").unwrap(), ServiceId::new("echo").unwrap())
+}
+
+#[test]
+fn policy_and_authentication() {
+    let demo = demo(None);
+    let key = demo.about.service_key.clone();
+    let control = demo.gateway().control();
+    let (account, _) = ids();
+    let other = ServiceId::new("other").unwrap();
+    control.create_service(&account, &other, None).unwrap();
+    let other_key = control.create_service_key(&account, &[other]).unwrap();
+    let mut caller = connect(&demo);
+    let mut code = |host: &str, fields: &str| {
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
+        let response = caller.response();
+        format!("{} {} {}", response.status.as_u16(), response.header("x-gw-status"), response.code())
+    };
+    let with = |key: &str| format!("X-Gw-Service-Key: {key}\r\n");
+    assert_eq!(code(HOST, ""), "502 AuthDenied GW_AUTH_REQUIRED");
+    assert_eq!(code(HOST, "X-Gw-Service-Key:\r\n"), "502 AuthDenied GW_AUTH_REQUIRED");
+    let both = format!("{}X-Gw-Authorization: Bearer x\r\n", with(&key));
+    assert_eq!(code(HOST, &both), "502 AuthDenied GW_AUTH_AMBIGUOUS");
+    assert_eq!(code(HOST, &with(&key).repeat(2)), "502 AuthDenied GW_AUTH_AMBIGUOUS");
+    assert_eq!(code(HOST, "X-Gw-Authorization: Bearer x\r\n"), "502 AuthDenied GW_TOKEN_INVALID");
+    assert_eq!(code(HOST, &with("gw_sk_x.y")), "502 AuthDenied GW_SERVICE_KEY_INVALID");
+    assert_eq!(code(HOST, &with(other_key.text.reveal())), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED");
+    let unknown = "demo--nothing.eu1.gw.localhost";
+    assert_eq!(code(unknown, &with(&key)), "502 PolicyDenied GW_SERVICE_NOT_FOUND");
+    assert_eq!(code("eu2.gw.localhost", &with(&key)), "421 Misdirected GW_MISDIRECTED");
+    assert_eq!(code("eu1.gw.localhost", ""), "404 NotFound GW_NOT_FOUND");
+    // The other service exists and has no agent.
+    let other_host = "demo--other.eu1.gw.localhost";
+    assert_eq!(code(other_host, &with(other_key.text.reveal())), "504 AgentUnavailable AGENT_UNAVAILABLE");
+}
+
+#[test]
+fn a_disabled_service_and_one_that_takes_no_keys() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let mut service = control.records().unwrap().services.remove(0);
+    let mut caller = connect(&demo);
+    let mut code_soon = |wanted: &str| {
+        eventually(wanted, || {
+            caller.send(get(&demo, "/"));
+            let response = caller.response();
+            (response.status != 200 && response.code() == wanted).then_some(())
+        });
+    };
+    service.enabled = false;
+    control.put(Record::Service(service.clone())).unwrap();
+    code_soon("GW_SERVICE_DISABLED");
+    service.enabled = true;
+    service.modes.service_key = false;
+    control.put(Record::Service(service)).unwrap();
+    code_soon("GW_AUTH_MODE_NOT_ALLOWED");
+}
+
+#[test]
+fn what_is_not_http_is_refused_and_the_connection_closed() {
+    let demo = demo(None);
+    let host = format!("Host: {HOST}\r\n");
+    for bad in [
+        format!("POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        format!("POST / HTTP/1.1\r\n{host}Content-Length: 1\r\nContent-Length: 1\r\n\r\n"),
+        format!("GET / HTTP/1.1\n{host}\n"),
+        format!("GET / HTTP/1.1\r\n{host}X: a\r\n b\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{host}X : a\r\n\r\n"),
+        format!("GET / HTTP/1.1\r\n{host}{host}\r\n"),
+        "GET / HTTP/1.1\r\n\r\n".to_owned(),
+        format!("GET / HTTP/1.1\r\n{host}X: \0\r\n\r\n"),
+        format!("CONNECT {HOST}:443 HTTP/1.1\r\n{host}\r\n"),
+        "\x16\x03\x01 nonsense\r\n\r\n".to_owned(),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(&bad);
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"), "{bad:?}");
+        assert_eq!(response.header("connection"), "close");
+        assert!(caller.is_closed(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_malformed_chunk_is_refused_while_that_is_still_possible() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "POST /", "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX"));
+    let response = caller.response();
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"));
+    assert!(caller.is_closed());
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn heads_over_the_limits() {
+    let demo = demo(None);
+    for (line, fields) in [
+        ("GET /".to_owned() + &"a".repeat(8 * 1024), String::new()),
+        ("GET /".to_owned(), "A: b\r\n".repeat(101)),
+        ("GET /".to_owned(), format!("A: {}\r\n", "b".repeat(33 * 1024))),
+    ] {
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, &line, &format!("{fields}\r\n")));
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (502, "GW_HEADERS_TOO_LARGE"));
+        assert_eq!(response.header("x-gw-status"), "HeadersTooLarge");
+    }
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "GET /", &format!("A: {}\r\n\r\n", "b".repeat(30 * 1024))));
+    assert_eq!(caller.response().status, 200);
+}
+
+#[test]
+fn errors_of_the_backend() {
+    for (answer, code) in [
+        ("", "GW_BACKEND_RESET"),
+        ("HTTP/1.1 abc\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
+        ("HTTP/1.1 101 Switching\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
+    ] {
+        let demo = demo(Some(backend::start(move |mut peer| {
+            drop(peer.request());
+            peer.send(answer);
+        })));
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/"));
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (502, code), "{answer:?}");
+        assert_eq!(response.header("x-gw-status"), "AgentError");
+    }
+}
+
+#[test]
+fn a_backend_that_is_not_there() {
+    // Bound and not listening: refuses, and nobody else gets the port.
+    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
+    let port = closed.local_addr().unwrap().as_socket().unwrap().port();
+    let demo = demo(Some(format!("http://127.0.0.1:{port}")));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
+}
+
+#[test]
+fn more_requests_than_slots() {
+    let demo = demo(None);
+    let mut waiting: Vec<_> = (0..128)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, "/slow?ms=3000"));
+            caller
+        })
+        .collect();
+    eventually("128 slots in use", || (tunnels(&demo)[0].slots_in_use == Some(128)).then_some(()));
+    let mut late = connect(&demo);
+    late.send(get(&demo, "/"));
+    let response = late.response();
+    assert_eq!((response.status.as_u16(), response.header("x-gw-status")), (502, "AgentError"));
+    assert_eq!(response.code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    assert_eq!(response.json()["error"]["message"], "Concurrent backend request limit exceeded");
+    for caller in &mut waiting {
+        assert_eq!(caller.response().status, 200);
+    }
+    late.send(get(&demo, "/"));
+    assert_eq!(late.response().status, 200);
+}
+
+#[test]
+fn refused_bodies_are_read_away_where_that_is_cheap() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let body = "x".repeat(10_000);
+    caller.send(format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 10000\r\n\r\n{body}"));
+    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200);
+}
+
+#[test]
+fn tunnels_are_for_agents_of_the_same_version() {
+    let demo = demo(None);
+    let upgrade = |version: &str| {
+        format!(
+            "GET /tunnel HTTP/1.1\r\nHost: {HOST}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\n\
+             X-Gw-Version: {version}\r\n\r\n"
+        )
+    };
+    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    stranger.send(upgrade(env!("CARGO_PKG_VERSION")));
+    let response = stranger.response_to(&Method::GET);
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (401, "GW_AGENT_CERTIFICATE_REQUIRED"));
+    let mut older = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    older.send(upgrade("0.0.1"));
+    let response = older.response_to(&Method::GET);
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (426, "GW_VERSION_MISMATCH"));
+    let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("0.0.1") && message.contains(env!("CARGO_PKG_VERSION")), "{message}");
+}

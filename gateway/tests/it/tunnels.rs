@@ -1,0 +1,152 @@
+//! Tunnels: revocation, replacement, sharing, fairness.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gw_gateway::demo::Demo;
+use gw_gateway::store::Record;
+use gw_shared::id::{AccountId, ServiceId};
+
+use crate::backend;
+use crate::caller::{connect, get};
+use crate::{demo, eventually, tunnels};
+
+/// Starts another agent for the demo's service, of its own identity, in front of `backend`.
+fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
+    let ca = std::fs::read_to_string(&demo.about.ca_file).unwrap();
+    let services = [ServiceId::new("echo").unwrap()];
+    let gateway = ("127.0.0.1", demo.gateway().address().port());
+    let account = AccountId::new("demo").unwrap();
+    let control = demo.gateway().control();
+    control.create_agent(&account, "second", &services, gateway, Some(&ca), state_dir).unwrap();
+    start_agent(state_dir, backend)
+}
+
+fn start_agent(state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
+    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), Some(backend), |_| None).unwrap();
+    gw_agent::start(config).unwrap()
+}
+
+#[test]
+fn a_revoked_agents_tunnel_is_cut_within_a_second() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/slow?ms=60000"));
+    eventually("the request is on the tunnel", || (tunnels(&demo)[0].in_flight == 1).then_some(()));
+    let control = demo.gateway().control();
+    let mut agent = control.records().unwrap().agents.remove(0);
+    agent.revoked = true;
+    let revoked = Instant::now();
+    control.put(Record::Agent(agent.clone())).unwrap();
+    assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
+    assert!(revoked.elapsed() < Duration::from_secs(1));
+    caller.send(get(&demo, "/"));
+    let response = caller.response();
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
+    // Once it is allowed again, it comes back by itself.
+    agent.revoked = false;
+    control.put(Record::Agent(agent)).unwrap();
+    eventually("the tunnel is back", || {
+        caller.send(get(&demo, "/"));
+        (caller.response().status == 200).then_some(())
+    });
+}
+
+#[test]
+fn two_agents_share_a_service_and_either_can_leave() {
+    let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
+    let state = tempfile::tempdir().unwrap();
+    let other = backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            thread::sleep(Duration::from_millis(200));
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2");
+        }
+    });
+    let second = second_agent(&demo, state.path(), &other);
+    eventually("two tunnels", || (tunnels(&demo).len() == 2).then_some(()));
+    // While one is busy the other gets the requests: fewest in flight first.
+    let mut bodies: Vec<u8> = thread::scope(|scope| {
+        let callers: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut caller = connect(&demo);
+                    caller.send(get(&demo, "/"));
+                    caller.response().body[0]
+                })
+            })
+            .collect();
+        callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+    });
+    bodies.sort_unstable();
+    bodies.dedup();
+    assert_eq!(bodies, b"12");
+    // A draining agent fails no request, not even those it has.
+    let mut caller = connect(&demo);
+    thread::scope(|scope| {
+        let draining = scope.spawn(|| second.drain());
+        while !draining.is_finished() {
+            caller.send(get(&demo, "/"));
+            assert_eq!(caller.response().status, 200);
+        }
+    });
+    eventually("one tunnel", || (tunnels(&demo).len() == 1).then_some(()));
+}
+
+#[test]
+fn a_newer_tunnel_of_the_same_agent_takes_over() {
+    let demo = demo(None);
+    let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
+    let before = tunnels(&demo)[0].generation;
+    let newer = start_agent(&state_dir, &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"));
+    let mut caller = connect(&demo);
+    eventually("the newer tunnel serves", || {
+        caller.send(get(&demo, "/"));
+        (caller.response().body == b"new").then_some(())
+    });
+    let now = tunnels(&demo);
+    assert_eq!(now.len(), 1);
+    assert!(now[0].generation > before);
+    newer.drain();
+}
+
+#[test]
+fn stalled_downloads_hold_nobody_up() {
+    let demo = demo(None);
+    let stalled: Vec<_> = (0..8)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, "/bytes/1000000000"));
+            caller.bytes(64 * 1024).unwrap();
+            caller
+        })
+        .collect();
+    let mut caller = connect(&demo);
+    for number in 0..200 {
+        caller.send(get(&demo, &format!("/{number}")));
+        assert_eq!(caller.response().json()["target"], format!("/{number}"));
+    }
+    drop(stalled);
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn cancelled_downloads_leave_every_slot_free() {
+    let demo = demo(None);
+    for _ in 0..200 {
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/bytes/1000000000"));
+        caller.bytes(1000).unwrap();
+    }
+    thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| {
+                let mut caller = connect(&demo);
+                caller.send(get(&demo, "/bytes/1000000000"));
+                caller.bytes(1000).unwrap();
+            });
+        }
+    });
+    crate::wait_until_slots_are_free(&demo);
+    assert_eq!(tunnels(&demo)[0].slots, Some(128));
+    assert_eq!(tunnels(&demo)[0].generation, 1, "the tunnel survived");
+}

@@ -1,0 +1,97 @@
+//! One, two and four workers, with connections handed over and with requests that cross.
+
+use std::thread;
+
+use gw_gateway::config::HandOver;
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::id::{AccountId, ServiceId};
+
+use crate::backend;
+use crate::caller::{connect, connect_to, get, request};
+use crate::{eventually, tunnels};
+
+/// Sends every body back.
+fn mirror() -> String {
+    backend::start(|mut peer| {
+        while let Ok((_, body, _)) = peer.request() {
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+            peer.send(body);
+        }
+    })
+}
+
+fn total(demo: &Demo, name: &str) -> u64 {
+    demo.gateway().control().reports().iter().map(|report| report.totals[name]).sum()
+}
+
+#[test]
+fn every_way_of_crossing_carries_requests_and_large_bodies() {
+    for (workers, hand_over) in
+        [(1, HandOver::Auto), (2, HandOver::Always), (2, HandOver::Never), (4, HandOver::Always), (4, HandOver::Never)]
+    {
+        let options = Options { workers, hand_over, ..crate::options(Some(mirror())) };
+        let demo = Demo::start(&options).unwrap();
+        thread::scope(|scope| {
+            for number in 0..12usize {
+                let demo = &demo;
+                scope.spawn(move || {
+                    let mut caller = connect(demo);
+                    for length in [0, 1, 1000, 300_000 + number, 3_000_000] {
+                        let body: Vec<u8> = (0..length).map(|at| (at * 7 + number) as u8).collect();
+                        caller.send(request(demo, "POST /", &format!("Content-Length: {length}\r\n\r\n")));
+                        caller.send(&body);
+                        let response = caller.response();
+                        assert_eq!(response.status, 200);
+                        assert!(response.body == body, "{length} bytes changed on the way");
+                    }
+                });
+            }
+        });
+        let (crossed, handed) = (total(&demo, "requests_crossing"), total(&demo, "connections_handed_over"));
+        match (workers, hand_over) {
+            (1, _) => assert_eq!((crossed, handed), (0, 0)),
+            (_, HandOver::Never) => assert!(crossed > 0, "with {workers} workers some connection was elsewhere"),
+            _ => assert!(crossed == 0 && handed > 0, "{crossed} crossed, {handed} handed over"),
+        }
+        crate::wait_until_slots_are_free(&demo);
+        demo.stop();
+    }
+}
+
+#[test]
+fn a_caller_that_leaves_cancels_a_request_that_crosses() {
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let options = Options { workers: 4, hand_over, ..crate::options(None) };
+        let demo = Demo::start(&options).unwrap();
+        // Enough connections that some are on another worker than the service.
+        for target in ["/slow?ms=60000", "/bytes/1000000000"] {
+            let callers: Vec<_> = (0..16)
+                .map(|_| {
+                    let mut caller = connect(&demo);
+                    caller.send(get(&demo, target));
+                    caller
+                })
+                .collect();
+            eventually("16 requests on the tunnel", || (tunnels(&demo)[0].in_flight == 16).then_some(()));
+            drop(callers);
+            crate::wait_until_slots_are_free(&demo);
+        }
+    }
+}
+
+#[test]
+fn a_connection_may_carry_requests_for_other_services_than_its_server_name_says() {
+    let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::options(None) };
+    let demo = Demo::start(&options).unwrap();
+    let account = AccountId::new("demo").unwrap();
+    // Names that other workers own: requests for the demo's service cross from there.
+    for number in 0..8 {
+        let name = format!("other{number}");
+        demo.gateway().control().create_service(&account, &ServiceId::new(&name).unwrap(), None).unwrap();
+        let server_name = format!("demo--{name}.eu1.gw.localhost");
+        let mut caller = connect_to(&demo.about, &server_name, &[b"http/1.1"], None);
+        caller.send(get(&demo, "/coalesced"));
+        assert_eq!(caller.response().json()["target"], "/coalesced");
+    }
+    assert!(total(&demo, "requests_crossing") > 0);
+}

@@ -1,0 +1,332 @@
+//! Message bodies: finds their parts in a buffer that fills as bytes arrive (RFC 9112 §6, §7.1).
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+use http::header::{HeaderName, HeaderValue};
+
+use super::head::Framing;
+
+/// Longest chunk-size line, extensions included, in bytes.
+const SIZE_LINE_MAX: usize = 4096;
+/// Largest trailer section, in bytes, and most fields in it.
+const TRAILERS_MAX: usize = 16 * 1024;
+const TRAILER_FIELDS_MAX: usize = 64;
+
+/// A piece of a body.
+#[derive(Debug, PartialEq)]
+pub enum Part {
+    Data(Bytes),
+    /// Trailer fields of a chunked body; comes before `End`, only when there are any.
+    Trailers(HeaderMap),
+    /// The body is complete. Nothing of what follows in the buffer belongs to it.
+    End,
+}
+
+/// A body is not what its framing announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidBody {
+    #[error("malformed chunk: {0}")]
+    Chunk(&'static str),
+    #[error("malformed or oversized trailer section")]
+    Trailers,
+    #[error("the connection ended before the body did")]
+    CutShort,
+}
+
+/// Decodes one body.
+#[derive(Debug)]
+pub struct BodyDecoder(State);
+
+#[derive(Debug)]
+enum State {
+    Length(u64),
+    UntilClose,
+    ChunkSize,
+    ChunkData(u64),
+    ChunkDataEnd,
+    Trailers,
+    Done,
+}
+
+impl BodyDecoder {
+    pub fn new(framing: Framing) -> Self {
+        Self(match framing {
+            Framing::None | Framing::Length(0) => State::Done,
+            Framing::Length(length) => State::Length(length),
+            Framing::Chunked => State::ChunkSize,
+            Framing::UntilClose => State::UntilClose,
+        })
+    }
+
+    pub fn is_done(&self) -> bool {
+        matches!(self.0, State::Done)
+    }
+
+    /// Bytes still to come, where the framing tells.
+    pub fn remaining(&self) -> Option<u64> {
+        match self.0 {
+            State::Length(remaining) => Some(remaining),
+            State::Done => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Takes the next part off the front of `buffer`; `None` when more bytes are needed.
+    pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
+        loop {
+            match self.0 {
+                State::Done => return Ok(Some(Part::End)),
+                _ if buffer.is_empty() => return Ok(None),
+                State::UntilClose => return Ok(Some(Part::Data(buffer.split().freeze()))),
+                State::Length(remaining) => {
+                    let data = take(buffer, remaining);
+                    let remaining = remaining - data.len() as u64;
+                    self.0 = if remaining == 0 { State::Done } else { State::Length(remaining) };
+                    return Ok(Some(Part::Data(data)));
+                }
+                State::ChunkSize => {
+                    let Some(line) = take_line(buffer, SIZE_LINE_MAX, InvalidBody::Chunk("size line"))? else {
+                        return Ok(None);
+                    };
+                    let size = parse_chunk_size(&line)?;
+                    self.0 = if size == 0 { State::Trailers } else { State::ChunkData(size) };
+                }
+                State::ChunkData(remaining) => {
+                    let data = take(buffer, remaining);
+                    let remaining = remaining - data.len() as u64;
+                    self.0 = if remaining == 0 { State::ChunkDataEnd } else { State::ChunkData(remaining) };
+                    return Ok(Some(Part::Data(data)));
+                }
+                State::ChunkDataEnd => {
+                    if buffer.len() < 2 {
+                        return if buffer[0] == b'\r' { Ok(None) } else { Err(BAD_CHUNK_END) };
+                    }
+                    if !buffer.starts_with(b"\r\n") {
+                        return Err(BAD_CHUNK_END);
+                    }
+                    buffer.advance(2);
+                    self.0 = State::ChunkSize;
+                }
+                State::Trailers => {
+                    if buffer.starts_with(b"\r\n") {
+                        buffer.advance(2);
+                        self.0 = State::Done;
+                        continue;
+                    }
+                    let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
+                        return if buffer.len() > TRAILERS_MAX { Err(InvalidBody::Trailers) } else { Ok(None) };
+                    };
+                    if end > TRAILERS_MAX {
+                        return Err(InvalidBody::Trailers);
+                    }
+                    let section = buffer.split_to(end + 4).freeze();
+                    self.0 = State::Done;
+                    return Ok(Some(Part::Trailers(parse_trailers(&section)?)));
+                }
+            }
+        }
+    }
+
+    /// The connection ended: is that the end of the body, or was it cut short?
+    pub fn finish(&mut self) -> Result<(), InvalidBody> {
+        match self.0 {
+            State::UntilClose | State::Done => {
+                self.0 = State::Done;
+                Ok(())
+            }
+            _ => Err(InvalidBody::CutShort),
+        }
+    }
+}
+
+const BAD_CHUNK_END: InvalidBody = InvalidBody::Chunk("no CRLF after its data");
+
+fn take(buffer: &mut BytesMut, most: u64) -> Bytes {
+    let length = usize::try_from(most).unwrap_or(usize::MAX).min(buffer.len());
+    buffer.split_to(length).freeze()
+}
+
+/// Takes a line that ends in CRLF, without it.
+fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<Option<BytesMut>, InvalidBody> {
+    match buffer.iter().take(most).position(|byte| *byte == b'\n') {
+        Some(0) => Err(error),
+        Some(end) if buffer[end - 1] == b'\r' => {
+            let mut line = buffer.split_to(end + 1);
+            line.truncate(end - 1);
+            Ok(Some(line))
+        }
+        Some(_) => Err(error),
+        None if buffer.len() >= most => Err(error),
+        None => Ok(None),
+    }
+}
+
+/// `chunk-size [ chunk-ext ]`: hexadecimal digits; extensions are dropped, as §7.1.1 has an intermediary do.
+fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
+    let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
+    if digits == 0 || digits > 16 {
+        return Err(InvalidBody::Chunk("size is not 1 to 16 hexadecimal digits"));
+    }
+    let (size, extension) = line.split_at(digits);
+    let extension_starts = extension.iter().find(|byte| !matches!(byte, b' ' | b'\t'));
+    if !matches!(extension_starts, None | Some(b';')) || extension.contains(&b'\r') || extension.contains(&0) {
+        return Err(InvalidBody::Chunk("size is followed by something that is not an extension"));
+    }
+    // White space before the extension is tolerated by §7.1.1 (BWS); without an extension there is none to tolerate.
+    if extension_starts.is_none() && !extension.is_empty() {
+        return Err(InvalidBody::Chunk("white space after the size"));
+    }
+    Ok(size.iter().fold(0, |value, digit| (value << 4) | u64::from(char::from(*digit).to_digit(16).unwrap_or(0))))
+}
+
+fn parse_trailers(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
+    // The same strictness as for heads: a bare CR or LF is a line end to some parser.
+    let line_ends = section.windows(2).all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
+    if !line_ends || section.first() == Some(&b'\n') || section.contains(&0) {
+        return Err(InvalidBody::Trailers);
+    }
+    let mut fields = [httparse::EMPTY_HEADER; TRAILER_FIELDS_MAX];
+    let Ok(httparse::Status::Complete((_, fields))) = httparse::parse_headers(section, &mut fields) else {
+        return Err(InvalidBody::Trailers);
+    };
+    let mut trailers = HeaderMap::with_capacity(fields.len());
+    for field in fields {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidBody::Trailers)?;
+        let value =
+            HeaderValue::from_maybe_shared(section.slice_ref(field.value)).map_err(|_| InvalidBody::Trailers)?;
+        trailers.append(name, value);
+    }
+    Ok(trailers)
+}
+
+/// The line before a chunk of `length` bytes, written into `buffer`. The chunk's data and [`CHUNK_END`] follow it.
+pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let digits = ((usize::BITS - length.leading_zeros()).div_ceil(4)).max(1) as usize;
+    for (at, digit) in buffer[..digits].iter_mut().enumerate() {
+        *digit = HEX[(length >> (4 * (digits - 1 - at))) & 0xf];
+    }
+    buffer[digits..digits + 2].copy_from_slice(b"\r\n");
+    &buffer[..digits + 2]
+}
+
+/// What follows the data of every chunk.
+pub const CHUNK_END: &[u8] = b"\r\n";
+
+/// Appends the last chunk and the trailer section to `out`.
+pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&HeaderMap>) {
+    out.extend_from_slice(b"0\r\n");
+    if let Some(trailers) = trailers {
+        super::head::write_fields(out, trailers);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The data joined, the trailers, and what was left over.
+    type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
+
+    /// Decodes `input`, given in pieces of `step` bytes.
+    fn decode_all(framing: Framing, input: &[u8], step: usize) -> Result<Decoded, InvalidBody> {
+        let (mut decoder, mut buffer, mut data, mut trailers) =
+            (BodyDecoder::new(framing), BytesMut::new(), Vec::new(), None);
+        let mut pieces = input.chunks(step);
+        loop {
+            match decoder.decode(&mut buffer)? {
+                Some(Part::Data(piece)) => data.extend_from_slice(&piece),
+                Some(Part::Trailers(fields)) => trailers = Some(fields),
+                Some(Part::End) => {
+                    let rest = pieces.flatten().copied();
+                    return Ok((data, trailers, buffer.iter().copied().chain(rest).collect()));
+                }
+                None => match pieces.next() {
+                    Some(piece) => buffer.extend_from_slice(piece),
+                    None => decoder.finish()?,
+                },
+            }
+        }
+    }
+
+    #[test]
+    fn chunked_bodies_in_any_pieces() {
+        let input = b"5\r\nhello\r\n1;ext=\"v\"\r\n!\r\nA \t;x\r\n0123456789\r\n0\r\nX-T: 1\r\n\r\nnext";
+        for step in 1..=input.len() {
+            let (data, trailers, rest) = decode_all(Framing::Chunked, input, step).unwrap();
+            assert_eq!(data, b"hello!0123456789");
+            assert_eq!(trailers.unwrap()["x-t"], "1");
+            assert_eq!(rest, b"next");
+        }
+    }
+
+    #[test]
+    fn malformed_chunks_are_refused() {
+        for input in [
+            "g\r\n",
+            "\r\n",
+            "-1\r\n",
+            "0x5\r\nhello\r\n0\r\n\r\n",
+            "5\nhello\r\n0\r\n\r\n",
+            "5\r\nhelloX\r\n0\r\n\r\n",
+            "5\r\nhello\n0\r\n\r\n",
+            "11111111111111111\r\n",
+            "5 \r\nhello\r\n0\r\n\r\n",
+            "5 5\r\nhello\r\n",
+            "5\rX\r\nhello",
+            " 5\r\nhello",
+            "0\r\nbad\r\n\r\n",
+            "0\r\nX : 1\r\n\r\n",
+            "0\r\nX: 1\nY: 2\r\n\r\n",
+            "0\r\n X: 1\r\n\r\n",
+            "+5\r\nhello\r\n0\r\n\r\n",
+            "5;a\rb\r\nhello\r\n0\r\n\r\n",
+        ] {
+            let result = decode_all(Framing::Chunked, input.as_bytes(), 1);
+            assert!(result.is_err(), "{input:?} gave {result:?}");
+        }
+        let endless = format!("5;{}", "a".repeat(SIZE_LINE_MAX));
+        assert!(decode_all(Framing::Chunked, endless.as_bytes(), 100).is_err());
+    }
+
+    #[test]
+    fn a_cut_body_never_looks_complete() {
+        let whole = b"5\r\nhello\r\n0\r\n\r\n";
+        for end in 0..whole.len() {
+            assert!(decode_all(Framing::Chunked, &whole[..end], 3).is_err(), "cut at {end}");
+        }
+        assert_eq!(decode_all(Framing::Length(5), b"hell", 9), Err(InvalidBody::CutShort));
+        assert_eq!(decode_all(Framing::Length(5), b"hello!", 9).unwrap().2, b"!");
+        assert_eq!(decode_all(Framing::UntilClose, b"abc", 2).unwrap().0, b"abc");
+        assert_eq!(decode_all(Framing::None, b"abc", 2).unwrap().2, b"abc");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..300), 0..8),
+            step in 1usize..64,
+        ) {
+            let mut encoded = Vec::new();
+            for chunk in &chunks {
+                encoded.extend_from_slice(chunk_start(chunk.len(), &mut [0; 18]));
+                encoded.extend_from_slice(chunk);
+                encoded.extend_from_slice(CHUNK_END);
+            }
+            write_last_chunk(&mut encoded, None);
+            let (data, _, rest) = decode_all(Framing::Chunked, &encoded, step).unwrap();
+            prop_assert_eq!(data, chunks.concat());
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn any_bytes_are_decoded_or_refused(input in prop::collection::vec(any::<u8>(), 0..200), step in 1usize..9) {
+            let whole = decode_all(Framing::Chunked, &input, input.len().max(1));
+            let pieces = decode_all(Framing::Chunked, &input, step);
+            prop_assert_eq!(whole, pieces);
+        }
+    }
+}

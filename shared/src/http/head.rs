@@ -1,0 +1,586 @@
+//! Message heads: strict parsing (what two parsers could read differently is refused) and serialization.
+
+use std::io::Write;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
+use http::{Method, StatusCode};
+
+/// Bounds on a message head.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLimits {
+    /// Start line and fields together, in bytes.
+    pub head: usize,
+    pub fields: usize,
+    /// Request target, in bytes.
+    pub target: usize,
+}
+
+/// Most header fields that [`parse_request`] and [`parse_response`] have room for.
+const FIELDS_MAX: usize = 128;
+
+/// A message head is not what RFC 9112 allows, or larger than we take.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidHead {
+    #[error("head is larger than {0} bytes")]
+    HeadTooLarge(usize),
+    #[error("more than {0} header fields")]
+    TooManyFields(usize),
+    #[error("request target is longer than {0} bytes")]
+    TargetTooLong(usize),
+    #[error("malformed: {0}")]
+    Syntax(&'static str),
+}
+
+impl InvalidHead {
+    pub fn is_too_large(&self) -> bool {
+        !matches!(self, Self::Syntax(_))
+    }
+}
+
+/// How the end of a message body is found (RFC 9112 §6.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// There is no body.
+    None,
+    /// `Content-Length`, in bytes.
+    Length(u64),
+    Chunked,
+    /// The body ends with the connection; responses only.
+    UntilClose,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    Http10,
+    Http11,
+}
+
+#[derive(Debug)]
+pub struct RequestHead {
+    pub method: Method,
+    /// `*` or origin-form, byte for byte as received; of an absolute-form target, the part after the authority.
+    pub target: PathAndQuery,
+    /// Host and optional port this request is for: of an absolute-form target, else of `Host` (RFC 9112 §3.2.2).
+    pub authority: Authority,
+    pub version: Version,
+    /// In order of arrival, `Host` left out.
+    pub headers: HeaderMap,
+    pub framing: Framing,
+    /// The sender wants the connection to stay (RFC 9112 §9.3).
+    pub keep_alive: bool,
+    /// The sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    pub expects_continue: bool,
+}
+
+#[derive(Debug)]
+pub struct ResponseHead {
+    pub status: StatusCode,
+    pub version: Version,
+    pub headers: HeaderMap,
+    pub framing: Framing,
+    pub keep_alive: bool,
+}
+
+/// Finds the end of a head in a growing buffer without scanning any byte twice.
+#[derive(Debug, Default)]
+pub struct HeadScanner {
+    scanned: usize,
+    /// Something other than an empty line has arrived.
+    started: bool,
+}
+
+impl HeadScanner {
+    /// The length of the head at the front of `buffer`, its final empty line included, once it is there.
+    ///
+    /// Empty lines before a request are dropped from `buffer` (RFC 9112 §2.2).
+    pub fn find_end(&mut self, buffer: &mut BytesMut, limits: HeadLimits) -> Result<Option<usize>, InvalidHead> {
+        if !self.started {
+            while buffer.starts_with(b"\r\n") {
+                buffer.advance(2);
+            }
+            if matches!(&buffer[..], b"" | b"\r") {
+                return Ok(None);
+            }
+            self.started = true;
+        }
+        // The first line's end may be the only one, and a terminator may straddle the last read.
+        let from = self.scanned.saturating_sub(3);
+        let end = buffer[from..].windows(4).position(|window| window == b"\r\n\r\n").map(|at| from + at + 4);
+        self.scanned = buffer.len();
+        match end {
+            Some(end) if end > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
+            Some(end) => {
+                *self = Self::default();
+                Ok(Some(end))
+            }
+            None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
+            // A sender of bare line feeds would otherwise wait for us while we wait for it.
+            None if buffer[from..].windows(2).any(|window| window == b"\n\n") => Err(BARE_LINE_FEED),
+            None => Ok(None),
+        }
+    }
+}
+
+const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
+
+/// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
+pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
+    check_line_ends(head)?;
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut parsed = httparse::Request::new(&mut fields);
+    match parsed.parse(head) {
+        Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+        Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Err(error) => return Err(syntax(error, limits)),
+    }
+    let (Some(method), Some(target), Some(version)) = (parsed.method, parsed.path, parsed.version) else {
+        return Err(InvalidHead::Syntax("request line"));
+    };
+    if target.len() > limits.target {
+        return Err(InvalidHead::TargetTooLong(limits.target));
+    }
+    let method = Method::from_bytes(method.as_bytes()).map_err(|_| InvalidHead::Syntax("method"))?;
+    let version = version_of(version);
+    let (target, target_authority) = parse_target(head, target, &method)?;
+    let mut headers = collect_fields(head, parsed.headers, limits)?;
+
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (Some(host), None) => Some(host.clone()),
+        (None, _) if version == Version::Http10 && target_authority.is_some() => None,
+        (None, _) => return Err(InvalidHead::Syntax("no Host field")),
+        (Some(_), Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
+    };
+    headers.remove(header::HOST);
+    // A bad Host is an error even where the target overrides it (RFC 9112 §3.2).
+    let host = host.map(|host| Authority::from_maybe_shared(Bytes::from_owner(host))).transpose();
+    let host = host.map_err(|_| InvalidHead::Syntax("Host field"))?;
+    let authority = target_authority.or(host).ok_or(InvalidHead::Syntax("no Host field"))?;
+    if authority.as_str().contains('@') {
+        return Err(InvalidHead::Syntax("userinfo in Host"));
+    }
+
+    let framing = request_framing(&headers, version)?;
+    let keep_alive = keeps_alive(&headers, version);
+    let expects_continue = version == Version::Http11
+        && framing != Framing::None
+        && headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue })
+}
+
+/// Parses a response head to a request with `method`. `head` is exactly the head.
+pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Result<ResponseHead, InvalidHead> {
+    check_line_ends(head)?;
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let mut parsed = httparse::Response::new(&mut fields);
+    match parsed.parse(head) {
+        Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+        Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Err(error) => return Err(syntax(error, limits)),
+    }
+    let (Some(status), Some(version)) = (parsed.code, parsed.version) else {
+        return Err(InvalidHead::Syntax("status line"));
+    };
+    let status = StatusCode::from_u16(status).map_err(|_| InvalidHead::Syntax("status code"))?;
+    let version = version_of(version);
+    let headers = collect_fields(head, parsed.headers, limits)?;
+    let mut framing = response_framing(&headers, version)?;
+    let mut keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
+    if *method == Method::HEAD
+        || status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED
+    {
+        keep_alive |= framing == Framing::UntilClose && keeps_alive(&headers, version);
+        framing = Framing::None;
+    }
+    Ok(ResponseHead { status, version, headers, framing, keep_alive })
+}
+
+/// Refuses what parsers disagree about before any parser sees it: bare CR or LF, NUL.
+fn check_line_ends(head: &[u8]) -> Result<(), InvalidHead> {
+    let mut previous = 0;
+    for &byte in head {
+        match byte {
+            b'\n' if previous != b'\r' => return Err(BARE_LINE_FEED),
+            0 => return Err(InvalidHead::Syntax("NUL")),
+            byte if previous == b'\r' && byte != b'\n' => {
+                return Err(InvalidHead::Syntax("carriage return without line feed"));
+            }
+            _ => {}
+        }
+        previous = byte;
+    }
+    Ok(())
+}
+
+fn syntax(error: httparse::Error, limits: HeadLimits) -> InvalidHead {
+    match error {
+        httparse::Error::TooManyHeaders => InvalidHead::TooManyFields(limits.fields),
+        httparse::Error::HeaderName => {
+            InvalidHead::Syntax("field name (a space before the colon and folded lines are refused too)")
+        }
+        httparse::Error::HeaderValue => InvalidHead::Syntax("field value"),
+        httparse::Error::NewLine => InvalidHead::Syntax("line end"),
+        httparse::Error::Status => InvalidHead::Syntax("status line"),
+        httparse::Error::Token => InvalidHead::Syntax("request line"),
+        httparse::Error::Version => InvalidHead::Syntax("version (HTTP/1.0 and HTTP/1.1 are spoken here)"),
+    }
+}
+
+fn version_of(minor: u8) -> Version {
+    if minor == 0 { Version::Http10 } else { Version::Http11 }
+}
+
+/// The four forms of a request target (RFC 9112 §3.2).
+fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQuery, Option<Authority>), InvalidHead> {
+    if *method == Method::CONNECT {
+        return Err(InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy"));
+    }
+    let invalid = InvalidHead::Syntax("request target (a-z, 0-9 and the marks of RFC 3986 only, no fragment)");
+    // http::uri drops a fragment in silence; nothing may be dropped in silence.
+    if target.bytes().any(|byte| byte == b'#') {
+        return Err(invalid);
+    }
+    let path = |path: &str| PathAndQuery::from_maybe_shared(head.slice_ref(path.as_bytes()));
+    if target.starts_with('/') {
+        return Ok((path(target).map_err(|_| invalid)?, None));
+    }
+    if target == "*" {
+        return if *method == Method::OPTIONS {
+            Ok((PathAndQuery::from_static("*"), None))
+        } else {
+            Err(InvalidHead::Syntax("`*` is a target of OPTIONS only"))
+        };
+    }
+    let scheme_end = target.find("://").ok_or(invalid.clone())?;
+    if !["http", "https"].iter().any(|scheme| target[..scheme_end].eq_ignore_ascii_case(scheme)) {
+        return Err(invalid);
+    }
+    let after_scheme = &target[scheme_end + 3..];
+    let authority_end = after_scheme.find(['/', '?']).unwrap_or(after_scheme.len());
+    let (authority, rest) = after_scheme.split_at(authority_end);
+    let authority = Authority::from_maybe_shared(head.slice_ref(authority.as_bytes()));
+    let authority = authority.map_err(|_| invalid.clone())?;
+    let target = match rest {
+        "" if *method == Method::OPTIONS => PathAndQuery::from_static("*"),
+        "" => PathAndQuery::from_static("/"),
+        _ => path(rest).map_err(|_| invalid)?,
+    };
+    Ok((target, Some(authority)))
+}
+
+fn collect_fields(head: &Bytes, fields: &[httparse::Header<'_>], limits: HeadLimits) -> Result<HeaderMap, InvalidHead> {
+    if fields.len() > limits.fields {
+        return Err(InvalidHead::TooManyFields(limits.fields));
+    }
+    // Room for what an intermediary adds.
+    let mut headers = HeaderMap::with_capacity(fields.len() + 6);
+    for field in fields {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
+        let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
+            .map_err(|_| InvalidHead::Syntax("field value"))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
+    let length = content_length(headers)?;
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        if length.is_some() {
+            return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
+        }
+        if version == Version::Http10 {
+            return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
+        }
+        check_chunked(headers)?;
+        return Ok(Framing::Chunked);
+    }
+    Ok(match length {
+        None | Some(0) => Framing::None,
+        Some(length) => Framing::Length(length),
+    })
+}
+
+fn response_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
+    let length = content_length(headers)?;
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        if length.is_some() {
+            return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
+        }
+        if version == Version::Http10 {
+            return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
+        }
+        check_chunked(headers)?;
+        return Ok(Framing::Chunked);
+    }
+    Ok(length.map_or(Framing::UntilClose, Framing::Length))
+}
+
+/// `chunked`, alone and once, is the only coding that can be passed on without being understood differently.
+fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(InvalidHead::Syntax("Transfer-Encoding other than `chunked`")),
+    }
+}
+
+/// RFC 9112 §6.3 lets a recipient take equal duplicates as one; refusing them leaves nothing to disagree about.
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
+    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+    let Some(length) = lengths.next() else { return Ok(None) };
+    if lengths.next().is_some() {
+        return Err(InvalidHead::Syntax("more than one Content-Length"));
+    }
+    let digits = length.as_bytes();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(InvalidHead::Syntax("Content-Length is not a decimal number"));
+    }
+    let text = length.to_str().map_err(|_| InvalidHead::Syntax("Content-Length"))?;
+    text.parse().map(Some).map_err(|_| InvalidHead::Syntax("Content-Length exceeds 64 bits"))
+}
+
+fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
+    let option = |name: &str| {
+        headers
+            .get_all(header::CONNECTION)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .any(|option| option.trim().eq_ignore_ascii_case(name))
+    };
+    match version {
+        Version::Http11 => !option("close"),
+        Version::Http10 => option("keep-alive") && !option("close"),
+    }
+}
+
+/// Appends a request head to `out`: the line, `Host`, the given fields, and what the framing needs. The empty line too.
+pub fn write_request(
+    out: &mut Vec<u8>,
+    method: &Method,
+    target: &PathAndQuery,
+    host: &[u8],
+    headers: &HeaderMap,
+    framing: Framing,
+) {
+    out.extend_from_slice(method.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(target.as_str().as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
+    out.extend_from_slice(host);
+    out.extend_from_slice(b"\r\n");
+    write_fields(out, headers);
+    write_framing(out, headers, framing);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a response head to `out`: status line, the given fields, and what the framing needs. The empty line too.
+pub fn write_response(
+    out: &mut Vec<u8>,
+    status: StatusCode,
+    headers: &HeaderMap,
+    framing: Framing,
+    connection: Option<&'static str>,
+) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    out.extend_from_slice(b"\r\n");
+    write_fields(out, headers);
+    write_framing(out, headers, framing);
+    if let Some(option) = connection {
+        out.extend_from_slice(b"connection: ");
+        out.extend_from_slice(option.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends fields as lines, without an empty line after them.
+pub fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap) {
+    for (name, value) in headers {
+        out.extend_from_slice(name.as_str().as_bytes());
+        out.extend_from_slice(b": ");
+        out.extend_from_slice(value.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+fn write_framing(out: &mut Vec<u8>, headers: &HeaderMap, framing: Framing) {
+    match framing {
+        Framing::Length(length) if !headers.contains_key(header::CONTENT_LENGTH) => {
+            // Writing to a Vec cannot fail.
+            drop(write!(out, "content-length: {length}\r\n"));
+        }
+        Framing::Chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        Framing::None | Framing::Length(_) | Framing::UntilClose => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: HeadLimits = HeadLimits { head: 1024, fields: 10, target: 100 };
+
+    fn request(text: &str) -> Result<RequestHead, InvalidHead> {
+        parse_request(&Bytes::copy_from_slice(text.as_bytes()), LIMITS)
+    }
+
+    fn response(text: &str, method: &Method) -> Result<ResponseHead, InvalidHead> {
+        parse_response(&Bytes::copy_from_slice(text.as_bytes()), method, LIMITS)
+    }
+
+    #[test]
+    fn an_ordinary_request_keeps_every_byte() {
+        let head =
+            request("PoST /a%2F//b?x=1&y=%00 HTTP/1.1\r\nHost: A.b:80\r\nX-One: 1\r\nx-one:  2 \r\n\r\n").unwrap();
+        assert_eq!(head.method.as_str(), "PoST");
+        assert_eq!(head.target.as_str(), "/a%2F//b?x=1&y=%00");
+        assert_eq!(head.authority.as_str(), "A.b:80");
+        let values: Vec<_> = head.headers.get_all("x-one").iter().collect();
+        assert_eq!(values, ["1", "2"]);
+        assert!(head.keep_alive && !head.expects_continue && head.framing == Framing::None);
+    }
+
+    #[test]
+    fn target_forms() {
+        let absolute = request("GET http://other.example:81/p?q HTTP/1.1\r\nHost: ignored\r\n\r\n").unwrap();
+        assert_eq!((absolute.authority.as_str(), absolute.target.as_str()), ("other.example:81", "/p?q"));
+        let bare = request("GET https://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        assert_eq!(bare.target.as_str(), "/");
+        assert_eq!(request("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n").unwrap().target.as_str(), "*");
+        assert_eq!(request("OPTIONS http://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap().target.as_str(), "*");
+        let query = request("GET http://h?q=1 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        assert!(query.target.as_str().ends_with("?q=1"));
+        for bad in ["GET * ", "CONNECT h:1 ", "GET foo ", "GET ftp://h/ ", "GET /a#b ", "GET http:///x "] {
+            assert!(request(&format!("{bad}HTTP/1.1\r\nHost: h\r\n\r\n")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn framing_and_persistence() {
+        let framing = |fields: &str| request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap();
+        assert_eq!(framing("Content-Length: 5\r\n").framing, Framing::Length(5));
+        assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::None);
+        assert_eq!(framing("Transfer-Encoding: Chunked\r\n").framing, Framing::Chunked);
+        assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
+        assert!(!framing("Connection: x, Close\r\n").keep_alive);
+        assert!(!request("GET / HTTP/1.0\r\nHost: h\r\n\r\n").unwrap().keep_alive);
+        assert!(request("GET / HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n").unwrap().keep_alive);
+    }
+
+    #[test]
+    fn ambiguous_requests_are_refused() {
+        for fields in [
+            "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+            "Content-Length: 5\r\nContent-Length: 5\r\n",
+            "Content-Length: 5, 5\r\n",
+            "Content-Length: +5\r\n",
+            "Content-Length: 0x5\r\n",
+            "Content-Length: 5 5\r\n",
+            "Content-Length:\r\n",
+            "Content-Length: 18446744073709551616\r\n",
+            "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+            "Transfer-Encoding: gzip, chunked\r\n",
+            "Transfer-Encoding: chunked, identity\r\n",
+            "Transfer-Encoding: xchunked\r\n",
+            "Transfer-Encoding:\x0bchunked\r\n",
+            "Transfer-Encoding : chunked\r\n",
+            "X: a\r\n b\r\n",
+            " X: a\r\n",
+            "X: a\nY: b\r\n",
+            "X: a\rY: b\r\n",
+            "X: a\0b\r\n",
+            "X\r\n",
+            ": x\r\n",
+            "X Y: z\r\n",
+            "Host: other\r\n",
+        ] {
+            let result = request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n"));
+            assert!(matches!(result, Err(InvalidHead::Syntax(_))), "{fields:?}: {result:?}");
+        }
+        for text in [
+            "GET / HTTP/1.1\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: a b\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: user@h\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: h/p\r\n\r\n",
+            "GET /  HTTP/1.1\r\nHost: h\r\n\r\n",
+            "GET / HTTP/2.0\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.1 \r\nHost: h\r\n\r\n",
+            "G(T / HTTP/1.1\r\nHost: h\r\n\r\n",
+            "POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ] {
+            assert!(matches!(request(text), Err(InvalidHead::Syntax(_))), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn limits_are_named() {
+        let long_target = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(100));
+        assert_eq!(request(&long_target).unwrap_err(), InvalidHead::TargetTooLong(100));
+        let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "a: b\r\n".repeat(10));
+        assert_eq!(request(&many).unwrap_err(), InvalidHead::TooManyFields(10));
+        let very_many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "a: b\r\n".repeat(FIELDS_MAX));
+        assert_eq!(request(&very_many).unwrap_err(), InvalidHead::TooManyFields(10));
+    }
+
+    #[test]
+    fn response_framing_follows_method_and_status() {
+        let head = |fields: &str, method| response(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), method).unwrap();
+        assert_eq!(head("Content-Length: 7\r\n", &Method::GET).framing, Framing::Length(7));
+        assert_eq!(head("Content-Length: 0\r\n", &Method::GET).framing, Framing::Length(0));
+        assert_eq!(head("Content-Length: 7\r\n", &Method::HEAD).framing, Framing::None);
+        assert_eq!(head("Transfer-Encoding: chunked\r\n", &Method::GET).framing, Framing::Chunked);
+        let until_close = head("", &Method::GET);
+        assert_eq!((until_close.framing, until_close.keep_alive), (Framing::UntilClose, false));
+        let not_modified = response("HTTP/1.1 304 x\r\n\r\n", &Method::GET).unwrap();
+        assert_eq!((not_modified.framing, not_modified.keep_alive), (Framing::None, true));
+        assert_eq!(response("HTTP/1.1 100 \r\n\r\n", &Method::GET).unwrap().framing, Framing::None);
+        assert!(!response("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n", &Method::GET).unwrap().keep_alive);
+        for bad in ["HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"] {
+            assert!(response(bad, &Method::GET).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_is_found_however_the_bytes_arrive() {
+        let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
+        for step in 1..text.len() {
+            let (mut scanner, mut buffer, mut found) = (HeadScanner::default(), BytesMut::new(), None);
+            for piece in text.chunks(step) {
+                buffer.extend_from_slice(piece);
+                found = scanner.find_end(&mut buffer, LIMITS).unwrap();
+                if found.is_some() {
+                    break;
+                }
+            }
+            let head = buffer.split_to(found.unwrap());
+            assert_eq!(&head[..], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "step {step}");
+        }
+        let mut long = BytesMut::from(&vec![b'a'; 1025][..]);
+        let error = HeadScanner::default().find_end(&mut long, LIMITS).unwrap_err();
+        assert_eq!(error, InvalidHead::HeadTooLarge(1024));
+    }
+
+    #[test]
+    fn heads_written_are_heads_read() {
+        let mut headers = HeaderMap::new();
+        headers.append("x", HeaderValue::from_static("1"));
+        headers.append("x", HeaderValue::from_static("2"));
+        let mut out = Vec::new();
+        write_request(&mut out, &Method::PUT, &PathAndQuery::from_static("/a?b"), b"h", &headers, Framing::Chunked);
+        let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
+        assert_eq!((head.framing, head.headers.get_all("x").iter().count()), (Framing::Chunked, 2));
+        let mut out = Vec::new();
+        write_response(&mut out, StatusCode::OK, &headers, Framing::Length(3), Some("close"));
+        let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();
+        assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), false));
+    }
+}

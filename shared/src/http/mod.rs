@@ -1,0 +1,9 @@
+//! HTTP/1.1 (RFC 9112): message heads, bodies and header rules, without I/O. Both roles: the gateway reads requests and
+//! writes responses, the agent the other way round.
+
+pub mod body;
+pub mod fields;
+pub mod head;
+
+pub use body::{BodyDecoder, InvalidBody, Part};
+pub use head::{Framing, HeadLimits, HeadScanner, InvalidHead, RequestHead, ResponseHead, Version};

@@ -1,0 +1,228 @@
+//! Names and identifiers: each its own type, checked once, where it comes in.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// A text was not the identifier it was taken for; says what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{found:?} is not {expected}")]
+pub struct InvalidId {
+    found: String,
+    expected: &'static str,
+}
+
+macro_rules! text_id {
+    ($(#[$doc:meta])* $name:ident, $expected:literal, $valid:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            pub fn new(text: &str) -> Result<Self, InvalidId> {
+                let valid: fn(&str) -> bool = $valid;
+                if valid(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err(InvalidId { found: text.chars().take(80).collect(), expected: $expected })
+                }
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidId;
+            fn try_from(text: String) -> Result<Self, InvalidId> {
+                Self::new(&text)
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.0.as_ref().to_owned()
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = InvalidId;
+            fn from_str(text: &str) -> Result<Self, InvalidId> {
+                Self::new(text)
+            }
+        }
+    };
+}
+
+text_id!(
+    /// An account: the part of a tenant hostname before the first `--`.
+    AccountId,
+    "an account id: 3 to 15 characters of a-z and 0-9",
+    |text| (3..=15).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+);
+
+text_id!(
+    /// A service of an account: the part of a tenant hostname's first label after the first `--`.
+    ServiceId,
+    "a service id: a-z, 0-9 and inner hyphens, at most 58 characters",
+    |text| {
+        text.len() <= 58
+            && !text.starts_with('-')
+            && !text.ends_with('-')
+            && !text.is_empty()
+            && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+    }
+);
+
+text_id!(
+    /// An agent, as the gateway names it: `ag_` and 20 of base62.
+    AgentId,
+    "an agent id: `ag_` and 20 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "ag_", 20)
+);
+
+text_id!(
+    /// The public half of a service key `gw_sk_{keyId}.{secret}`: 16 of base62.
+    KeyId,
+    "a service key id: 16 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "", 16)
+);
+
+impl AgentId {
+    /// A new random id.
+    pub fn random() -> Self {
+        Self(format!("ag_{}", random_base62(20)).into())
+    }
+}
+
+impl KeyId {
+    /// A new random id.
+    pub fn random() -> Self {
+        Self(random_base62(16).into())
+    }
+}
+
+fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
+    text.strip_prefix(prefix)
+        .is_some_and(|random| random.len() == length && random.bytes().all(|b| b.is_ascii_alphanumeric()))
+}
+
+/// `length` characters drawn evenly from A-Z, a-z, 0-9 (5.95 bits each; 43 of them hold 256 bits).
+pub fn random_base62(length: usize) -> String {
+    const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let mut text = String::with_capacity(length);
+    let mut random = [0u8; 64];
+    while text.len() < length {
+        // The system's generator cannot fail once the process has started; an id without randomness must not exist.
+        if aws_lc_rs::rand::fill(&mut random).is_err() {
+            std::process::abort();
+        }
+        // Bytes from 248 up would make the first letters likelier than the rest.
+        let letters =
+            random.iter().filter(|byte| **byte < 248).map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
+        text.extend(letters.take(length - text.len()));
+    }
+    text
+}
+
+/// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread.
+///
+/// One per core: `Uuid::now_v7()` shares its counter behind a lock.
+pub struct RequestIds(uuid::ContextV7);
+
+impl RequestIds {
+    pub fn new() -> Self {
+        Self(uuid::ContextV7::new())
+    }
+
+    pub fn next_id(&self) -> RequestId {
+        RequestId(Uuid::new_v7(uuid::Timestamp::now(&self.0)))
+    }
+}
+
+impl Default for RequestIds {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The id of one request, as sent in `X-Gw-Request-Id`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(Uuid);
+
+impl RequestId {
+    /// The 36 characters of its text form, on the stack.
+    pub fn encode(self, buffer: &mut [u8; 36]) -> &str {
+        self.0.hyphenated().encode_lower(buffer)
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_hold_to_their_form() {
+        for good in ["abc", "0a1", "abcdefghijklmno"] {
+            assert!(AccountId::new(good).is_ok(), "{good}");
+        }
+        for bad in ["ab", "abcdefghijklmnop", "Abc", "a-b", "", "abc\u{e4}"] {
+            assert!(AccountId::new(bad).is_err(), "{bad}");
+        }
+        for good in ["a", "a-b", "a--b", "0"] {
+            assert!(ServiceId::new(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a_b"] {
+            assert!(ServiceId::new(bad).is_err(), "{bad}");
+        }
+        let message = AccountId::new("X").unwrap_err().to_string();
+        assert_eq!(message, "\"X\" is not an account id: 3 to 15 characters of a-z and 0-9");
+    }
+
+    #[test]
+    fn random_ids_are_valid_and_differ() {
+        assert!(AgentId::new(AgentId::random().as_str()).is_ok());
+        assert!(KeyId::new(KeyId::random().as_str()).is_ok());
+        assert_ne!(random_base62(43), random_base62(43));
+        assert_eq!(random_base62(200).len(), 200);
+    }
+
+    #[test]
+    fn request_ids_grow() {
+        let ids = RequestIds::new();
+        let made: Vec<_> = (0..1000).map(|_| ids.next_id()).collect();
+        assert!(made.is_sorted());
+        let mut buffer = [0; 36];
+        assert_eq!(made[0].encode(&mut buffer), made[0].to_string());
+        assert_eq!(&made[0].to_string()[14..15], "7");
+    }
+}

@@ -1,0 +1,36 @@
+//! Structured logs on standard error: text for people, JSON for machines.
+
+use serde::Deserialize;
+use tracing_subscriber::EnvFilter;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+impl std::str::FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            other => Err(format!("log format is {other:?}; it must be \"text\" or \"json\"")),
+        }
+    }
+}
+
+/// Starts logging. `GW_LOG` filters as `tracing_subscriber::EnvFilter` describes; without it, `default` does.
+/// The first call of a process wins.
+pub fn start(format: LogFormat, default: &str) {
+    let filter = EnvFilter::try_from_env("GW_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Fails only when logging has started already.
+    drop(match format {
+        LogFormat::Text => logs.with_target(false).try_init(),
+        LogFormat::Json => logs.json().flatten_event(true).try_init(),
+    });
+}

@@ -1,0 +1,243 @@
+//! A connected stream socket: readiness comes from the ring, the bytes from `recv(2)` and `sendmsg(2)` that do not block.
+//!
+//! Waiting for readiness holds no buffer (an idle connection costs none), loses nothing when it is cancelled, and lets
+//! `sendmsg` take the pieces of a message where they lie. kernel-notes/readiness-or-completion.md has the figures.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use monoio::net::{TcpListener, TcpStream};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
+
+use super::raw_fd;
+
+/// Reads in a row that may succeed without going back to the ring: bounds what one fast peer takes of a turn.
+const READS_PER_TURN: u8 = 16;
+
+/// Room for one receive into a growing buffer, in bytes: for a message, and for a stream that has filled that.
+const RECEIVE_SMALL: usize = 8 * 1024;
+const RECEIVE_LARGE: usize = 64 * 1024;
+
+/// A connected, non-blocking stream socket of this thread's reactor.
+pub struct Socket {
+    stream: Rc<TcpStream>,
+    read: RefCell<Wait>,
+    write: RefCell<Wait>,
+    /// The last read took all there was: the next one waits for readiness before it tries.
+    drained: Cell<bool>,
+    reads_in_a_row: Cell<u8>,
+    /// Room that [`Self::poll_recv_buf`] takes next.
+    room: Cell<usize>,
+    last_received: Rc<Cell<Instant>>,
+}
+
+/// A readiness wait that may be in flight.
+#[derive(Default)]
+struct Wait(Option<Pin<Box<dyn Future<Output = io::Result<()>>>>>);
+
+impl Wait {
+    fn poll<F>(&mut self, cx: &mut Context<'_>, start: impl FnOnce() -> F) -> Poll<io::Result<()>>
+    where
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        let wait = self.0.get_or_insert_with(|| Box::pin(start()));
+        let result = ready!(wait.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Socket {
+    /// Takes over a connected stream: sets `TCP_NODELAY` and close-on-exec, neither of which monoio does.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        rustix::io::fcntl_setfd(raw_fd::borrow(&stream), rustix::io::FdFlags::CLOEXEC)?;
+        Ok(Self {
+            stream: Rc::new(stream),
+            read: RefCell::default(),
+            write: RefCell::default(),
+            drained: Cell::new(true),
+            reads_in_a_row: Cell::new(0),
+            room: Cell::new(RECEIVE_SMALL),
+            last_received: Rc::new(Cell::new(Instant::now())),
+        })
+    }
+
+    /// Takes over a socket that another thread accepted.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        Self::new(TcpStream::from_std(std::net::TcpStream::from(fd))?)
+    }
+
+    /// Gives the socket up, to hand it to another thread; `None` while a [`Closer`] or a wait still refers to it.
+    pub fn into_fd(self) -> Option<OwnedFd> {
+        if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
+            return None;
+        }
+        Rc::try_unwrap(self.stream).ok().map(raw_fd::own)
+    }
+
+    /// Connects to `address`. No time limit: the caller sets one by dropping the future.
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        Self::new(TcpStream::connect_addr(address).await?)
+    }
+
+    pub fn peer_address(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+
+    /// A handle that can end this connection from elsewhere on the same thread.
+    pub fn closer(&self) -> Closer {
+        Closer(Rc::clone(&self.stream))
+    }
+
+    /// When bytes last arrived; shared, so that a watchdog can look without the socket.
+    pub fn last_received(&self) -> Rc<Cell<Instant>> {
+        Rc::clone(&self.last_received)
+    }
+
+    /// Lets the kernel find a dead peer: keep-alive probes while idle, `TCP_USER_TIMEOUT` while data is unacknowledged
+    /// (RFC 5482).
+    pub fn detect_dead_peer(&self, after: Duration) -> io::Result<()> {
+        let socket = socket2::SockRef::from(self);
+        let probes = socket2::TcpKeepalive::new().with_time(after / 2).with_interval(after / 4).with_retries(2);
+        socket.set_tcp_keepalive(&probes)?;
+        socket.set_tcp_user_timeout(Some(after))
+    }
+
+    /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let stream = &self.stream;
+        self.read.borrow_mut().poll(cx, || {
+            let stream = Rc::clone(stream);
+            async move { stream.readable(false).await }
+        })
+    }
+
+    /// Reads what is there into `buffer`; `Ok(0)` is the end of the stream.
+    pub fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            if self.drained.get() {
+                ready!(self.poll_readable(cx))?;
+                self.drained.set(false);
+                self.reads_in_a_row.set(0);
+            }
+            match rustix::net::recv(self.as_fd(), &mut *buffer, RecvFlags::DONTWAIT) {
+                Ok((_, received)) => {
+                    let in_a_row = self.reads_in_a_row.get() + 1;
+                    self.reads_in_a_row.set(in_a_row);
+                    self.drained.set(received < buffer.len() || in_a_row >= READS_PER_TURN);
+                    self.last_received.set(Instant::now());
+                    return Poll::Ready(Ok(received));
+                }
+                Err(rustix::io::Errno::AGAIN) => self.drained.set(true),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    /// Appends what is there to `buffer`; `Ok(0)` is the end of the stream. Takes room in `buffer` only once there is
+    /// something to put into it: little at first, more while the peer keeps filling it.
+    pub fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        if self.drained.get() {
+            ready!(self.poll_readable(cx))?;
+            self.drained.set(false);
+            self.reads_in_a_row.set(0);
+        }
+        let (filled, room) = (buffer.len(), self.room.get());
+        buffer.resize(filled + room, 0);
+        let result = self.poll_recv(cx, &mut buffer[filled..]);
+        let received = if let Poll::Ready(Ok(received)) = result { received } else { 0 };
+        buffer.truncate(filled + received);
+        self.room.set(if received == room { RECEIVE_LARGE } else { RECEIVE_SMALL });
+        result
+    }
+
+    /// Whether nothing has arrived, not even the end: an idle connection that can be used again.
+    pub fn is_quiet(&self) -> bool {
+        let peeked = rustix::net::recv(self.as_fd(), &mut [0u8; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        peeked.is_err_and(|error| error == rustix::io::Errno::AGAIN)
+    }
+
+    /// Sends as much of `pieces` as the kernel takes now, without waiting. `WouldBlock` when it takes nothing.
+    pub fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        loop {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return result.map_err(Into::into),
+            }
+        }
+    }
+
+    /// Waits until the kernel takes bytes again (or the connection failed).
+    pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let stream = &self.stream;
+        self.write.borrow_mut().poll(cx, || {
+            let stream = Rc::clone(stream);
+            async move { stream.writable(false).await }
+        })
+    }
+
+    /// Sends all of `pieces`, in order.
+    pub async fn send_all(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut rest = pieces;
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            match self.try_send(rest) {
+                Ok(sent) => IoSlice::advance_slices(&mut rest, sent),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::future::poll_fn(|cx| self.poll_writable(cx)).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the sending direction: the peer reads the end of the stream after what was sent.
+    pub fn shutdown_write(&self) {
+        self.closer().shutdown(Shutdown::Write);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        raw_fd::borrow(&self.stream)
+    }
+}
+
+/// Ends a connection that another task is reading from or writing to.
+#[derive(Clone)]
+pub struct Closer(Rc<TcpStream>);
+
+impl Closer {
+    /// The owner reads the end of the stream, and can still write what it has to say.
+    pub fn stop_reading(&self) {
+        self.shutdown(Shutdown::Read);
+    }
+
+    /// Both directions fail at once.
+    pub fn abort(&self) {
+        self.shutdown(Shutdown::Both);
+    }
+
+    fn shutdown(&self, direction: Shutdown) {
+        // Fails only when the peer is gone already, which is what was wanted.
+        let _ = rustix::net::shutdown(raw_fd::borrow(&self.0), direction);
+    }
+}
+
+/// Wakes the accept loop of `listener` with an error, so that it ends without cancelling an accept in flight.
+pub fn stop_accepting(listener: &TcpListener) {
+    // Shutting a listening socket down makes accept(2) return EINVAL on Linux.
+    let _ = rustix::net::shutdown(raw_fd::borrow_listener(listener), Shutdown::Both);
+}

@@ -1,0 +1,379 @@
+//! TLS over a [`Socket`]: a rustls session driven by readiness.
+//!
+//! - Ciphertext is received into one scratch buffer per thread and decrypted at once; a connection that waits owns none.
+//! - Writers encrypt straight into the session; a flush sends every record of the turn in one `sendmsg`, from where
+//!   they lie.
+//! - Both directions are bounded: the session takes at most [`SEND_BUFFER`] bytes, one read at most 64 KiB.
+//! - Every method can be cancelled without losing or repeating a byte.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, BufRead, IoSlice, Write};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes, BytesMut};
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::socket::{Closer, Socket};
+
+/// Most ciphertext received in one system call, in bytes.
+const SCRATCH: usize = 64 * 1024;
+/// Most encrypted and not yet sent bytes that a session holds before writers wait.
+pub const SEND_BUFFER: usize = 128 * 1024;
+
+thread_local! {
+    static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
+}
+
+/// A TLS connection, client or server. All methods take `&self`, so one task can read and write at the same time.
+pub struct TlsStream {
+    socket: Socket,
+    session: RefCell<rustls::Connection>,
+    /// Plaintext of the last receive beyond what its reader took; at most `SCRATCH` bytes, empty while idle.
+    surplus: RefCell<BytesMut>,
+    /// The peer's `close_notify` (RFC 8446 §6.1) was read: the end of the stream is authentic.
+    closed_by_peer: Cell<bool>,
+}
+
+impl TlsStream {
+    /// A connection that has yet to shake hands: see [`Self::handshake`].
+    pub fn new(socket: Socket, session: impl Into<rustls::Connection>) -> Self {
+        let mut session = session.into();
+        session.set_buffer_limit(Some(SEND_BUFFER));
+        Self { socket, session: RefCell::new(session), surplus: RefCell::default(), closed_by_peer: Cell::new(false) }
+    }
+
+    /// Completes the handshake. On failure the alert that says why has been sent, as far as the socket took it.
+    pub async fn handshake(&self) -> io::Result<()> {
+        while self.session.borrow().is_handshaking() {
+            std::future::poll_fn(|cx| self.poll_send(cx)).await?;
+            if !self.session.borrow().is_handshaking() {
+                break;
+            }
+            // Plaintext that comes with the last flight is kept for the first read.
+            let keep = &mut |chunk: &[u8]| self.surplus.borrow_mut().extend_from_slice(chunk);
+            if std::future::poll_fn(|cx| self.poll_receive(cx, keep)).await? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer left during the handshake"));
+            }
+        }
+        std::future::poll_fn(|cx| self.poll_send(cx)).await
+    }
+
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// A handle that can end this connection from elsewhere on the same thread.
+    pub fn closer(&self) -> Closer {
+        self.socket.closer()
+    }
+
+    /// The protocol chosen by ALPN (RFC 7301), if any.
+    pub fn alpn(&self) -> Option<Vec<u8>> {
+        self.session.borrow().alpn_protocol().map(<[u8]>::to_vec)
+    }
+
+    /// The peer's certificate, if it presented one; verified already.
+    pub fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
+        self.session.borrow().peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned())
+    }
+
+    /// Reads plaintext into `target`; `Ok(0)` is an authenticated end (`close_notify`). A stream cut off without it is
+    /// `UnexpectedEof`.
+    pub fn poll_read(&self, cx: &mut Context<'_>, target: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut surplus = self.surplus.borrow_mut();
+        if !surplus.is_empty() {
+            let taken = surplus.len().min(target.len());
+            surplus.copy_to_slice(&mut target[..taken]);
+            if surplus.is_empty() {
+                *surplus = BytesMut::new();
+            }
+            return Poll::Ready(Ok(taken));
+        }
+        let mut filled = 0;
+        self.poll_plaintext(cx, &mut |chunk| {
+            let (now, later) = chunk.split_at(chunk.len().min(target.len() - filled));
+            target[filled..filled + now.len()].copy_from_slice(now);
+            filled += now.len();
+            surplus.extend_from_slice(later);
+        })
+        .map_ok(|_| filled)
+    }
+
+    /// Appends what arrives to `buffer`, at most 64 KiB at a time; the result is as of [`Self::poll_read`].
+    pub fn poll_read_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        let surplus = self.surplus.take();
+        if !surplus.is_empty() {
+            buffer.unsplit(surplus);
+            return Poll::Ready(Ok(buffer.len()));
+        }
+        self.poll_plaintext(cx, &mut |chunk| buffer.extend_from_slice(chunk))
+    }
+
+    /// Receives until there is plaintext, which goes to `sink`, or the end. Returns how much.
+    fn poll_plaintext(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+        let mut decrypted = 0;
+        loop {
+            if self.closed_by_peer.get() {
+                return Poll::Ready(Ok(0));
+            }
+            let received = ready!(self.poll_receive(cx, &mut |chunk| {
+                decrypted += chunk.len();
+                sink(chunk);
+            }))?;
+            if decrypted > 0 {
+                return Poll::Ready(Ok(decrypted));
+            }
+            if received == 0 {
+                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    /// Puts plaintext back in front of what is still to be read.
+    pub fn unread(&self, plaintext: &[u8]) {
+        let mut surplus = self.surplus.borrow_mut();
+        let mut front = BytesMut::with_capacity(plaintext.len() + surplus.len());
+        front.extend_from_slice(plaintext);
+        front.extend_from_slice(&surplus);
+        *surplus = front;
+    }
+
+    /// Encrypts as much of `pieces` as the session takes; waits (sending) only when it takes nothing.
+    pub fn poll_write(&self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if pieces.iter().all(|piece| piece.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        loop {
+            let taken = self.session.borrow_mut().writer().write_vectored(pieces)?;
+            if taken > 0 {
+                return Poll::Ready(Ok(taken));
+            }
+            if let Poll::Ready(result) = self.poll_send_some(cx) {
+                result?;
+            } else {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Sends everything encrypted so far.
+    pub fn poll_send(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.session.borrow().wants_write() {
+            ready!(self.poll_send_some(cx))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends `close_notify` after everything written, then ends the sending direction.
+    pub fn poll_close(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // rustls sends it once, however often it is asked.
+        self.session.borrow_mut().send_close_notify();
+        ready!(self.poll_send(cx))?;
+        self.socket.shutdown_write();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes all of `pieces` into the session, sending when it is full. Does not flush.
+    pub async fn write_all(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let mut rest = pieces;
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let taken = std::future::poll_fn(|cx| self.poll_write(cx, rest)).await?;
+            IoSlice::advance_slices(&mut rest, taken);
+        }
+        Ok(())
+    }
+
+    pub async fn flush(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| self.poll_send(cx)).await
+    }
+
+    pub async fn close(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| self.poll_close(cx)).await
+    }
+
+    fn poll_send_some(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let sent = self.session.borrow_mut().write_tls(&mut NonBlocking(&self.socket));
+            match sent {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(self.socket.poll_writable(cx))?,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    /// Receives once, decrypts all of it and passes the plaintext to `sink`, piece by piece. Returns the bytes of
+    /// ciphertext; 0 is the end of the connection.
+    fn poll_receive(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            let received = ready!(self.socket.poll_recv(cx, scratch))?;
+            let decrypted = self.decrypt(&scratch[..received], sink);
+            if self.session.borrow().wants_write() {
+                // An alert, a key update or a session ticket. What the socket does not take now goes with the next flush.
+                drop(self.session.borrow_mut().write_tls(&mut NonBlocking(&self.socket)));
+            }
+            Poll::Ready(decrypted.map(|()| received))
+        })
+    }
+
+    fn decrypt(&self, mut ciphertext: &[u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        let mut session = self.session.borrow_mut();
+        while !ciphertext.is_empty() && session.read_tls(&mut ciphertext)? > 0 {
+            let state =
+                session.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            // The session refuses to read on with more than 16 KiB of plaintext undelivered: take it all, now.
+            let mut available = state.plaintext_bytes_to_read();
+            while available > 0 {
+                let chunk = session.reader().into_first_chunk()?;
+                sink(chunk);
+                let taken = chunk.len();
+                session.reader().consume(taken);
+                available -= taken;
+            }
+            if state.peer_has_closed() {
+                self.closed_by_peer.set(true);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `std::io::Write` for rustls, which hands over the records where they lie.
+struct NonBlocking<'a>(&'a Socket);
+
+impl Write for NonBlocking<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_send(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_send(pieces)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsyncRead for TlsStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = ready!(Self::poll_read(&self, cx, buffer.initialize_unfilled()))?;
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for TlsStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Self::poll_write(&self, cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Self::poll_write(&self, cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_send(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_close(cx)
+    }
+}
+
+/// What a ClientHello says before a configuration is chosen (RFC 6066 §3, RFC 7301).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientHello {
+    pub server_name: Option<String>,
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// A connection whose ClientHello has been read and which has not been answered: the point where it can still go to
+/// another thread, as socket and bytes.
+pub struct Greeting {
+    pub socket: Socket,
+    /// Everything received so far; at least one whole ClientHello.
+    pub received: Bytes,
+    pub hello: ClientHello,
+}
+
+/// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
+const CLIENT_HELLO_MAX: usize = 16 * 1024;
+
+impl Greeting {
+    /// Reads a ClientHello from `socket`. A peer that sends something else gets the alert that RFC 8446 §6.2 asks for.
+    pub async fn read(socket: Socket) -> io::Result<Self> {
+        let mut received = BytesMut::new();
+        loop {
+            let count = std::future::poll_fn(|cx| {
+                SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+                    let count = ready!(socket.poll_recv(cx, &mut scratch[..CLIENT_HELLO_MAX]))?;
+                    received.extend_from_slice(&scratch[..count]);
+                    Poll::Ready(io::Result::Ok(count))
+                })
+            })
+            .await?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            match parse_client_hello(&received) {
+                Ok(Some(accepted)) => {
+                    let hello = accepted.client_hello();
+                    let hello = ClientHello {
+                        server_name: hello.server_name().map(str::to_owned),
+                        alpn: hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect(),
+                    };
+                    return Ok(Self { socket, received: received.freeze(), hello });
+                }
+                Ok(None) if received.len() < CLIENT_HELLO_MAX => {}
+                Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
+                Err((error, mut alert)) => {
+                    drop(alert.write_all(&mut NonBlocking(&socket)));
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
+            }
+        }
+    }
+
+    /// Shakes hands as a server with `config`.
+    pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let Ok(Some(accepted)) = parse_client_hello(&self.received) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ClientHello"));
+        };
+        match accepted.into_connection(config) {
+            Ok(session) => {
+                let stream = TlsStream::new(self.socket, session);
+                stream.handshake().await?;
+                Ok(stream)
+            }
+            Err((error, mut alert)) => {
+                drop(alert.write_all(&mut NonBlocking(&self.socket)));
+                Err(invalid(error))
+            }
+        }
+    }
+}
+
+fn parse_client_hello(
+    mut received: &[u8],
+) -> Result<Option<rustls::server::Accepted>, (rustls::Error, rustls::server::AcceptedAlert)> {
+    let mut acceptor = rustls::server::Acceptor::default();
+    while !received.is_empty() {
+        if !matches!(acceptor.read_tls(&mut received), Ok(1..)) {
+            break;
+        }
+    }
+    acceptor.accept()
+}

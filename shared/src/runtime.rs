@@ -1,0 +1,218 @@
+//! The reactor: one monoio runtime per thread, on io_uring where the kernel lets us and on epoll elsewhere.
+//!
+//! monoio falls back to epoll only when io_uring is *absent*; where it is present but refused (seccomp profiles of
+//! container engines, `kernel.io_uring_disabled`) it fails. So the choice is made here, by building a ring.
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
+use monoio::time::TimeDriver;
+pub use monoio::time::{sleep, sleep_until, timeout};
+use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
+
+/// Submission queue entries of each ring: the most operations one turn of the loop hands to the kernel at once
+/// before it has to enter it in between. Not a limit on operations in flight.
+const RING_ENTRIES: u32 = 1024;
+
+/// Which kernel interface the reactors of this process run on, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Driver {
+    IoUring(RingFlags),
+    Epoll { reason: String },
+}
+
+/// Ring set-up flags that this kernel accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingFlags {
+    /// `IORING_SETUP_COOP_TASKRUN`, Linux 5.19: completions do not interrupt a running thread.
+    pub coop_taskrun: bool,
+    /// `IORING_SETUP_SINGLE_ISSUER`, Linux 6.0: one thread submits, the kernel skips its locking.
+    pub single_issuer: bool,
+}
+
+/// `GW_DRIVER` asked for something that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("GW_DRIVER is {0:?}; it must be \"io_uring\" or \"epoll\"")]
+    Unknown(String),
+    #[error("GW_DRIVER=io_uring, but this kernel refuses it: {0}")]
+    Refused(io::Error),
+}
+
+impl Driver {
+    /// Chooses the driver: what `GW_DRIVER` forces, else io_uring with the flags this kernel takes, else epoll.
+    pub fn choose() -> Result<Self, DriverError> {
+        match std::env::var("GW_DRIVER").as_deref() {
+            Ok("epoll") => Ok(Self::Epoll { reason: "GW_DRIVER=epoll".to_owned() }),
+            Ok("io_uring") => probe_ring().map(Self::IoUring).map_err(DriverError::Refused),
+            Ok("") | Err(_) => Ok(match probe_ring() {
+                Ok(flags) => Self::IoUring(flags),
+                Err(refusal) => Self::Epoll { reason: format!("io_uring refused: {refusal}") },
+            }),
+            Ok(other) => Err(DriverError::Unknown(other.to_owned())),
+        }
+    }
+
+    /// Writes the one line that tells which driver runs and on which kernel.
+    pub fn log(&self) {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        match self {
+            Self::IoUring(_) => tracing::info!(driver = %self, kernel, "reactor"),
+            Self::Epoll { .. } => tracing::warn!(driver = %self, kernel, "reactor: slower than io_uring"),
+        }
+    }
+
+    /// Runs `main` on a new reactor of the calling thread until it is done.
+    ///
+    /// The reactor is leaked on purpose: dropping a ring frees the memory of operations still in flight in the kernel.
+    /// Threads that run a reactor live as long as the process does.
+    pub fn block_on<F: Future>(&self, main: F) -> io::Result<F::Output> {
+        match self {
+            Self::IoUring(flags) => {
+                let mut runtime = RuntimeBuilder::<TimeDriver<IoUringDriver>>::new()
+                    .uring_builder(flags.builder())
+                    .with_entries(RING_ENTRIES)
+                    .build()?;
+                let output = runtime.block_on(main);
+                std::mem::forget(runtime);
+                Ok(output)
+            }
+            Self::Epoll { .. } => {
+                let mut runtime =
+                    RuntimeBuilder::<TimeDriver<LegacyDriver>>::new().with_entries(RING_ENTRIES).build()?;
+                let output = runtime.block_on(main);
+                std::mem::forget(runtime);
+                Ok(output)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Epoll { reason } => write!(f, "epoll ({reason})"),
+            Self::IoUring(flags) => {
+                let names: Vec<&str> = [("coop_taskrun", flags.coop_taskrun), ("single_issuer", flags.single_issuer)]
+                    .into_iter()
+                    .filter_map(|(name, on)| on.then_some(name))
+                    .collect();
+                let names = if names.is_empty() { "no flags".to_owned() } else { names.join(", ") };
+                write!(f, "io_uring: {names}")
+            }
+        }
+    }
+}
+
+impl RingFlags {
+    fn builder(self) -> io_uring::Builder {
+        let mut builder = io_uring::IoUring::builder();
+        if self.coop_taskrun {
+            builder.setup_coop_taskrun();
+        }
+        if self.single_issuer {
+            builder.setup_single_issuer();
+        }
+        builder
+    }
+}
+
+/// Builds a small ring with every flag we know a use for, dropping the newest first on `EINVAL`.
+fn probe_ring() -> io::Result<RingFlags> {
+    let candidates = [(true, true), (true, false), (false, false)];
+    let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
+    for (coop_taskrun, single_issuer) in candidates {
+        let flags = RingFlags { coop_taskrun, single_issuer };
+        match flags.builder().build(8) {
+            Ok(_) if monoio::utils::detect_uring() => return Ok(flags),
+            Ok(_) => return Err(io::Error::other("an operation this program needs is missing (Linux 5.11+ has it)")),
+            Err(error) => refusal = error,
+        }
+    }
+    Err(refusal)
+}
+
+thread_local! {
+    static PANICS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Panics contained by [`spawn`] on the calling thread so far.
+pub fn contained_panics() -> u64 {
+    PANICS.get()
+}
+
+/// Whether the calling thread's reactor runs on epoll.
+pub fn is_epoll() -> bool {
+    monoio::utils::is_legacy()
+}
+
+/// Starts a task on this thread's reactor. A panic ends the task alone: what it owned is dropped (its connection
+/// closes), it is counted, and the reactor goes on.
+pub fn spawn(task: impl Future<Output = ()> + 'static) {
+    drop(monoio::spawn(async move {
+        if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+            PANICS.set(PANICS.get() + 1);
+            tracing::error!("a task panicked; its connection is closed, everything else goes on");
+        }
+    }));
+}
+
+/// Lets every other runnable task of this thread run before the caller goes on.
+///
+/// A task that wakes itself is put at the *front* of monoio's queue and starves the rest; a fresh task goes to its
+/// back, and so does whoever waits for it.
+pub async fn yield_now() {
+    monoio::spawn(async {}).await;
+}
+
+/// Raises the soft limit of open files to the hard limit. Returns the limit now in force.
+pub fn raise_open_file_limit() -> u64 {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused only by a policy of the host; the old soft limit then stays in force.
+    let _ = setrlimit(Resource::Nofile, limit);
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn a_panicking_task_is_counted_and_the_reactor_goes_on() {
+        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+            let before = contained_panics();
+            let value = driver
+                .block_on(async {
+                    spawn(async { panic!("injected") });
+                    yield_now().await;
+                    7
+                })
+                .unwrap();
+            assert_eq!((value, contained_panics() - before), (7, 1), "{driver}");
+        }
+    }
+
+    #[test]
+    fn yielding_lets_others_run_first() {
+        let order = Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let order = Rc::new(std::cell::RefCell::new(Vec::new()));
+                let other = Rc::clone(&order);
+                spawn(async move { other.borrow_mut().push("other") });
+                yield_now().await;
+                order.borrow_mut().push("yielder");
+                order.take()
+            })
+            .unwrap();
+        assert_eq!(order, ["other", "yielder"]);
+    }
+}

@@ -1,0 +1,106 @@
+//! The control stream: newline-delimited JSON in both directions on one long HTTP/2 stream.
+
+use bytes::{Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+
+/// `:authority` of the control stream. Not a host name anybody can have: no account is called `gw.control`.
+pub const AUTHORITY: &str = "gw.control";
+
+/// Longest message, its newline included, in bytes.
+pub const MESSAGE_MAX: usize = 64 * 1024;
+
+/// Gateway to agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToAgent {
+    /// The tunnel is registered: requests can arrive from now on.
+    Ready { agent_id: String, generation: u64 },
+    /// The gateway is going away: connect anew, this tunnel ends when its requests have.
+    Drain,
+    /// A newer tunnel of this agent has taken over; do not reconnect for this one.
+    Replaced,
+}
+
+/// Agent to gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToGateway {
+    Statistics {
+        slots: u32,
+        slots_in_use: u32,
+        backend_connections: u32,
+    },
+    /// The agent is stopping: send no new requests on this tunnel.
+    Drain,
+}
+
+/// A control stream carried something that is not a message.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidMessage {
+    #[error("control message is longer than {MESSAGE_MAX} bytes")]
+    TooLong,
+    #[error("control message: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// One message as a line.
+pub fn encode(message: &impl Serialize) -> Result<Bytes, InvalidMessage> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line.into())
+}
+
+/// Splits a stream of bytes into messages.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: BytesMut,
+    scanned: usize,
+}
+
+impl Decoder {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole message, if there is one.
+    pub fn next_message<M: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<M>, InvalidMessage> {
+        let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
+            self.scanned = self.buffer.len();
+            return if self.scanned >= MESSAGE_MAX { Err(InvalidMessage::TooLong) } else { Ok(None) };
+        };
+        let line = self.buffer.split_to(self.scanned + end + 1);
+        self.scanned = 0;
+        Ok(Some(serde_json::from_slice(&line)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_any_split() {
+        let sent = [ToAgent::Ready { agent_id: "ag_1\n".into(), generation: 7 }, ToAgent::Drain, ToAgent::Replaced];
+        let bytes: Vec<u8> = sent.iter().flat_map(|message| encode(message).unwrap()).collect();
+        for step in 1..bytes.len() {
+            let (mut decoder, mut received) = (Decoder::default(), Vec::new());
+            for piece in bytes.chunks(step) {
+                decoder.push(piece);
+                while let Some(message) = decoder.next_message::<ToAgent>().unwrap() {
+                    received.push(message);
+                }
+            }
+            assert_eq!(received, sent, "step {step}");
+        }
+    }
+
+    #[test]
+    fn endless_and_foreign_lines_are_refused() {
+        let mut decoder = Decoder::default();
+        decoder.push(&vec![b' '; MESSAGE_MAX]);
+        assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::TooLong)));
+        let mut decoder = Decoder::default();
+        decoder.push(b"{\"type\":\"reboot\"}\n");
+        assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::Json(_))));
+    }
+}

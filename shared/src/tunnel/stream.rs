@@ -1,0 +1,69 @@
+//! Bodies on HTTP/2 streams, with flow control both ways.
+
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+/// The peer reset the stream, or the connection is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamClosed;
+
+/// Sends all of `data` as the peer's window and our send buffer allow; `last` ends the stream with it.
+pub async fn send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes, last: bool) -> Result<(), StreamClosed> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let mut capacity = stream.capacity();
+        while capacity == 0 {
+            capacity = match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
+                Some(Ok(capacity)) => capacity,
+                Some(Err(_)) | None => return Err(StreamClosed),
+            };
+        }
+        let piece = data.split_to(capacity.min(data.len()));
+        let end = last && data.is_empty();
+        stream.send_data(piece, end).map_err(|_| StreamClosed)?;
+    }
+    Ok(())
+}
+
+/// Ends the stream, with trailers if there are any.
+pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -> Result<(), StreamClosed> {
+    match trailers {
+        Some(trailers) => stream.send_trailers(trailers),
+        None => stream.send_data(Bytes::new(), true),
+    }
+    .map_err(|_| StreamClosed)
+}
+
+/// A piece of a received body.
+#[derive(Debug)]
+pub enum Received {
+    /// Give its length to [`release`] once it has been passed on.
+    Data(Bytes),
+    Trailers(HeaderMap),
+    End,
+}
+
+/// Receives the next piece; an error means that the body was cut short.
+pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
+    while let Some(data) = ready!(stream.poll_data(cx)) {
+        match data {
+            Ok(data) if data.is_empty() => {}
+            Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
+            Err(_) => return Poll::Ready(Err(StreamClosed)),
+        }
+    }
+    Poll::Ready(match ready!(stream.poll_trailers(cx)) {
+        Ok(Some(trailers)) => Ok(Received::Trailers(trailers)),
+        Ok(None) => Ok(Received::End),
+        Err(_) => Err(StreamClosed),
+    })
+}
+
+/// Gives `bytes` that were passed on back to the sender's window.
+pub fn release(stream: &mut h2::RecvStream, bytes: usize) {
+    // Fails only for more than was received.
+    let released = stream.flow_control().release_capacity(bytes);
+    debug_assert!(released.is_ok());
+}
