@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use gw_shared::runtime::{self, Driver, DriverError};
 use socket2::{Domain, Protocol, Socket, Type};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
@@ -123,6 +124,13 @@ impl Gateway {
         }
     }
 
+    fn reload_certificates(&self) {
+        match self.control.reload_certificates() {
+            Ok(()) => tracing::info!("certificates reloaded"),
+            Err(error) => tracing::error!(%error, "certificates not reloaded: the old ones stay in use"),
+        }
+    }
+
     fn is_idle(&self) -> bool {
         self.control.reports().iter().all(|report| report.connections == 0 && report.crossings_served == 0)
     }
@@ -134,32 +142,51 @@ impl Drop for Gateway {
     }
 }
 
-/// Runs until SIGTERM or SIGINT, reloading certificates on SIGHUP, then drains. Tells systemd, if it asked.
+/// Runs until SIGTERM or SIGINT, reloading certificates on SIGHUP, then drains; a second signal ends the process at
+/// once. Tells systemd, if it asked.
 pub fn run_until_stopped(gateway: Gateway) -> io::Result<()> {
     let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    signals.block_on(wait_for_stop(&gateway))?;
-    notify(&[sd_notify::NotifyState::Stopping]);
-    tracing::info!("draining");
-    // A second signal during the drain ends the process at once: the default action is back in force.
-    drop(signals);
-    gateway.drain();
-    Ok(())
+    signals.block_on(async {
+        let mut signals = Signals::listen()?;
+        notify(&[sd_notify::NotifyState::Ready]);
+        signals.stop(|| gateway.reload_certificates()).await;
+        notify(&[sd_notify::NotifyState::Stopping]);
+        tracing::info!("draining");
+        let drained = tokio::task::spawn_blocking(|| gateway.drain());
+        tokio::select! {
+            _ = drained => Ok(()),
+            () = signals.stop(|| ()) => {
+                tracing::warn!("stopped during the drain: running requests are cut");
+                std::process::exit(1);
+            }
+        }
+    })
 }
 
-async fn wait_for_stop(gateway: &Gateway) -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    notify(&[sd_notify::NotifyState::Ready]);
-    loop {
-        tokio::select! {
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
-            _ = hang_up.recv() => match gateway.control.reload_certificates() {
-                Ok(()) => tracing::info!("certificates reloaded"),
-                Err(error) => tracing::error!(%error, "certificates not reloaded: the old ones stay in use"),
-            },
+/// The signals that a gateway listens to.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next signal to stop; calls `reload` on each to reload.
+    async fn stop(&mut self, reload: impl Fn()) {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => return,
+                _ = self.terminate.recv() => return,
+                _ = self.hang_up.recv() => reload(),
+            }
         }
     }
 }

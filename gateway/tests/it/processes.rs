@@ -293,9 +293,39 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     assert_eq!(idle.response().status, 200);
     gateway.signal("TERM");
     assert!(idle.is_closed());
+    // The listener is gone, the running request is not.
     release.send(()).unwrap();
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, ""));
     assert!(kept.is_closed());
     assert_eq!(gateway.exit_code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_a_drain_at_once() {
+    let prepared = Prepared::new();
+    let (seen, requests) = std::sync::mpsc::channel();
+    let backend = crate::backend::start(move |mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            if head.target == "/for-ever" {
+                seen.send(()).unwrap();
+                peer.is_closed();
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let (mut gateway, address) = prepared.serve(0);
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let (mut caller, mut idle) = (prepared.connect(address), prepared.connect(address));
+    idle.send(prepared.get("/"));
+    assert_eq!(idle.response().status, 200);
+    caller.send(prepared.get("/for-ever"));
+    requests.recv_timeout(crate::SOON).unwrap();
+    gateway.signal("TERM");
+    // Closed by the drain: it has begun.
+    assert!(idle.is_closed());
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_code(), Some(1));
 }
