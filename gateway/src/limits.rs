@@ -42,6 +42,8 @@ pub(crate) const CROSSING_RELAYS: usize = 8 * KIB;
 /// Frames and bytes in flight in one pipe between workers. Full: the sender waits.
 pub(crate) const PIPE_FRAMES: usize = 16;
 pub(crate) const PIPE_BYTES: usize = 256 * KIB;
+/// Frames that one receiver takes before other tasks of the worker get their turn.
+pub(crate) const PIPE_FRAMES_PER_TURN: usize = 32;
 
 /// A worker this much busier than another (share of its time, in per mille) is not handed that one's connections.
 pub(crate) const HAND_OVER_BUSY_MARGIN: u32 = 250;

@@ -50,6 +50,8 @@ pub(crate) struct Sender {
 
 pub(crate) struct Receiver {
     queue: Option<crossbeam_channel::Receiver<Frame>>,
+    /// Frames received without a turn for anybody else.
+    in_a_row: usize,
     shared: Arc<Shared>,
 }
 
@@ -88,7 +90,10 @@ pub(crate) fn pipe(sender: &Mailbox, receiver: &Mailbox) -> (Sender, Receiver) {
         sender: end(sender),
         receiver: end(receiver),
     });
-    (Sender { queue: Some(queue_in), shared: Arc::clone(&shared) }, Receiver { queue: Some(queue_out), shared })
+    (
+        Sender { queue: Some(queue_in), shared: Arc::clone(&shared) },
+        Receiver { queue: Some(queue_out), in_a_row: 0, shared },
+    )
 }
 
 impl End {
@@ -96,6 +101,11 @@ impl End {
     fn wait(&self, cx: &Context<'_>) {
         self.waker.register(cx.waker());
         self.waiting.store(true, Ordering::SeqCst);
+    }
+
+    /// The second look found something: no wake is needed for what comes next.
+    fn stop_waiting(&self) {
+        self.waiting.store(false, Ordering::SeqCst);
     }
 }
 
@@ -128,7 +138,11 @@ impl Sender {
                 return Poll::Ready(result);
             }
             self.shared.sender.wait(cx);
-            self.try_send(&mut frame)
+            let sent = self.try_send(&mut frame);
+            if sent.is_ready() {
+                self.shared.sender.stop_waiting();
+            }
+            sent
         })
         .await
     }
@@ -179,11 +193,24 @@ impl Drop for Sender {
 impl Receiver {
     /// The next frame; `Err` if the sender went away before [`Frame::End`].
     pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Closed>> {
-        if let Poll::Ready(result) = self.try_receive() {
-            return Poll::Ready(result);
+        if self.in_a_row >= limits::PIPE_FRAMES_PER_TURN {
+            // A sender on another core can keep this end busy for ever. The wake goes through our own mailbox, behind
+            // everything else that is waiting for its turn.
+            self.in_a_row = 0;
+            self.shared.receiver.wait(cx);
+            self.shared.wake(true);
+            return Poll::Pending;
         }
-        self.shared.receiver.wait(cx);
-        self.try_receive()
+        let mut received = self.try_receive();
+        if received.is_pending() {
+            self.shared.receiver.wait(cx);
+            received = self.try_receive();
+            if received.is_ready() {
+                self.shared.receiver.stop_waiting();
+            }
+        }
+        self.in_a_row = if received.is_ready() { self.in_a_row + 1 } else { 0 };
+        received
     }
 
     pub(crate) async fn receive(&mut self) -> Result<Frame, Closed> {
