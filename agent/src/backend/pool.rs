@@ -9,20 +9,20 @@ use gw_shared::net::{Socket, resolve};
 
 use super::{Backend, Connection};
 
-/// Connections kept for later. More than the slots would never be used.
-const IDLE_MAX: usize = 128;
 /// Shorter than the keep-alive of common servers (nginx 75 s, Apache 5 s, Node 5 s): the backend seldom closes first.
 const IDLE_FOR: Duration = Duration::from_secs(4);
 
 /// Keep-alive connections of one backend, last used first out.
 pub(crate) struct Pool {
     backend: Backend,
+    /// Most connections kept: as many as requests can run at a time, or each peak would end in new handshakes.
+    idle_max: usize,
     idle: RefCell<Vec<(Instant, Connection)>>,
 }
 
 impl Pool {
-    pub(crate) fn new(backend: Backend) -> Self {
-        Self { backend, idle: RefCell::default() }
+    pub(crate) fn new(backend: Backend, idle_max: u32) -> Self {
+        Self { backend, idle_max: usize::try_from(idle_max).unwrap_or(usize::MAX), idle: RefCell::default() }
     }
 
     /// A waiting connection that the backend has not closed, as far as can be seen.
@@ -51,7 +51,7 @@ impl Pool {
     /// Keeps a connection whose last response was read to its end.
     pub(crate) fn give_back(&self, connection: Connection) {
         let mut idle = self.idle.borrow_mut();
-        if idle.len() < IDLE_MAX {
+        if idle.len() < self.idle_max {
             idle.push((Instant::now(), connection));
         }
     }
