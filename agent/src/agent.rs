@@ -76,7 +76,7 @@ async fn run(config: Config, stop: watch::Receiver<bool>) {
 
 /// Keeps a tunnel for one service until the agent stops.
 async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, stop: watch::Receiver<bool>) {
-    let pool = Rc::new(Pool::new(backend));
+    let pool = Rc::new(Pool::new(backend, config.slots));
     let mut backoff = Backoff::new();
     // Tunnels that were asked to end and still have requests.
     let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
@@ -109,9 +109,11 @@ async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, sto
                         );
                         REPLACED_PAUSE
                     }
-                    // The next tunnel is made while the old one finishes.
-                    Phase::GatewayDrains => Duration::ZERO,
-                    Phase::Starting | Phase::Ready | Phase::Leaving | Phase::Ended => backoff.next_delay(random()),
+                    // `GatewayDrains`: the next tunnel is made while the old one finishes its requests. Not at once
+                    // either, so that the agents of a gateway do not all come to its successor together.
+                    Phase::Starting | Phase::Ready | Phase::GatewayDrains | Phase::Leaving | Phase::Ended => {
+                        backoff.next_delay(random())
+                    }
                 }
             }
         };
