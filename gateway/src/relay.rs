@@ -52,6 +52,8 @@ pub(crate) async fn relay(
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
 fn open(core: &Rc<Core>, mut request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Exchange, Error> {
+    #[cfg(test)]
+    assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
     let label = match core.region.destination(request.authority.as_str()) {
         Destination::Tenant(label) => label,
         Destination::Apex => return Err(platform::answer(&request)),
@@ -237,4 +239,69 @@ async fn refuse(core: &Rc<Core>, error: &Error, id: RequestId, response: &mut im
     core.counters.refused(error);
     let sent = response.whole(error.response(id)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::Arc;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+    use rustls_pki_types::CertificateDer;
+    use rustls_pki_types::pem::PemObject;
+
+    use crate::config::HandOver;
+    use crate::demo::{Demo, Options};
+    use crate::limit::Rate;
+
+    /// A request for it panics in the task of its connection.
+    pub(super) const PANICKING_PATH: &str = "/panic";
+
+    #[test]
+    fn a_panic_costs_its_connection_and_nothing_else() {
+        let demo = Demo::start(&Options {
+            port: 0,
+            admin_port: 0,
+            backend: None,
+            data_dir: None,
+            workers: 1,
+            rate: Rate::new(1000, 1000).unwrap(),
+            hand_over: HandOver::Auto,
+        })
+        .unwrap();
+        let (mut bystander, mut victim) = (connect(&demo), connect(&demo));
+        assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));
+        assert_eq!(get(&demo, &mut victim, PANICKING_PATH), "");
+        assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));
+        let reports = demo.gateway().control().reports();
+        assert_eq!((reports[0].totals["task_panics"], reports[0].connections), (1, 1));
+        assert_eq!(reports[0].tunnels.len(), 1);
+        demo.stop();
+    }
+
+    fn connect(demo: &Demo) -> StreamOwned<ClientConnection, TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&demo.about.ca_file).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = "demo--echo.eu1.gw.localhost".try_into().unwrap();
+        let session = ClientConnection::new(Arc::new(config), name).unwrap();
+        StreamOwned::new(session, TcpStream::connect(demo.gateway().address()).unwrap())
+    }
+
+    /// The beginning of the response, or nothing if the connection ended.
+    fn get(demo: &Demo, stream: &mut StreamOwned<ClientConnection, TcpStream>, path: &str) -> String {
+        let key = &demo.about.service_key;
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: demo--echo.eu1.gw.localhost\r\nX-Gw-Service-Key: {key}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut buffer = [0; 64 * 1024];
+        let read = stream.read(&mut buffer).unwrap_or(0);
+        String::from_utf8_lossy(&buffer[..read]).into_owned()
+    }
 }
