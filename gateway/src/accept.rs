@@ -58,7 +58,7 @@ pub(crate) async fn accept_all(core: Rc<Core>) {
             Ok((stream, peer)) => {
                 core.counters.accepted.increment();
                 let core = Rc::clone(&core);
-                runtime::spawn(async move { greet(core, stream, peer).await });
+                runtime::spawn(greet(core, stream, peer));
             }
             Err(_) if core.is_draining() => return,
             Err(error) => {
@@ -144,10 +144,11 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, registere
         Ok(stream) => stream,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
+    // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {
-        tunnel::handshake::serve(core, stream, peer, registered).await;
+        runtime::spawn(tunnel::handshake::serve(core, stream, peer, registered));
     } else {
-        caller::h1::serve(core, stream, peer.ip(), registered).await;
+        runtime::spawn(caller::h1::serve(core, stream, peer.ip(), registered));
     }
 }
 

@@ -177,7 +177,10 @@ impl Error {
 pub(crate) fn request_id_value(id: RequestId) -> HeaderValue {
     let mut buffer = [0; 36];
     // Hexadecimal digits and hyphens are always a valid value.
-    HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""))
+    let mut value = HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""));
+    // Never the same twice: kept out of HPACK's table (RFC 7541 §7.1.3), where it would displace what repeats.
+    value.set_sensitive(true);
+    value
 }
 
 #[cfg(test)]

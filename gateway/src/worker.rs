@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::TcpListener;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -59,11 +60,23 @@ pub(crate) struct Core {
     pub(crate) ids: RequestIds,
     pub(crate) crossings_served: Cell<usize>,
     peers: Arc<Peers>,
-    directory: RefCell<Arc<Directory>>,
+    directory: RefCell<Rc<Snapshot>>,
     certificates: RefCell<Arc<ServerConfigs>>,
     acceptor: Acceptor,
     draining: Cell<bool>,
     stop: Stop,
+}
+
+/// The directory as requests hold it: counted on this core. The inner count is every core's, and a request must not
+/// touch it.
+pub(crate) struct Snapshot(Arc<Directory>);
+
+impl Deref for Snapshot {
+    type Target = Directory;
+
+    fn deref(&self) -> &Directory {
+        &self.0
+    }
 }
 
 /// Runs a worker on the calling thread until it is told to stop.
@@ -94,7 +107,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         ids: RequestIds::new(),
         crossings_served: Cell::new(0),
         peers: setup.peers,
-        directory: RefCell::new(setup.directory),
+        directory: RefCell::new(Rc::new(Snapshot(setup.directory))),
         certificates: RefCell::new(setup.certificates),
         acceptor: Acceptor::new(setup.listener)?,
         draining: Cell::new(false),
@@ -137,8 +150,8 @@ fn thread_cpu_time() -> Duration {
 }
 
 impl Core {
-    pub(crate) fn directory(&self) -> Arc<Directory> {
-        Arc::clone(&self.directory.borrow())
+    pub(crate) fn directory(&self) -> Rc<Snapshot> {
+        Rc::clone(&self.directory.borrow())
     }
 
     pub(crate) fn certificates(&self) -> Arc<ServerConfigs> {
@@ -174,7 +187,7 @@ impl Core {
             Message::Directory(directory) => {
                 self.tunnels.borrow_mut().enforce(&directory);
                 self.buckets.borrow_mut().retain(&directory, Instant::now());
-                self.directory.replace(directory);
+                self.directory.replace(Rc::new(Snapshot(directory)));
             }
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
             // Whoever asked may have stopped waiting.

@@ -147,7 +147,7 @@ async fn linger(stream: &TlsStream, registered: &Registered) {
     if stream.close().await.is_err() {
         return;
     }
-    let (mut scratch, mut discarded) = ([0; 4096], 0);
+    let (mut scratch, mut discarded) = (vec![0; 4096], 0);
     while let Ok(read @ 1..) = std::future::poll_fn(|cx| stream.poll_read(cx, &mut scratch)).await {
         discarded += read;
         if discarded > limits::LINGER_BYTES {

@@ -1,6 +1,7 @@
 //! Message heads: strict parsing (what two parsers could read differently is refused) and serialization.
 
 use std::io::Write;
+use std::mem::MaybeUninit;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -128,9 +129,9 @@ const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carri
 /// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
 pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
     check_line_ends(head)?;
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    let mut parsed = httparse::Request::new(&mut fields);
-    match parsed.parse(head) {
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut parsed = httparse::Request::new(&mut []);
+    match parsed.parse_with_uninit_headers(head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
         Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
         Err(error) => return Err(syntax(error, limits)),
@@ -173,9 +174,9 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
 /// Parses a response head to a request with `method`. `head` is exactly the head.
 pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Result<ResponseHead, InvalidHead> {
     check_line_ends(head)?;
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    let mut parsed = httparse::Response::new(&mut fields);
-    match parsed.parse(head) {
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut parsed = httparse::Response::new(&mut []);
+    match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
         Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
         Err(error) => return Err(syntax(error, limits)),

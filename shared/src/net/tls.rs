@@ -29,7 +29,8 @@ thread_local! {
 /// A TLS connection, client or server. All methods take `&self`, so one task can read and write at the same time.
 pub struct TlsStream {
     socket: Socket,
-    session: RefCell<rustls::Connection>,
+    /// Boxed: it is large, and the futures that a stream is moved through would each have room for it.
+    session: Box<RefCell<rustls::Connection>>,
     /// Plaintext of the last receive beyond what its reader took; at most `SCRATCH` bytes, empty while idle.
     surplus: RefCell<BytesMut>,
     /// The peer's `close_notify` (RFC 8446 §6.1) was read: the end of the stream is authentic.
@@ -41,7 +42,12 @@ impl TlsStream {
     pub fn new(socket: Socket, session: impl Into<rustls::Connection>) -> Self {
         let mut session = session.into();
         session.set_buffer_limit(Some(SEND_BUFFER));
-        Self { socket, session: RefCell::new(session), surplus: RefCell::default(), closed_by_peer: Cell::new(false) }
+        Self {
+            socket,
+            session: Box::new(RefCell::new(session)),
+            surplus: RefCell::default(),
+            closed_by_peer: Cell::new(false),
+        }
     }
 
     /// Completes the handshake. On failure the alert that says why has been sent, as far as the socket took it.
