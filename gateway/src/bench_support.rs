@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gw_shared::runtime::Driver;
+use gw_shared::runtime::{self, Driver};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::ResolvesServerCertUsingSni;
@@ -76,6 +76,19 @@ impl IdleWorker {
         report.recv_timeout(WITHIN).map(drop).map_err(io::Error::other)
     }
 
+    /// Runs a task on the worker's reactor.
+    fn run<F>(&self, task: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let errand = Errand(Mutex::new(Some(Box::new(move || runtime::spawn(task())))));
+        let (sender, mut receiver) = pipe::pipe(&self.mailbox, &self.mailbox);
+        let waker = Waker::from(Arc::new(errand));
+        // Finds nothing, and registers the waker; dropping the other end then has the worker wake it.
+        drop(receiver.poll_receive(&mut Context::from_waker(&waker)));
+        drop(sender);
+    }
+
     fn post(&self, message: Message) -> io::Result<()> {
         self.mailbox.post_blocking(message).map_err(|()| io::Error::other("the worker has ended"))
     }
@@ -102,67 +115,54 @@ fn no_certificates() -> io::Result<ServerConfigs> {
     Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config })
 }
 
-/// Plays `frames` frames of `size` bytes back and forth between two workers through a pair of pipes, `hops` hops in
+/// Passes `frames` frames of `size` bytes round and round through a pipe each way between two workers, `hops` hops in
 /// all, and returns how long that took. At most as many frames as a pipe has room for.
 pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
-    let frames = frames.clamp(1, limits::PIPE_FRAMES);
-    let (to_far, from_near) = pipe::pipe(&near.mailbox, &far.mailbox);
+    let (mut to_far, from_near) = pipe::pipe(&near.mailbox, &far.mailbox);
     let (to_near, from_far) = pipe::pipe(&far.mailbox, &near.mailbox);
     let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
-    let (done, wait) = crossbeam_channel::bounded(1);
-    let player = |receiver, sender| {
-        let ends = Mutex::new(Some((receiver, sender)));
-        Arc::new(Player { ends, hops_left: Arc::clone(&hops_left), done: done.clone() })
-    };
-    let players = [player(from_far, to_far), player(from_near, to_near)];
-    // Finds nothing yet, and registers for what comes.
-    players.iter().for_each(|player| Arc::clone(player).wake());
-
+    let (done, wait) = crossbeam_channel::bounded(2);
+    let (left, over) = (Arc::clone(&hops_left), done.clone());
+    far.run(move || play(from_near, to_near, left, over));
     let start = Instant::now();
-    let served = (0..frames).all(|_| players[0].serve(Frame::Data(vec![0; size].into())));
-    let finished = served && wait.recv_timeout(WITHIN).is_ok();
-    let took = start.elapsed();
-    // Each pipe knows its player's waker, and the player its pipes: taken apart, or neither would ever be freed.
-    players.iter().for_each(|player| drop(player.ends().take()));
-    if finished { Ok(took) } else { Err(io::Error::other("the rally ended early")) }
+    near.run(move || async move {
+        for _ in 0..frames.clamp(1, limits::PIPE_FRAMES) {
+            drop(to_far.send(Frame::Data(vec![0; size].into())).await);
+        }
+        play(from_far, to_far, hops_left, done).await;
+    });
+    wait.recv_timeout(WITHIN).map(|()| start.elapsed()).map_err(io::Error::other)
 }
 
-type Ends = Option<(pipe::Receiver, pipe::Sender)>;
-
-/// A task without a reactor: it runs where its wake is delivered, on its worker.
-struct Player {
-    ends: Mutex<Ends>,
+/// Plays back what arrives. Whoever takes the last hop ends the rally, and by leaving has the other one leave too.
+async fn play(
+    mut receiver: pipe::Receiver,
+    mut sender: pipe::Sender,
     hops_left: Arc<AtomicUsize>,
     done: crossbeam_channel::Sender<()>,
-}
-
-impl Player {
-    fn serve(&self, frame: Frame) -> bool {
-        self.ends().as_mut().is_some_and(|(_, sender)| send_now(sender, frame))
-    }
-
-    fn ends(&self) -> std::sync::MutexGuard<'_, Ends> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes what has arrived and plays it back; the last hop ends the rally.
-    fn play(&self, receiver: &mut pipe::Receiver, sender: &mut pipe::Sender, cx: &mut Context<'_>) {
-        while let Poll::Ready(Ok(frame)) = receiver.poll_receive(cx) {
-            let one_less = |left: usize| left.checked_sub(1);
-            match self.hops_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
-                Ok(1) => drop(self.done.try_send(())),
-                Ok(_) => drop(send_now(sender, frame)),
-                Err(_) => {}
-            }
+) {
+    while let Ok(frame) = receiver.receive().await {
+        if hops_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Fails only when nobody waits any more.
+            let _ = done.try_send(());
+            return;
         }
+        if sender.send(frame).await.is_err() {
+            return;
+        }
+        // As everything that a frame leads to in the product does: other tasks get their turn.
+        runtime::yield_now().await;
     }
 }
 
-impl Wake for Player {
+/// What a worker does when this wake is delivered to it. Wakes are the only messages that can carry anything.
+struct Errand(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Wake for Errand {
     fn wake(self: Arc<Self>) {
-        let waker = Waker::from(Arc::clone(&self));
-        if let Some((receiver, sender)) = self.ends().as_mut() {
-            self.play(receiver, sender, &mut Context::from_waker(&waker));
+        let errand = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(errand) = errand {
+            errand();
         }
     }
 }
@@ -186,20 +186,5 @@ impl LocalPipe {
     pub fn pass(&mut self, data: Bytes) -> bool {
         send_now(&mut self.0, Frame::Data(data))
             && matches!(self.1.poll_receive(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(Frame::Data(_))))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn idle_workers_handle_their_mail_and_play() {
-        let workers = [IdleWorker::start(0).unwrap(), IdleWorker::start(1).unwrap()];
-        workers[0].post_and_drain(100_000).unwrap();
-        for frames in [1, limits::PIPE_FRAMES] {
-            rally(&workers[0], &workers[1], frames, 100, 10_000).unwrap();
-        }
-        assert!(LocalPipe::new(&workers[0]).pass(Bytes::from_static(b"x")));
     }
 }

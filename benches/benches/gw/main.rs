@@ -1,0 +1,30 @@
+//! What a request's way is made of, piece by piece. `cargo bench -p gw-benches -- NAME` runs what NAME is part of.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops on any failure")]
+
+mod admission;
+mod head;
+mod mailbox;
+mod tls;
+
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_main};
+
+/// The product's allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn all() {
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(2))
+        .sample_size(20)
+        .configure_from_args();
+    head::benches(&mut criterion);
+    admission::benches(&mut criterion);
+    mailbox::benches(&mut criterion);
+    tls::benches(&mut criterion);
+    criterion.final_summary();
+}
+
+criterion_main!(all);

@@ -1,0 +1,75 @@
+//! The other end of an echo: one thread that keeps every connection busy with one message at a time.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+/// What the client does to the server.
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) connections: usize,
+    pub(crate) message: usize,
+    /// Over all connections.
+    pub(crate) messages: usize,
+    /// Steps of computation that the server does for each message: what TLS and HTTP are to a gateway.
+    pub(crate) work: u32,
+}
+
+/// A server that says nothing for so long has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Load {
+    pub(crate) fn bytes(self) -> usize {
+        self.message * self.messages
+    }
+
+    /// Connects, sends every message and reads it back, disconnects.
+    pub(crate) fn drive(self, address: SocketAddr) {
+        let mut connections = connect(address, self.connections);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for (number, connection) in connections.iter().enumerate() {
+            let data = epoll::EventData::new_u64(number as u64);
+            epoll::add(&epoll, connection, data, epoll::EventFlags::IN).unwrap();
+        }
+        let (message, mut buffer) = (vec![7u8; self.message], vec![0u8; self.message]);
+        let mut missing = vec![self.message; self.connections];
+        let (mut to_send, mut to_receive) = (self.messages - self.connections, self.messages);
+        connections.iter_mut().for_each(|connection| connection.write_all(&message).unwrap());
+
+        let mut events = Vec::with_capacity(self.connections);
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        while to_receive > 0 {
+            epoll::wait(&epoll, spare_capacity(&mut events), Some(&patience)).unwrap();
+            assert!(!events.is_empty(), "the server is stuck");
+            for event in events.drain(..) {
+                let number = usize::try_from(event.data.u64()).unwrap();
+                let connection = &mut connections[number];
+                let received = connection.read(&mut buffer[..missing[number]]).unwrap();
+                assert!(received > 0, "the server closed a connection");
+                missing[number] -= received;
+                if missing[number] > 0 {
+                    continue;
+                }
+                missing[number] = self.message;
+                to_receive -= 1;
+                if to_send > 0 {
+                    to_send -= 1;
+                    connection.write_all(&message).unwrap();
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn connect(address: SocketAddr, connections: usize) -> Vec<TcpStream> {
+    let open = |_| {
+        let connection = TcpStream::connect(address).unwrap();
+        connection.set_nodelay(true).unwrap();
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        connection
+    };
+    (0..connections).map(open).collect()
+}

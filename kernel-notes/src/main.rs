@@ -1,0 +1,39 @@
+//! `gw-kernel-notes PROBE`: measures on this machine what the page of the same name claims.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a probe reports to its terminal and stops on any failure"
+)]
+
+mod echo;
+mod hand_over;
+mod load;
+mod measure;
+mod readiness;
+mod ring_flags;
+mod wakes;
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["ring-flags"] => ring_flags::probe(),
+        ["readiness-or-completion"] => readiness::probe(),
+        ["cross-core-wakes"] => wakes::probe(),
+        ["hand-over"] => hand_over::probe(),
+        // What probes start a process of their own for.
+        [readiness::IDLE, style] => readiness::report_idle_memory(style),
+        [hand_over::CALLER, port, connections] => hand_over::call(port, connections),
+        _ => {
+            eprintln!("usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}

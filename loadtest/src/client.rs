@@ -1,0 +1,246 @@
+//! A caller: HTTP/1.1 over TLS, blocking, with deadlines; reads bodies as they come.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+
+use crate::failure::{Failure, ensure};
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// Longest wait for the next bytes, either way.
+const PATIENCE: Duration = Duration::from_secs(30);
+const HEAD_MAX: usize = 64 * 1024;
+/// Largest body that is kept whole.
+const BODY_MAX: u64 = 1024 * 1024;
+
+/// A service on loopback: who to ask, as whom.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) port: u16,
+    /// The tenant's host name, for TLS and for `Host`.
+    pub(crate) host: String,
+    pub(crate) service_key: String,
+    name: ServerName<'static>,
+    tls: Arc<ClientConfig>,
+}
+
+impl Target {
+    /// `url` is `https://host:port`; whatever its host, connections go to loopback.
+    pub(crate) fn new(url: &str, ca_file: &Path, service_key: &str) -> Result<Self, Failure> {
+        let bad = || Failure::new(format!("not https://host:port: {url}"));
+        let (host, port) = url.strip_prefix("https://").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| bad())?;
+        Ok(Self {
+            port: port.parse().map_err(|_| bad())?,
+            host: host.to_owned(),
+            service_key: service_key.to_owned(),
+            name,
+            tls: Arc::new(tls_config(ca_file)?),
+        })
+    }
+
+    /// Opens a connection; the handshake is complete when this returns.
+    pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut socket = TcpStream::connect_timeout(&address, CONNECT_WITHIN)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        let mut tls = ClientConnection::new(Arc::clone(&self.tls), self.name.clone())?;
+        tls.complete_io(&mut socket).map_err(|error| Failure::during("TLS handshake", error))?;
+        let fields = format!("Host: {}\r\nX-Gw-Service-Key: {}\r\n", self.host, self.service_key);
+        let stream = StreamOwned::new(tls, socket);
+        Ok(Connection { stream, fields, ahead: Vec::new(), body_left: 0, closing: false })
+    }
+}
+
+fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
+    let unreadable = |error| Failure::during(ca_file.display(), error);
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(ca_file).map_err(unreadable)? {
+        roots.add(certificate.map_err(unreadable)?)?;
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// One connection, one request at a time. Dropping it closes it at once, whatever is still to come.
+pub(crate) struct Connection {
+    stream: StreamOwned<ClientConnection, TcpStream>,
+    /// The header fields that every request has.
+    fields: String,
+    /// Received beyond the head.
+    ahead: Vec<u8>,
+    body_left: u64,
+    closing: bool,
+}
+
+/// A response's head.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) status: u16,
+    fields: Vec<(String, String)>,
+}
+
+/// A small response, whole.
+pub(crate) struct Answer {
+    pub(crate) head: Head,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Connection {
+    /// Requests `path` and reads the response's head; its body comes from [`Self::read_body`].
+    pub(crate) fn get(&mut self, path: &str) -> Result<Head, Failure> {
+        self.send_head("GET", path, "")?;
+        self.response_head()
+    }
+
+    /// Requests `path` and reads the whole response, which must be small.
+    pub(crate) fn ask(&mut self, path: &str) -> Result<Answer, Failure> {
+        let head = self.get(path)?;
+        Ok(Answer { head, body: self.small_body()? })
+    }
+
+    /// Requests `path` with all of `body`, which has `length` bytes.
+    pub(crate) fn upload(&mut self, path: &str, length: u64, body: &mut impl Read) -> Result<Answer, Failure> {
+        self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
+        let sent = std::io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
+        // Who does not take the body may have said why: that is the better message.
+        match (self.response_head(), sent) {
+            (Ok(head), _) => Ok(Answer { head, body: self.small_body()? }),
+            (Err(_), Err(error)) => Err(Failure::during("sending the body", error)),
+            (Err(failure), Ok(())) => Err(failure),
+        }
+    }
+
+    /// The next bytes of the body; 0 when it is complete. Fails if it ends early.
+    pub(crate) fn read_body(&mut self, into: &mut [u8]) -> Result<usize, Failure> {
+        let most = into.len().min(usize::try_from(self.body_left).unwrap_or(usize::MAX));
+        let into = &mut into[..most];
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let read = if self.ahead.is_empty() {
+            self.stream.read(into)?
+        } else {
+            let read = self.ahead.len().min(into.len());
+            into[..read].copy_from_slice(&self.ahead[..read]);
+            self.ahead.drain(..read);
+            read
+        };
+        ensure(read > 0, || format!("the body ended {} bytes early", self.body_left))?;
+        self.body_left -= read as u64;
+        Ok(read)
+    }
+
+    /// Reads exactly so much of the body.
+    pub(crate) fn read_body_exact(&mut self, into: &mut [u8]) -> Result<(), Failure> {
+        let mut filled = 0;
+        while filled < into.len() {
+            let read = self.read_body(&mut into[filled..])?;
+            ensure(read > 0, || format!("the body is complete {} bytes early", into.len() - filled))?;
+            filled += read;
+        }
+        Ok(())
+    }
+
+    /// Whether another request can be sent.
+    pub(crate) fn is_reusable(&self) -> bool {
+        !self.closing && self.body_left == 0
+    }
+
+    fn send_head(&mut self, method: &str, path: &str, more: &str) -> Result<(), Failure> {
+        let head = format!("{method} {path} HTTP/1.1\r\n{}{more}\r\n", self.fields);
+        self.stream.write_all(head.as_bytes())?;
+        Ok(self.stream.flush()?)
+    }
+
+    fn response_head(&mut self) -> Result<Head, Failure> {
+        let mut received = std::mem::take(&mut self.ahead);
+        let mut buffer = [0; 16 * 1024];
+        let end = loop {
+            if let Some(end) = received.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end;
+            }
+            ensure(received.len() < HEAD_MAX, || format!("a response head over {HEAD_MAX} bytes"))?;
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Err(Failure::new("the connection closed before a response")),
+                Ok(read) => received.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(Failure::new(format!("no response within {PATIENCE:?}")));
+                }
+                Err(error) => return Err(Failure::during("waiting for a response", error)),
+            }
+        };
+        self.ahead = received.split_off(end + 4);
+        let head = Head::parse(&received[..end]).ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
+        // Everything asked for here has a known length.
+        let length = head.field("content-length").and_then(|length| length.parse().ok());
+        self.body_left = length.ok_or_else(|| Failure::new("a response without Content-Length"))?;
+        self.closing = head.field("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        Ok(head)
+    }
+
+    fn small_body(&mut self) -> Result<Vec<u8>, Failure> {
+        ensure(self.body_left <= BODY_MAX, || format!("a body of {} bytes is not small", self.body_left))?;
+        let mut body = vec![0; usize::try_from(self.body_left).unwrap_or_default()];
+        self.read_body_exact(&mut body)?;
+        Ok(body)
+    }
+}
+
+impl Head {
+    /// The first field called `name`, which is lower-case.
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
+    }
+
+    fn parse(head: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(head).ok()?.split("\r\n");
+        let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+        let field = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+        };
+        Some(Self { status, fields: lines.map(field).collect::<Option<_>>()? })
+    }
+}
+
+impl Answer {
+    /// The gateway's own error code, if this is one of its errors.
+    pub(crate) fn error_code(&self) -> Option<String> {
+        let body: serde_json::Value = serde_json::from_slice(&self.body).ok()?;
+        Some(body.get("error")?.get("code")?.as_str()?.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_are_parsed() {
+        let head = Head::parse(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After:  3 \r\nX: a:b").unwrap();
+        assert_eq!(head.status, 429);
+        assert_eq!((head.field("retry-after"), head.field("x"), head.field("y")), (Some("3"), Some("a:b"), None));
+        assert_eq!(Head::parse(b"SSH-2.0"), None);
+    }
+
+    #[test]
+    fn the_code_of_a_gateway_error() {
+        let head = || Head { status: 502, fields: Vec::new() };
+        let answer = |body: &str| Answer { head: head(), body: body.as_bytes().to_vec() };
+        let error = answer(r#"{"error":{"code":"GW_X","message":"","request_id":""}}"#);
+        assert_eq!(error.error_code().as_deref(), Some("GW_X"));
+        assert_eq!(answer("hello").error_code(), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Many callers at once.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::client::{Answer, Connection, Target};
+use crate::failure::Failure;
+
+/// Opens `count` connections.
+pub(crate) fn connect(target: &Target, count: usize) -> Result<Vec<Connection>, Failure> {
+    (0..count).map(|_| target.connect()).collect()
+}
+
+/// Does `work` on every connection at the same moment, one thread each.
+pub(crate) fn at_once<T: Send>(
+    connections: Vec<Connection>,
+    work: impl Fn(Connection) -> Result<T, Failure> + Sync,
+) -> Result<Vec<T>, Failure> {
+    let start = Barrier::new(connections.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = connections
+            .into_iter()
+            .map(|connection| {
+                let (start, work) = (&start, &work);
+                scope.spawn(move || {
+                    start.wait();
+                    work(connection)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(Failure::new("a panic")))).collect()
+    })
+}
+
+/// What a run of requests took.
+pub(crate) struct Run {
+    /// From the first request to the last answer.
+    pub(crate) elapsed: Duration,
+    /// Each answer with its latency, in no order.
+    pub(crate) answers: Vec<(Answer, Duration)>,
+}
+
+/// Sends `requests` requests for `path` over `callers` kept connections, each as soon as the one before is answered.
+pub(crate) fn requests(target: &Target, callers: usize, requests: usize, path: &str) -> Result<Run, Failure> {
+    let connections = connect(target, callers)?;
+    let sent = AtomicUsize::new(0);
+    let start = Instant::now();
+    let per_caller = at_once(connections, |mut connection| {
+        let mut answers = Vec::new();
+        while sent.fetch_add(1, Ordering::Relaxed) < requests {
+            if !connection.is_reusable() {
+                connection = target.connect()?;
+            }
+            let asked = Instant::now();
+            let answer = connection.ask(path)?;
+            answers.push((answer, asked.elapsed()));
+        }
+        Ok(answers)
+    })?;
+    Ok(Run { elapsed: start.elapsed(), answers: per_caller.into_iter().flatten().collect() })
+}

@@ -1,0 +1,65 @@
+//! `gw-loadtest`: arguments, scenario, exit code.
+
+mod bucket;
+mod bulk;
+mod cancel;
+mod client;
+mod compare;
+mod demo;
+mod failure;
+mod load;
+mod metrics;
+mod process;
+mod procfs;
+mod report;
+mod sink;
+mod stalled;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Puts load on a gateway that it starts itself, on loopback, and says whether the product keeps its promises.
+#[derive(Parser)]
+#[command(name = "gw-loadtest", version)]
+struct Arguments {
+    /// The product's program; the workspace's release build if not given.
+    #[arg(long, global = true, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/gw-gateway"),
+          hide_default_value = true)]
+    gateway: PathBuf,
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// CPU per request, requests per second and latency beside nginx and haproxy, in one run.
+    Compare(compare::Options),
+    /// Large bodies both ways: every byte as sent, memory bounded.
+    Bulk(bulk::Options),
+    /// Callers that stop reading do not delay others.
+    Stalled,
+    /// Callers that leave free their slots; slots are neither lost nor exceeded.
+    Cancel,
+    /// The rate limit admits what it says.
+    Bucket,
+}
+
+fn main() -> ExitCode {
+    let Arguments { gateway, scenario } = Arguments::parse();
+    let result = match scenario {
+        Scenario::Compare(options) => compare::run(&gateway, &options),
+        Scenario::Bulk(options) => bulk::run(&gateway, &options),
+        Scenario::Stalled => stalled::run(&gateway),
+        Scenario::Cancel => cancel::run(&gateway),
+        Scenario::Bucket => bucket::run(&gateway),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("gw-loadtest: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What the kernel tells about processes: CPU time, memory, children.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+/// Clock ticks per second in `/proc`: the kernel's USER_HZ, which its ABI fixes.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// `pid` and everything it started that still runs.
+pub(crate) fn tree(pid: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(|pid: u32| Some((pid, Stat::read(&format!("/proc/{pid}/stat"))?.parent)))
+        .collect();
+    let mut tree = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = tree.get(next) {
+        tree.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child));
+        next += 1;
+    }
+    tree
+}
+
+/// User and system time of every thread of a process, ended ones included; zero of a process that is gone.
+pub(crate) fn cpu(pid: u32) -> Duration {
+    Stat::read(&format!("/proc/{pid}/stat")).map(|stat| stat.cpu).unwrap_or_default()
+}
+
+/// User and system time of those threads of a process that are called `name`.
+pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
+    threads
+        .filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?))
+        .filter(|stat| stat.name == name)
+        .map(|stat| stat.cpu)
+        .sum()
+}
+
+/// Memory of a process, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) resident: u64,
+    /// The most that was ever resident.
+    pub(crate) peak: u64,
+}
+
+impl Memory {
+    pub(crate) fn of(pid: u32) -> Result<Self, Failure> {
+        let path = format!("/proc/{pid}/status");
+        let status = fs::read_to_string(&path).map_err(|error| Failure::during(&path, error))?;
+        Self::parse(&status).ok_or_else(|| Failure::new(format!("{path}: no VmRSS and VmHWM")))
+    }
+
+    fn parse(status: &str) -> Option<Self> {
+        let bytes = |key: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(value.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+        };
+        Some(Self { resident: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+    }
+}
+
+struct Stat {
+    name: String,
+    parent: u32,
+    cpu: Duration,
+}
+
+impl Stat {
+    fn read(path: &str) -> Option<Self> {
+        Self::parse(&fs::read_to_string(path).ok()?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name is the program's own choice, spaces and parentheses included.
+        let (before, after) = text.rsplit_once(')')?;
+        let fields: Vec<&str> = after.split_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let ticks = number(11)? + number(12)?;
+        Some(Self {
+            name: before.split_once('(')?.1.to_owned(),
+            parent: u32::try_from(number(1)?).ok()?,
+            cpu: Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_of_a_process_with_a_nasty_name() {
+        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 1 1";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.name.as_str(), stat.parent, stat.cpu), ("a) (b c)", 7, Duration::from_millis(1750)));
+        assert!(Stat::parse("42 (cut").is_none());
+    }
+
+    #[test]
+    fn memory_in_bytes() {
+        let memory = Memory::parse("Name:\tx\nVmHWM:\t    20 kB\nVmRSS:\t    10 kB\n").unwrap();
+        assert_eq!(memory, Memory { resident: 10_240, peak: 20_480 });
+    }
+
+    #[test]
+    fn this_process_is_the_root_of_its_own_tree() {
+        let pid = std::process::id();
+        assert_eq!(tree(pid)[0], pid);
+        assert!(Memory::of(pid).unwrap().resident > 0);
+    }
+}

@@ -1,0 +1,47 @@
+//! What is printed, and how numbers look.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// Prints one line of the report.
+pub(crate) fn say(line: fmt::Arguments<'_>) {
+    // Nobody left to read it is no reason to stop checking.
+    let _ = writeln!(io::stdout().lock(), "{line}");
+}
+
+pub(crate) fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+pub(crate) fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The middle one; of an even number, the upper of the two; 0 of none.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// The value that `percent` of `sorted` do not exceed; 0 of none.
+pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_percentiles() {
+        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median([]), 0.0);
+        let sorted: Vec<Duration> = (1..=1000).map(Duration::from_millis).collect();
+        assert_eq!(percentile(&sorted, 50), Duration::from_millis(500));
+        assert_eq!(percentile(&sorted, 99), Duration::from_millis(990));
+        assert_eq!(percentile(&sorted[..1], 99), Duration::from_millis(1));
+    }
+}
