@@ -5,6 +5,7 @@
 mod backend;
 mod bucket;
 mod caller;
+mod certificates;
 mod failures;
 mod http;
 mod processes;

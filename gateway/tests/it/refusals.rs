@@ -209,3 +209,34 @@ fn tunnels_are_for_agents_of_the_same_version() {
     let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("0.0.1") && message.contains(env!("CARGO_PKG_VERSION")), "{message}");
 }
+
+#[test]
+fn an_agent_gets_tunnels_of_its_own_services_only() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let (account, _) = ids();
+    let other = ServiceId::new("other").unwrap();
+    control.create_service(&account, &other, None).unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let agent = control.create_agent(&account, "other", &[other], ("127.0.0.1", 1), None, state.path()).unwrap();
+    let upgrade = |host: &str| {
+        let identity = gw_agent::state::StateDir::new(state.path()).identity().unwrap();
+        let mut caller = connect_to(&demo.about, host, &[b"gw-tunnel/1"], Some((identity.certificate, identity.key)));
+        caller.send(format!(
+            "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\nX-Gw-Version: {}\r\n\r\n",
+            env!("CARGO_PKG_VERSION")
+        ));
+        caller
+    };
+    let response = upgrade(HOST).response();
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (403, "GW_AGENT_NOT_ALLOWED"));
+    let accepted = upgrade("demo--other.eu1.gw.localhost").response_head(&Method::GET).unwrap();
+    assert_eq!(accepted.status, 101);
+    let mut record = control.records().unwrap().agents.into_iter().find(|record| record.id == agent).unwrap();
+    record.revoked = true;
+    control.put(Record::Agent(record)).unwrap();
+    eventually("revoked everywhere", || {
+        let response = upgrade("demo--other.eu1.gw.localhost").try_response(&Method::GET).ok()?;
+        (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())
+    });
+}

@@ -383,3 +383,175 @@ fn parse_client_hello(
     }
     acceptor.accept()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+    use std::sync::Arc;
+    use std::task::Waker;
+
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
+    use rustls_pki_types::PrivateKeyDer;
+
+    use super::*;
+    use crate::runtime::{self, Driver};
+
+    /// Both ends of a connection on one reactor, hands shaken.
+    async fn pair(version: &'static SupportedProtocolVersion) -> (TlsStream, TlsStream) {
+        let certified = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+        let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certified.cert.der().clone()], key)
+            .unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certified.cert.der().clone()).unwrap();
+        let client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let session = ClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+        let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+        let client = TlsStream::new(socket, session);
+        let accept = async {
+            let greeting = Greeting::read(accepted).await.unwrap();
+            assert_eq!(greeting.hello.server_name.as_deref(), Some("h"));
+            greeting.accept(Arc::new(server)).await.unwrap()
+        };
+        let (server, shaken) = futures_util::join!(accept, client.handshake());
+        shaken.unwrap();
+        (client, server)
+    }
+
+    fn on_each_driver_and_version<F: Future<Output = ()>>(test: impl Fn(&'static SupportedProtocolVersion) -> F) {
+        for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
+            for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+                driver.block_on(test(version)).unwrap();
+            }
+        }
+    }
+
+    async fn read(stream: &TlsStream) -> io::Result<BytesMut> {
+        let mut buffer = BytesMut::new();
+        std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut buffer)).await?;
+        Ok(buffer)
+    }
+
+    #[test]
+    fn every_byte_arrives_once_although_reads_and_writes_are_cancelled() {
+        on_each_driver_and_version(|version| async move {
+            let (client, server) = pair(version).await;
+            let sent: Rc<Vec<u8>> = Rc::new((0..3_000_000u32).map(|at| (at * 31 % 251) as u8).collect());
+            let bytes = Rc::clone(&sent);
+            runtime::spawn(async move {
+                let mut at = 0;
+                while at < bytes.len() {
+                    // Polled once and dropped, as an arm of a select that lost would be.
+                    let mut cx = Context::from_waker(Waker::noop());
+                    match client.poll_write(&mut cx, &[IoSlice::new(&bytes[at..(at + 70_000).min(bytes.len())])]) {
+                        Poll::Ready(written) => at += written.unwrap(),
+                        Poll::Pending => drop(client.flush().await),
+                    }
+                }
+                client.close().await.unwrap();
+                // Closing with session tickets unread would reset the connection: stay until the peer has gone.
+                drop(read(&client).await);
+            });
+            let (mut received, mut small) = (Vec::new(), [0; 1000]);
+            loop {
+                let mut cx = Context::from_waker(Waker::noop());
+                // A cancelled read, then one of each kind.
+                if let Poll::Ready(read) = server.poll_read(&mut cx, &mut small) {
+                    received.extend_from_slice(&small[..read.unwrap()]);
+                }
+                let chunk = read(&server).await.unwrap();
+                received.extend_from_slice(&chunk);
+                if chunk.is_empty() {
+                    break;
+                }
+            }
+            assert!(received == *sent, "{} of {} bytes", received.len(), sent.len());
+        });
+    }
+
+    #[test]
+    fn a_writer_waits_when_the_reader_does_not_read() {
+        on_each_driver_and_version(|version| async move {
+            let (client, server) = pair(version).await;
+            let mut cx = Context::from_waker(Waker::noop());
+            let piece = vec![7; 16 * 1024];
+            let mut written = 0;
+            while let Poll::Ready(taken) = client.poll_write(&mut cx, &[IoSlice::new(&piece)]) {
+                written += taken.unwrap();
+                // The kernel's socket buffers grow to some megabytes; beyond them and ours it must end.
+                assert!(written < 64 << 20, "nothing stopped the writer");
+            }
+            let mut received = 0;
+            let reading = async {
+                while received < written {
+                    received += read(&server).await.unwrap().len();
+                }
+            };
+            let (flushed, ()) = futures_util::join!(client.flush(), reading);
+            flushed.unwrap();
+            assert_eq!(received, written);
+        });
+    }
+
+    #[test]
+    fn only_close_notify_is_an_end() {
+        on_each_driver_and_version(|version| async move {
+            let (client, server) = pair(version).await;
+            client.write_all(&mut [IoSlice::new(b"last words")]).await.unwrap();
+            client.close().await.unwrap();
+            assert_eq!(read(&server).await.unwrap(), &b"last words"[..]);
+            assert!(read(&server).await.unwrap().is_empty());
+            assert!(read(&server).await.unwrap().is_empty());
+
+            let (client, server) = pair(version).await;
+            drop(client);
+            let cut = read(&server).await.unwrap_err();
+            assert!(matches!(cut.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset), "{cut}");
+        });
+    }
+
+    #[test]
+    fn plaintext_put_back_is_read_first() {
+        on_each_driver_and_version(|version| async move {
+            let (client, server) = pair(version).await;
+            client.write_all(&mut [IoSlice::new(b"world")]).await.unwrap();
+            client.flush().await.unwrap();
+            server.unread(b"hello ");
+            let mut received = BytesMut::new();
+            while received.len() < 11 {
+                received.unsplit(read(&server).await.unwrap());
+            }
+            assert_eq!(received, &b"hello world"[..]);
+        });
+    }
+
+    #[test]
+    fn what_is_not_tls_gets_an_alert() {
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
+                assert!(Greeting::read(accepted).await.is_err());
+                let mut buffer = BytesMut::new();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                // Content type 21: alert (RFC 8446 §5.1).
+                assert_eq!(buffer[0], 21);
+            })
+            .unwrap();
+    }
+}

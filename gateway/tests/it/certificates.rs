@@ -1,0 +1,62 @@
+//! Certificates from files, and their reload.
+
+use std::fs;
+use std::path::Path;
+
+use gw_gateway::Gateway;
+use gw_gateway::config::Config;
+use gw_gateway::demo::About;
+use rcgen::{CertificateParams, KeyPair};
+
+use crate::caller::{Caller, HOST, connect_to};
+use crate::demo;
+
+/// Writes a self-signed certificate for the region; it is its own authority.
+fn write_certificate(directory: &Path) -> Vec<u8> {
+    let key = KeyPair::generate().unwrap();
+    let names = vec!["eu1.gw.localhost".to_owned(), "*.eu1.gw.localhost".to_owned()];
+    let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+    fs::write(directory.join("server.key"), key.serialize_pem()).unwrap();
+    fs::write(directory.join("server.crt"), certificate.pem()).unwrap();
+    certificate.der().to_vec()
+}
+
+#[test]
+fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let first = write_certificate(directory.path());
+    let text = format!(
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ntls_certificate = \"{}\"\ntls_key = \"{}\"\n",
+        file("data").display(),
+        file("server.crt").display(),
+        file("server.key").display(),
+    );
+    let gateway = Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap();
+    // Any demo's answers will do for the rest of what a caller needs to know.
+    let about = About {
+        base_url: format!("https://eu1.gw.localhost:{}", gateway.address().port()),
+        ca_file: file("server.crt"),
+        ..demo(None).about.clone()
+    };
+    let served = |about: &About| {
+        let mut caller: Caller = connect_to(about, HOST, &[b"http/1.1"], None);
+        caller.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
+        assert_eq!(caller.response().code(), "GW_NOT_FOUND");
+        (caller.stream.conn.peer_certificates().unwrap()[0].to_vec(), caller)
+    };
+    let (certificate, mut kept) = served(&about);
+    assert_eq!(certificate, first);
+
+    let second = write_certificate(directory.path());
+    gateway.control().reload_certificates().unwrap();
+    crate::eventually("the new certificate", || (served(&about).0 == second).then_some(()));
+    kept.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
+    assert_eq!(kept.response().code(), "GW_NOT_FOUND");
+
+    fs::write(file("server.key"), "not a key").unwrap();
+    let error = gateway.control().reload_certificates().unwrap_err().to_string();
+    assert!(error.contains("server.key"), "{error}");
+    assert_eq!(served(&about).0, second);
+}
