@@ -113,7 +113,7 @@ impl BodyDecoder {
                         self.0 = State::Done;
                         continue;
                     }
-                    let Some(end) = buffer.windows(4).position(|window| window == b"\r\n\r\n") else {
+                    let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") else {
                         return if buffer.len() > TRAILERS_MAX { Err(InvalidBody::Trailers) } else { Ok(None) };
                     };
                     if end > TRAILERS_MAX {
@@ -148,7 +148,7 @@ fn take(buffer: &mut BytesMut, most: u64) -> Bytes {
 
 /// Takes a line that ends in CRLF, without it.
 fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<Option<BytesMut>, InvalidBody> {
-    match buffer.iter().take(most).position(|byte| *byte == b'\n') {
+    match memchr::memchr(b'\n', &buffer[..buffer.len().min(most)]) {
         Some(0) => Err(error),
         Some(end) if buffer[end - 1] == b'\r' => {
             let mut line = buffer.split_to(end + 1);

@@ -108,7 +108,7 @@ impl HeadScanner {
         }
         // The first line's end may be the only one, and a terminator may straddle the last read.
         let from = self.scanned.saturating_sub(3);
-        let end = buffer[from..].windows(4).position(|window| window == b"\r\n\r\n").map(|at| from + at + 4);
+        let end = memchr::memmem::find(&buffer[from..], b"\r\n\r\n").map(|at| from + at + 4);
         self.scanned = buffer.len();
         match end {
             Some(end) if end > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
@@ -118,7 +118,7 @@ impl HeadScanner {
             }
             None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
             // A sender of bare line feeds would otherwise wait for us while we wait for it.
-            None if buffer[from..].windows(2).any(|window| window == b"\n\n") => Err(BARE_LINE_FEED),
+            None if memchr::memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
             None => Ok(None),
         }
     }
@@ -202,17 +202,15 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
 
 /// Refuses what parsers disagree about before any parser sees it: bare CR or LF, NUL.
 fn check_line_ends(head: &[u8]) -> Result<(), InvalidHead> {
-    let mut previous = 0;
-    for &byte in head {
-        match byte {
-            b'\n' if previous != b'\r' => return Err(BARE_LINE_FEED),
+    for at in memchr::memchr3_iter(b'\r', b'\n', 0, head) {
+        match head[at] {
             0 => return Err(InvalidHead::Syntax("NUL")),
-            byte if previous == b'\r' && byte != b'\n' => {
+            b'\r' if head.get(at + 1) != Some(&b'\n') => {
                 return Err(InvalidHead::Syntax("carriage return without line feed"));
             }
+            b'\n' if at == 0 || head[at - 1] != b'\r' => return Err(BARE_LINE_FEED),
             _ => {}
         }
-        previous = byte;
     }
     Ok(())
 }

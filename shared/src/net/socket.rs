@@ -3,7 +3,7 @@
 //! Waiting for readiness holds no buffer (an idle connection costs none), loses nothing when it is cancelled, and lets
 //! `sendmsg` take the pieces of a message where they lie. kernel-notes/readiness-or-completion.md has the figures.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -36,7 +36,8 @@ pub struct Socket {
     reads_in_a_row: Cell<u8>,
     /// Room that [`Self::poll_recv_buf`] takes next.
     room: Cell<usize>,
-    last_received: Rc<Cell<Instant>>,
+    /// There once somebody asked for it: most sockets are spared reading the clock.
+    last_received: OnceCell<Rc<Cell<Instant>>>,
 }
 
 /// A readiness wait that may be in flight.
@@ -67,7 +68,7 @@ impl Socket {
             drained: Cell::new(true),
             reads_in_a_row: Cell::new(0),
             room: Cell::new(RECEIVE_SMALL),
-            last_received: Rc::new(Cell::new(Instant::now())),
+            last_received: OnceCell::new(),
         })
     }
 
@@ -100,7 +101,7 @@ impl Socket {
 
     /// When bytes last arrived; shared, so that a watchdog can look without the socket.
     pub fn last_received(&self) -> Rc<Cell<Instant>> {
-        Rc::clone(&self.last_received)
+        Rc::clone(self.last_received.get_or_init(|| Rc::new(Cell::new(Instant::now()))))
     }
 
     /// Lets the kernel find a dead peer: keep-alive probes while idle, `TCP_USER_TIMEOUT` while data is unacknowledged
@@ -134,7 +135,9 @@ impl Socket {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
                     self.drained.set(received < buffer.len() || in_a_row >= READS_PER_TURN);
-                    self.last_received.set(Instant::now());
+                    if let Some(last_received) = self.last_received.get() {
+                        last_received.set(Instant::now());
+                    }
                     return Poll::Ready(Ok(received));
                 }
                 Err(rustix::io::Errno::AGAIN) => self.drained.set(true),
