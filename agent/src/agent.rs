@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::dial;
 use crate::reconnect::Backoff;
 use crate::session::{self, Phase, Session};
-use crate::slots::Slots;
+use crate::slots::{self, Slots};
 
 /// How long an agent stays away after another one with the same identity took its place.
 const REPLACED_PAUSE: Duration = Duration::from_secs(120);
@@ -66,6 +66,9 @@ impl Drop for AgentHandle {
 }
 
 async fn run(config: Config, stop: watch::Receiver<bool>) {
+    if let Err(default) = config.slots {
+        tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE);
+    }
     let config = Rc::new(config);
     let services = config
         .backends
@@ -76,7 +79,7 @@ async fn run(config: Config, stop: watch::Receiver<bool>) {
 
 /// Keeps a tunnel for one service until the agent stops.
 async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, stop: watch::Receiver<bool>) {
-    let pool = Rc::new(Pool::new(backend, config.slots));
+    let pool = Rc::new(Pool::new(backend, config.slots()));
     let mut backoff = Backoff::new();
     // Tunnels that were asked to end and still have requests.
     let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
@@ -92,7 +95,7 @@ async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, sto
             }
             Some(Ok(stream)) => {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
-                let (pool, slots) = (Rc::clone(&pool), Slots::new(config.slots));
+                let (pool, slots) = (Rc::clone(&pool), Slots::new(config.slots()));
                 let session = Rc::new(Session { pool, slots, phase, stop: stop.clone() });
                 runtime::spawn(session::serve(session, stream));
                 let was_ready = follow(&mut watched, &stop).await;

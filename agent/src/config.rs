@@ -17,7 +17,8 @@ pub struct Config {
     pub(crate) enrollment: Enrollment,
     /// Service hostname → backend.
     pub(crate) backends: BTreeMap<String, Backend>,
-    pub(crate) slots: u32,
+    /// `Err` holds the default that an invalid setting fell back to: to be warned of once logging has started.
+    pub(crate) slots: Result<u32, u32>,
     pub log_format: LogFormat,
 }
 
@@ -50,6 +51,10 @@ pub enum ConfigError {
 }
 
 impl Config {
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots.unwrap_or_else(|default| default)
+    }
+
     pub fn load(
         file: Option<&Path>,
         state_dir: Option<PathBuf>,
@@ -64,11 +69,14 @@ impl Config {
         let backend_of_all = backend.map(str::to_owned).or_else(|| environment("GW_BACKEND"));
         let backends = backends(&enrollment, backend_of_all.as_deref(), file.backend.as_deref(), &file.backends)
             .map_err(ConfigError::Invalid)?;
-        let slots = slots::parse(environment(slots::VARIABLE).as_deref()).unwrap_or_else(|default| {
-            tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE);
-            default
-        });
-        Ok(Self { state, enrollment, backends, slots, log_format: file.log_format })
+        let log_format = match environment("GW_LOG_FORMAT") {
+            Some(text) => {
+                text.parse().map_err(|error| ConfigError::Invalid(vec![format!("GW_LOG_FORMAT: {error}")]))?
+            }
+            None => file.log_format,
+        };
+        let slots = slots::parse(environment(slots::VARIABLE).as_deref());
+        Ok(Self { state, enrollment, backends, slots, log_format })
     }
 }
 

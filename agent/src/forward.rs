@@ -36,8 +36,8 @@ impl ForwardError {
 pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, mut body) = request.into_parts();
     let framing = framing(&parts, &body);
-    // A kept connection may close under our hands. A second try is safe where the first sent nothing that a
-    // repetition would change (RFC 9110 §9.2.2), and was not answered.
+    // A kept connection may close under our hands. A second try is safe where no byte of the first was taken, and for
+    // methods that may be repeated anyway (RFC 9110 §9.2.2).
     let repeatable = framing == Framing::None && parts.method.is_idempotent();
     let mut kept = pool.take();
     loop {
@@ -56,7 +56,7 @@ pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStrea
         match exchange(&connection, &parts, framing, &mut body, &mut respond).await {
             Ok(Reusable(true)) => return pool.give_back(connection),
             Ok(Reusable(false)) | Err(Failure::Over) => return,
-            Err(Failure::NoResponse(ResponseError::Reset(_))) if retry && !connection.answered() => {}
+            Err(Failure::NoResponse(ResponseError::Reset(_))) if retry && !connection.took_the_request() => {}
             Err(Failure::NoResponse(error)) => return refuse(&mut respond, &error.into()),
         }
     }
@@ -152,10 +152,8 @@ async fn relay_response(
     };
     let mut response = Response::new(());
     *response.status_mut() = head.status;
-    *response.headers_mut() = head.headers;
-    fields::remove_hop_by_hop(response.headers_mut());
     // Nobody but the gateway speaks in its name.
-    fields::remove_own(response.headers_mut());
+    *response.headers_mut() = fields::end_to_end(head.headers, fields::is_own);
 
     let mut body = Body::new(connection, head.framing);
     let mut stream = respond.send_response(response, body.is_done()).map_err(|_| Failure::Over)?;
@@ -170,10 +168,7 @@ async fn relay_response(
         };
         let sent = match part {
             Ok(Part::Data(data)) => stream::send(&mut stream, data, body.is_done()).await,
-            Ok(Part::Trailers(mut trailers)) => {
-                fields::clean_trailers(&mut trailers);
-                stream::finish(&mut stream, Some(trailers))
-            }
+            Ok(Part::Trailers(trailers)) => stream::finish(&mut stream, Some(fields::end_to_end_trailers(trailers))),
             Ok(Part::End) => stream::finish(&mut stream, None),
             Err(error) => {
                 tracing::debug!(%error, "response cut short");

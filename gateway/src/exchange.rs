@@ -237,8 +237,7 @@ impl PendingResponse {
                     let message = read_agent_message(&mut body).await;
                     return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
                 }
-                let mut headers = parts.headers;
-                fields::remove_own(&mut headers);
+                let headers = fields::end_to_end(parts.headers, fields::is_own);
                 let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream() };
                 Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
             }
@@ -265,10 +264,7 @@ impl Download {
         match self {
             Self::Tunnel { body, .. } => Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
                 Ok(Received::Data(data)) => Ok(Frame::Data(data)),
-                Ok(Received::Trailers(mut trailers)) => {
-                    fields::clean_trailers(&mut trailers);
-                    Ok(Frame::Trailers(trailers))
-                }
+                Ok(Received::Trailers(trailers)) => Ok(Frame::Trailers(fields::end_to_end_trailers(trailers))),
                 Ok(Received::End) => Ok(Frame::End),
                 Err(_) => Err(Closed),
             }),

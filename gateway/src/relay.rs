@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use futures_util::future::{Either, select};
-use gw_shared::http::fields::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID};
+use gw_shared::http::fields::{
+    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
+};
 use gw_shared::http::{InvalidBody, Part, RequestHead};
 use gw_shared::id::RequestId;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Scheme, Uri};
 use http::{Request, Version};
 
@@ -51,9 +53,12 @@ pub(crate) async fn relay(
 }
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
-fn open(core: &Rc<Core>, mut request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Exchange, Error> {
+fn open(core: &Rc<Core>, request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Exchange, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
+    if core.is_draining() {
+        return Err(Error::Overloaded("draining"));
+    }
     let label = match core.region.destination(request.authority.as_str()) {
         Destination::Tenant(label) => label,
         Destination::Apex => return Err(platform::answer(&request)),
@@ -64,7 +69,7 @@ fn open(core: &Rc<Core>, mut request: RequestHead, peer: IpAddr, id: RequestId) 
     if !service.enabled {
         return Err(Error::ServiceDisabled);
     }
-    let authenticated = auth::authenticate(&directory, service, &mut request.headers)?;
+    let authenticated = auth::authenticate(&directory, service, &request.headers)?;
     tracing::debug!(request_id = %id, service = %service.label, by = ?authenticated.by, "admitting");
     let has_body = request.framing != gw_shared::http::Framing::None;
     exchange::open(core, authenticated, outbound(request, peer, id)?, has_body)
@@ -72,10 +77,10 @@ fn open(core: &Rc<Core>, mut request: RequestHead, peer: IpAddr, id: RequestId) 
 
 /// The request as the agent gets it: what ends at this hop is gone, what we add is there (RFC 9110 §7.6).
 fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request<()>, Error> {
-    let RequestHead { method, target, authority, mut headers, .. } = request;
-    fields::remove_hop_by_hop(&mut headers);
-    // Answered by this hop, which does not wait for the backend to say it.
-    headers.remove(header::EXPECT);
+    let RequestHead { method, target, authority, headers, .. } = request;
+    // Credentials were for us, and so was the wish for 100 Continue: this hop answers it.
+    const ENDS_HERE: [HeaderName; 3] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, header::EXPECT];
+    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name));
     append_to_list(&mut headers, X_FORWARDED_FOR, &peer.to_canonical().to_string());
     append_to_list(&mut headers, header::VIA, "1.1 gw");
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
@@ -97,7 +102,7 @@ fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request
 }
 
 /// Appends to a comma-separated field, keeping what earlier hops wrote in front.
-fn append_to_list(headers: &mut HeaderMap, name: header::HeaderName, value: &str) {
+fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     let mut earlier: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
         list.extend_from_slice(value.as_bytes());
         list.extend_from_slice(b", ");
@@ -164,9 +169,8 @@ async fn send_body(body: &mut impl RequestBody, mut upload: Upload) -> BodyError
                 }
                 sent
             }
-            Ok(Part::Trailers(mut trailers)) => {
-                fields::clean_trailers(&mut trailers);
-                let _ = upload.finish(Some(trailers)).await;
+            Ok(Part::Trailers(trailers)) => {
+                let _ = upload.finish(Some(fields::end_to_end_trailers(trailers))).await;
                 break;
             }
             Ok(Part::End) => {

@@ -21,6 +21,9 @@ pub(crate) struct Connection {
     buffer: RefCell<BytesMut>,
     /// Some byte of the current response has arrived.
     answered: Cell<bool>,
+    /// Bytes sent before the current request, and in all.
+    sent_before: Cell<u64>,
+    sent: Cell<u64>,
 }
 
 /// Why there is no (whole) response.
@@ -38,15 +41,29 @@ pub(crate) enum ResponseError {
 
 impl Connection {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, buffer: RefCell::default(), answered: Cell::new(false) }
+        Self {
+            socket,
+            buffer: RefCell::default(),
+            answered: Cell::new(false),
+            sent_before: Cell::new(0),
+            sent: Cell::new(0),
+        }
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
         self.buffer.borrow().is_empty() && self.socket.is_quiet()
     }
 
-    pub(crate) fn answered(&self) -> bool {
-        self.answered.get()
+    /// Whether the backend can have seen something of the current request, or has even answered.
+    pub(crate) fn took_the_request(&self) -> bool {
+        // A backend that closes tells in the same segment what it has received: what it does not acknowledge there,
+        // it did not get.
+        self.answered.get() || self.socket.was_acknowledged_beyond(self.sent_before.get())
+    }
+
+    async fn send(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        self.sent.set(self.sent.get() + pieces.iter().map(|piece| piece.len() as u64).sum::<u64>());
+        self.socket.send_all(pieces).await
     }
 
     /// Sends a request head.
@@ -59,9 +76,10 @@ impl Connection {
         framing: Framing,
     ) -> io::Result<()> {
         self.answered.set(false);
+        self.sent_before.set(self.sent.get());
         let mut out = Vec::with_capacity(1024);
         head::write_request(&mut out, method, target, host, headers, framing);
-        self.socket.send_all(&mut [IoSlice::new(&out)]).await
+        self.send(&mut [IoSlice::new(&out)]).await
     }
 
     /// Sends a piece of the request body.
@@ -69,9 +87,9 @@ impl Connection {
         let mut size = [0; 18];
         if framing == Framing::Chunked {
             let start = body::chunk_start(data.len(), &mut size);
-            self.socket.send_all(&mut [start, data, body::CHUNK_END].map(IoSlice::new)).await
+            self.send(&mut [start, data, body::CHUNK_END].map(IoSlice::new)).await
         } else {
-            self.socket.send_all(&mut [IoSlice::new(data)]).await
+            self.send(&mut [IoSlice::new(data)]).await
         }
     }
 
@@ -82,7 +100,7 @@ impl Connection {
         }
         let mut out = Vec::new();
         body::write_last_chunk(&mut out, trailers);
-        self.socket.send_all(&mut [IoSlice::new(&out)]).await
+        self.send(&mut [IoSlice::new(&out)]).await
     }
 
     /// Reads the final response head; interim ones (1xx) are passed over.

@@ -36,6 +36,9 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
     assert_eq!(head.framing, Framing::Length(5));
     let two: Vec<_> = head.headers.get_all("x-two").iter().collect();
     assert_eq!(two, ["a", "b"]);
+    let names: Vec<&str> = head.headers.keys().map(http::HeaderName::as_str).collect();
+    let sent_order = ["authorization", "x-forwarded-for", "x-gw-request-id", "x-two", "via", "content-length"];
+    assert_eq!(names[..sent_order.len()], sent_order);
     let seen = fields(&head.headers);
     let expected = [
         ("authorization", "Basic eDp5"),

@@ -16,59 +16,76 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-
-/// Removes the fields that end at this hop: those of RFC 9110 §7.6.1 and those that `Connection` names.
+/// What of `headers` goes on to the next hop, in order: everything but the fields of RFC 9110 §7.6.1, those that
+/// `Connection` names, and those that `drop` says.
 ///
 /// `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2).
-pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(header::CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-            // A sender cannot have us drop what frames or addresses the message.
-            .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
-            .collect();
-        for name in named {
-            headers.remove(name);
+pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
+        // A sender cannot have us drop what frames or addresses the message.
+        .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
+        .collect();
+    let ends_here = |name: &HeaderName| HOP_BY_HOP.contains(name) || named.contains(name) || drop(name);
+    if !headers.keys().any(&ends_here) {
+        return headers;
+    }
+    // `Connection: TE` is how a sender of `TE` announces it.
+    let trailers = accepts_trailers(&headers);
+    // Built anew: `HeaderMap::remove` moves the last field into the gap.
+    let mut kept = HeaderMap::with_capacity(headers.len() + ADDED_FIELDS);
+    let mut keep = None;
+    for (name, value) in headers {
+        // A field's further values come without its name.
+        if let Some(name) = name {
+            keep = (!ends_here(&name)).then_some(name);
         }
-        headers.remove(header::CONNECTION);
-    }
-    for name in [KEEP_ALIVE, PROXY_CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE] {
-        headers.remove(name);
-    }
-    let trailers_only = headers.get(header::TE).is_some_and(|value| {
-        value.to_str().is_ok_and(|value| value.split(',').any(|coding| coding.trim().eq_ignore_ascii_case("trailers")))
-    });
-    if trailers_only {
-        headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    } else {
-        headers.remove(header::TE);
-    }
-}
-
-/// Removes every `X-Gw-*` field.
-pub fn remove_own(headers: &mut HeaderMap) {
-    if headers.keys().any(|name| name.as_str().starts_with(OWN_PREFIX)) {
-        let own: Vec<HeaderName> =
-            headers.keys().filter(|name| name.as_str().starts_with(OWN_PREFIX)).cloned().collect();
-        for name in own {
-            headers.remove(name);
+        if let Some(name) = &keep {
+            kept.append(name, value);
         }
     }
+    if trailers {
+        kept.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+    kept
 }
 
-/// Removes the fields that a trailer section must not carry (RFC 9110 §6.5.1), and those of ours.
-pub fn clean_trailers(trailers: &mut HeaderMap) {
-    remove_hop_by_hop(trailers);
-    remove_own(trailers);
-    for name in [header::CONTENT_LENGTH, header::HOST, header::TE, header::TRAILER, header::AUTHORIZATION] {
-        trailers.remove(name);
-    }
+/// Room for what an intermediary adds.
+const ADDED_FIELDS: usize = 6;
+
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+fn accepts_trailers(headers: &HeaderMap) -> bool {
+    headers
+        .get_all(header::TE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+}
+
+/// Whether a field is one of the gateway's own, `X-Gw-*`.
+pub fn is_own(name: &HeaderName) -> bool {
+    name.as_str().starts_with(OWN_PREFIX)
+}
+
+/// What of a trailer section goes on: not the fields that it must not carry (RFC 9110 §6.5.1), and not ours.
+pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
+    const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
+    let mut kept = end_to_end(trailers, |name| is_own(name) || NEVER.contains(name));
+    kept.remove(header::TE);
+    kept
 }
 
 #[cfg(test)]
@@ -80,35 +97,49 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_fields_and_nominated_ones_end_here() {
+    fn hop_by_hop_fields_and_nominated_ones_end_here_and_the_rest_keeps_its_order() {
         let mut headers = map(&[
-            ("connection", "close, X-Secret"),
+            ("x-first", "1"),
+            ("connection", "close, X-Secret, TE"),
             ("x-secret", "1"),
+            ("x-second", "2"),
             ("keep-alive", "timeout=5"),
             ("transfer-encoding", "chunked"),
+            ("x-third", "3"),
             ("upgrade", "h2c"),
             ("te", "gzip, trailers"),
+            ("x-drop", "1"),
             ("authorization", "Basic x"),
         ]);
         headers.append(header::CONNECTION, HeaderValue::from_static("content-length, proxy-authorization"));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("3"));
         headers.insert(header::PROXY_AUTHORIZATION, HeaderValue::from_static("p"));
-        remove_hop_by_hop(&mut headers);
-        let expected = map(&[("te", "trailers"), ("authorization", "Basic x"), ("content-length", "3")]);
-        assert_eq!(headers, expected);
+        headers.append("x-second", HeaderValue::from_static("2b"));
+        let kept = end_to_end(headers, |name| name == "x-drop");
+        let kept: Vec<(&str, &str)> =
+            kept.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        let expected = [
+            ("x-first", "1"),
+            ("x-second", "2"),
+            ("x-second", "2b"),
+            ("x-third", "3"),
+            ("authorization", "Basic x"),
+            ("content-length", "3"),
+            ("te", "trailers"),
+        ];
+        assert_eq!(kept, expected);
     }
 
     #[test]
     fn our_own_fields_cannot_be_forged() {
-        let mut headers = map(&[("x-gw-status", "RateLimited"), ("x-gw-anything", "1"), ("x-gwen", "stays")]);
-        remove_own(&mut headers);
-        assert_eq!(headers, map(&[("x-gwen", "stays")]));
+        let headers = map(&[("x-gw-status", "RateLimited"), ("x-gw-anything", "1"), ("x-gwen", "stays")]);
+        assert_eq!(end_to_end(headers, is_own), map(&[("x-gwen", "stays")]));
     }
 
     #[test]
     fn trailers_carry_no_framing() {
-        let mut trailers = map(&[("content-length", "3"), ("grpc-status", "0"), ("transfer-encoding", "chunked")]);
-        clean_trailers(&mut trailers);
-        assert_eq!(trailers, map(&[("grpc-status", "0")]));
+        let trailers =
+            map(&[("content-length", "3"), ("grpc-status", "0"), ("transfer-encoding", "chunked"), ("te", "trailers")]);
+        assert_eq!(end_to_end_trailers(trailers), map(&[("grpc-status", "0")]));
     }
 }

@@ -142,21 +142,20 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     if target.len() > limits.target {
         return Err(InvalidHead::TargetTooLong(limits.target));
     }
+    check_field_count(parsed.headers, limits)?;
     let method = Method::from_bytes(method.as_bytes()).map_err(|_| InvalidHead::Syntax("method"))?;
     let version = version_of(version);
     let (target, target_authority) = parse_target(head, target, &method)?;
-    let mut headers = collect_fields(head, parsed.headers, limits)?;
-
-    let mut hosts = headers.get_all(header::HOST).iter();
+    let (mut hosts, others) = split_off_host(parsed.headers);
+    let headers = collect_fields(head, others)?;
     let host = match (hosts.next(), hosts.next()) {
-        (Some(host), None) => Some(host.clone()),
+        (Some(host), None) => Some(head.slice_ref(host.value)),
         (None, _) if version == Version::Http10 && target_authority.is_some() => None,
         (None, _) => return Err(InvalidHead::Syntax("no Host field")),
         (Some(_), Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
     };
-    headers.remove(header::HOST);
     // A bad Host is an error even where the target overrides it (RFC 9112 §3.2).
-    let host = host.map(|host| Authority::from_maybe_shared(Bytes::from_owner(host))).transpose();
+    let host = host.map(Authority::from_maybe_shared).transpose();
     let host = host.map_err(|_| InvalidHead::Syntax("Host field"))?;
     let authority = target_authority.or(host).ok_or(InvalidHead::Syntax("no Host field"))?;
     if authority.as_str().contains('@') {
@@ -184,9 +183,10 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
     let (Some(status), Some(version)) = (parsed.code, parsed.version) else {
         return Err(InvalidHead::Syntax("status line"));
     };
+    check_field_count(parsed.headers, limits)?;
     let status = StatusCode::from_u16(status).map_err(|_| InvalidHead::Syntax("status code"))?;
     let version = version_of(version);
-    let headers = collect_fields(head, parsed.headers, limits)?;
+    let headers = collect_fields(head, parsed.headers.iter())?;
     let mut framing = response_framing(&headers, version)?;
     let mut keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
     if *method == Method::HEAD
@@ -271,12 +271,26 @@ fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQ
     Ok((target, Some(authority)))
 }
 
-fn collect_fields(head: &Bytes, fields: &[httparse::Header<'_>], limits: HeadLimits) -> Result<HeaderMap, InvalidHead> {
-    if fields.len() > limits.fields {
-        return Err(InvalidHead::TooManyFields(limits.fields));
+fn check_field_count(fields: &[httparse::Header<'_>], limits: HeadLimits) -> Result<(), InvalidHead> {
+    if fields.len() > limits.fields { Err(InvalidHead::TooManyFields(limits.fields)) } else { Ok(()) }
+}
+
+/// `Host` fields apart from all others: what they say is in the authority from here on.
+fn split_off_host<'a, 'b>(
+    fields: &'a [httparse::Header<'b>],
+) -> (impl Iterator<Item = &'a httparse::Header<'b>>, impl Iterator<Item = &'a httparse::Header<'b>>) {
+    fn is_host(field: &&httparse::Header<'_>) -> bool {
+        field.name.eq_ignore_ascii_case("host")
     }
-    // Room for what an intermediary adds.
-    let mut headers = HeaderMap::with_capacity(fields.len() + 6);
+    (fields.iter().filter(is_host), fields.iter().filter(|field| !is_host(field)))
+}
+
+fn collect_fields<'a, 'b: 'a>(
+    head: &Bytes,
+    fields: impl Iterator<Item = &'a httparse::Header<'b>>,
+) -> Result<HeaderMap, InvalidHead> {
+    // Room for a usual request and what an intermediary adds.
+    let mut headers = HeaderMap::with_capacity(24);
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
         let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))

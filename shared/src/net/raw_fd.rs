@@ -1,6 +1,11 @@
 //! The one place where raw file descriptors become borrowed or owned ones.
-#![allow(unsafe_code, reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>")]
+//! And the one socket option that no safe crate reads.
+#![allow(
+    unsafe_code,
+    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO needs libc"
+)]
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use monoio::net::{TcpListener, TcpStream};
@@ -25,9 +30,24 @@ pub fn own(stream: TcpStream) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
 }
 
+/// How many bytes of what was sent the peer's kernel has acknowledged (`tcpi_bytes_acked`, Linux 4.2). The SYN of a
+/// connecting socket counts as one.
+pub(crate) fn bytes_acknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: all-zero is a valid value of this struct of integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).unwrap_or(0);
+    // SAFETY: `info` is writable for `length` bytes, which getsockopt does not exceed; the descriptor is open while
+    // it is borrowed.
+    let result = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
+    };
+    if result == 0 { Ok(info.tcpi_bytes_acked) } else { Err(io::Error::last_os_error()) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
 
     use super::*;
     use crate::runtime::Driver;
@@ -48,5 +68,24 @@ mod tests {
         let mut byte = [0];
         listener.accept().unwrap().0.read_exact(&mut byte).unwrap();
         assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn acknowledged_bytes_are_those_sent_and_the_syn() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 1);
+        stream.write_all(b"12345").unwrap();
+        let mut accepted = listener.accept().unwrap().0;
+        accepted.read_exact(&mut [0; 5]).unwrap();
+        // Its answer carries the acknowledgement.
+        accepted.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0; 1]).unwrap();
+        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 6);
+        // A peer that closed before anything more was sent acknowledges nothing of it.
+        drop(accepted);
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+        stream.write_all(b"late").unwrap();
+        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 6);
     }
 }

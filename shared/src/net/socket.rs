@@ -113,6 +113,13 @@ impl Socket {
         socket.set_tcp_user_timeout(Some(after))
     }
 
+    /// Has the kernel probe an idle peer (RFC 9293 §3.8.4), so that one that vanished is noticed. Data that a living
+    /// peer is slow to take has no time limit.
+    pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
+        let probes = socket2::TcpKeepalive::new().with_time(after).with_interval(after / 4).with_retries(4);
+        socket2::SockRef::from(self).set_tcp_keepalive(&probes)
+    }
+
     /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let stream = &self.stream;
@@ -206,6 +213,13 @@ impl Socket {
         Ok(())
     }
 
+    /// Whether the peer's kernel has acknowledged more than the first `sent` bytes of what was sent on this connection.
+    /// If it cannot be told, it may have.
+    pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
+        const SYN: u64 = 1;
+        raw_fd::bytes_acknowledged(self.as_fd()).ok().is_none_or(|acknowledged| acknowledged > sent + SYN)
+    }
+
     /// Ends the sending direction: the peer reads the end of the stream after what was sent.
     pub fn shutdown_write(&self) {
         self.closer().shutdown(Shutdown::Write);
@@ -231,6 +245,15 @@ impl Closer {
     /// Both directions fail at once.
     pub fn abort(&self) {
         self.shutdown(Shutdown::Both);
+    }
+
+    /// Whether the peer has ended or lost the connection, seen past bytes that nobody has read.
+    pub fn is_hung_up(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut watched = [PollFd::from_borrowed_fd(raw_fd::borrow(&self.0), PollFlags::RDHUP)];
+        let no_time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut watched, Some(&no_time)).is_ok_and(|_| watched[0].revents().intersects(ended))
     }
 
     fn shutdown(&self, direction: Shutdown) {
