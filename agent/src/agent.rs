@@ -96,7 +96,8 @@ async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, sto
             Some(Ok(stream)) => {
                 let (phase, mut watched) = watch::channel(Phase::Starting);
                 let (pool, slots) = (Rc::clone(&pool), Slots::new(config.slots()));
-                let session = Rc::new(Session { pool, slots, phase, stop: stop.clone() });
+                let session =
+                    Rc::new(Session { pool, slots, phase, stop: stop.clone(), quiet: watch::Sender::new(false) });
                 runtime::spawn(session::serve(session, stream));
                 let was_ready = follow(&mut watched, &stop).await;
                 if was_ready {

@@ -1,9 +1,11 @@
 //! `gw-agent`: arguments, command, exit code.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use futures_util::future::{Either, select};
 use gw_agent::Config;
 use gw_shared::logging;
 
@@ -57,14 +59,23 @@ fn main() -> ExitCode {
 fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let agent = gw_agent::start(config)?;
     let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    signals.block_on(stop_signal())?;
-    agent.drain();
-    Ok(())
+    let result = signals.block_on(async {
+        stop_signal().await?;
+        tracing::warn!("stopping: running requests may end; a second signal cuts them");
+        let drained = tokio::task::spawn_blocking(|| agent.drain());
+        match select(pin!(drained), pin!(stop_signal())).await {
+            Either::Left(_) => Ok(()),
+            Either::Right(_) => Err("stopped during the drain: running requests were cut".into()),
+        }
+    });
+    // A drain that was cut short is not waited for.
+    signals.shutdown_background();
+    result
 }
 
 async fn stop_signal() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    futures_util::future::select(std::pin::pin!(interrupt.recv()), std::pin::pin!(terminate.recv())).await;
+    select(pin!(interrupt.recv()), pin!(terminate.recv())).await;
     Ok(())
 }

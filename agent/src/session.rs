@@ -41,6 +41,9 @@ const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a draining tunnel looks whether its last request has ended.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
+/// How long a gateway may take to confirm that it sends no more requests.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
+
 /// What a tunnel works with.
 pub(crate) struct Session {
     pub(crate) pool: Rc<Pool>,
@@ -48,6 +51,8 @@ pub(crate) struct Session {
     pub(crate) phase: watch::Sender<Phase>,
     /// Turns true when the agent is to stop.
     pub(crate) stop: watch::Receiver<bool>,
+    /// Turns true when the gateway has confirmed that it sends no more requests.
+    pub(crate) quiet: watch::Sender<bool>,
 }
 
 /// Serves a tunnel until it ends.
@@ -95,14 +100,16 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
 /// Resolves when this tunnel has been asked to end and no request is left on it.
 async fn drained(session: &Session) {
     let mut phase = session.phase.subscribe();
-    let mut stop = session.stop.clone();
-    {
-        let asked_by_gateway = pin!(phase.wait_for(|phase| *phase >= Phase::GatewayDrains));
-        let asked_by_us = pin!(stop.wait_for(|stop| *stop));
-        futures_util::future::select(asked_by_gateway, asked_by_us).await;
+    let (mut stop, mut quiet) = (session.stop.clone(), session.quiet.subscribe());
+    let asked_by_us = {
+        let gateway = pin!(phase.wait_for(|phase| *phase >= Phase::GatewayDrains));
+        let us = pin!(stop.wait_for(|stop| *stop));
+        matches!(futures_util::future::select(us, gateway).await, futures_util::future::Either::Left(_))
+    };
+    if asked_by_us {
+        // Requests that are on their way are served. A gateway that does not confirm is gone, or soon found dead.
+        let _ = runtime::timeout(CONFIRMED_WITHIN, quiet.wait_for(|quiet| *quiet)).await;
     }
-    // The gateway needs a moment to hear that no more should come; requests until then are served.
-    runtime::sleep(DRAIN_TICK).await;
     while session.slots.in_use() > 0 {
         runtime::sleep(DRAIN_TICK).await;
     }
@@ -143,6 +150,10 @@ async fn hear(session: &Session, mut body: RecvStream) {
                 }
                 Ok(Some(ToAgent::Drain)) => Phase::GatewayDrains,
                 Ok(Some(ToAgent::Replaced)) => Phase::Replaced,
+                Ok(Some(ToAgent::Drained)) => {
+                    session.quiet.send_replace(true);
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => return tracing::warn!(%error, "control stream"),
             };

@@ -76,6 +76,9 @@ pub(crate) async fn accept_all(core: Rc<Core>) {
 /// Reads the ClientHello of a new connection and finds it a worker.
 async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
     let Ok(socket) = Socket::new(stream) else { return };
+    if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
+        tracing::debug!(%error, "no TCP keep-alive");
+    }
     let Some(registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
         core.counters.shed.increment();
         return;
@@ -101,14 +104,19 @@ fn worker_for(core: &Core, hello: &ClientHello) -> Option<WorkerId> {
     if owner == core.id {
         return None;
     }
-    let busier = core.busy_per_mille(owner).saturating_sub(core.busy_per_mille(core.id));
-    let wanted = match core.hand_over {
-        _ if is_tunnel(hello) => true,
+    let busier_per_mille = core.busy_per_mille(owner).saturating_sub(core.busy_per_mille(core.id));
+    should_hand_over(core.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
+}
+
+/// Whether a connection goes to an owner that is busier than its acceptor by so much. Tunnels always do: their service's
+/// requests look for them there.
+fn should_hand_over(policy: HandOver, is_tunnel: bool, busier_per_mille: u32) -> bool {
+    match policy {
+        _ if is_tunnel => true,
         HandOver::Always => true,
         HandOver::Never => false,
-        HandOver::Auto => busier < limits::HAND_OVER_BUSY_MARGIN,
-    };
-    wanted.then_some(owner)
+        HandOver::Auto => busier_per_mille < limits::HAND_OVER_BUSY_MARGIN,
+    }
 }
 
 async fn hand_over(core: Rc<Core>, owner: WorkerId, greeting: Greeting, peer: SocketAddr) {
@@ -159,4 +167,22 @@ fn is_tunnel(hello: &ClientHello) -> bool {
 fn handshake_failed(core: &Core, peer: SocketAddr, error: &io::Error) {
     core.counters.handshake_failures.increment();
     tracing::debug!(%peer, %error, "TLS handshake failed");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_go_to_their_owner_unless_it_is_clearly_busier() {
+        let margin = limits::HAND_OVER_BUSY_MARGIN;
+        for busier in [0, margin - 1, margin, 1000] {
+            assert!(should_hand_over(HandOver::Always, false, busier));
+            assert!(!should_hand_over(HandOver::Never, false, busier));
+            assert_eq!(should_hand_over(HandOver::Auto, false, busier), busier < margin);
+            for policy in [HandOver::Auto, HandOver::Always, HandOver::Never] {
+                assert!(should_hand_over(policy, true, busier), "tunnels always move");
+            }
+        }
+    }
 }

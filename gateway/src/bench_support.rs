@@ -53,6 +53,7 @@ impl IdleWorker {
             directory: Arc::default(),
             certificates: Arc::new(no_certificates()?),
             hand_over: HandOver::Always,
+            up: crossbeam_channel::bounded(1).0,
             connection_limit: 1,
         };
         let thread = std::thread::Builder::new().spawn(move || worker::run(setup, &driver))?;

@@ -10,7 +10,7 @@ use gw_shared::logging::LogFormat;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::limits;
-use crate::tls::CertificateSource;
+use crate::tls::{self, CertificateSource};
 
 /// Everything a gateway needs to know to start; valid by construction.
 #[derive(Debug, Clone)]
@@ -101,6 +101,21 @@ impl Config {
             drain: Duration::from_secs(drain.unsigned_abs()),
             log_format: log_format.unwrap_or_default(),
         })
+    }
+}
+
+impl Config {
+    /// Reads the files that the configuration names, as a start would.
+    pub fn check_files(&self) -> Result<(), ConfigErrors> {
+        let CertificateSource::Files { certificate, key } = &self.certificate else { return Ok(()) };
+        let errors: Vec<String> = [
+            tls::read_chain(certificate).err().map(|error| format!("tls_certificate: {error}")),
+            tls::read_key(key).err().map(|error| format!("tls_key: {error}")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use gw_shared::net::Closer;
@@ -24,6 +25,9 @@ struct Entry {
     idle: Cell<bool>,
     /// Told to stop once; aborted if the next deadline passes too.
     stopping: Cell<bool>,
+    /// Who wants to know that the peer has left, while nobody reads from the connection.
+    watcher: RefCell<Option<Waker>>,
+    hung_up: Cell<bool>,
 }
 
 /// A connection's place in the table; gives it back when dropped.
@@ -49,6 +53,8 @@ impl Connections {
             deadline: Cell::new(Some(deadline)),
             idle: Cell::new(true),
             stopping: Cell::new(false),
+            watcher: RefCell::default(),
+            hung_up: Cell::new(false),
         });
         let key = entries.insert(Rc::clone(&entry));
         Some(Registered { connections: Rc::clone(self), key, entry })
@@ -58,9 +64,14 @@ impl Connections {
         self.entries.borrow().len()
     }
 
-    /// Ends what has missed its deadline: first by ending its input, which lets it say goodbye, then the hard way.
+    /// Ends what has missed its deadline: first by ending its input, which lets it say goodbye, then the hard way. Tells
+    /// those who watch for it that their peer has left.
     pub(crate) fn sweep(&self, now: Instant) {
         for (_, entry) in self.entries.borrow().iter() {
+            if entry.watcher.borrow().is_some() && entry.closer.is_hung_up() {
+                entry.hung_up.set(true);
+                entry.watcher.take().into_iter().for_each(Waker::wake);
+            }
             if entry.deadline.get().is_some_and(|deadline| deadline <= now) {
                 entry.stop(now);
             }
@@ -100,10 +111,20 @@ impl Registered {
         self.entry.deadline.set(Some(deadline));
     }
 
+    /// Resolves when the peer has left, within a tick: for a connection that is not read from, and so does not see it.
+    pub(crate) fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.entry.hung_up.get() {
+            return Poll::Ready(());
+        }
+        self.entry.watcher.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
     /// A request is running, for as long as it takes.
     pub(crate) fn busy(&self) {
         self.entry.idle.set(false);
         self.entry.deadline.set(None);
+        self.entry.watcher.take();
     }
 }
 

@@ -152,7 +152,7 @@ impl About {
         let Self { tenant_url, service_key, admin_url, .. } = self;
         let ca = self.ca_file.display();
         writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
-        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' {tenant_url}/hello?name=you")?;
+        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'")?;
         writeln!(
             out,
             "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' {tenant_url}/bytes/1000000 -o /dev/null"

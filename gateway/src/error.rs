@@ -57,7 +57,7 @@ pub enum Error {
     BadRequest(String),
     #[error("this host is not served here")]
     Misdirected,
-    #[error("nothing is served at this path; see the README for the platform's endpoints")]
+    #[error("nothing is served at this path")]
     PathNotFound,
     #[error("the gateway is {0}; try again")]
     Overloaded(&'static str),
@@ -156,7 +156,8 @@ impl Error {
             error: ErrorDetail { code: code.into(), message: self.to_string(), request_id: request_id.to_string() },
         };
         // Three strings always serialize.
-        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let mut body = serde_json::to_vec(&body).unwrap_or_default();
+        body.push(b'\n');
         let mut headers = HeaderMap::with_capacity(8);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(error_body::CONTENT_TYPE));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));

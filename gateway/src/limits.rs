@@ -1,4 +1,5 @@
-//! Every bound of the gateway in one place, with the memory they add up to.
+//! The bounds of the gateway in one place, with the memory they add up to. Those of the protocols it shares with the
+//! agent are in `gw_shared` (`tunnel::settings`, `http::body`, `net::tls`).
 
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub(crate) const IDLE: Duration = Duration::from_secs(75);
 /// How long the rest of a refused request is read and thrown away, so that the refusal is not lost to a TCP reset.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 pub(crate) const LINGER_BYTES: usize = MIB;
+/// Silence after which the kernel begins to ask whether an idle caller is still there.
+pub(crate) const CALLER_KEEP_ALIVE: Duration = Duration::from_secs(60);
 /// How often deadlines are looked at: they are kept to within this.
 pub(crate) const DEADLINE_TICK: Duration = Duration::from_millis(250);
 
@@ -41,7 +44,7 @@ pub(crate) const MAILBOX_BATCH: usize = 128;
 pub(crate) const CROSSING_RELAYS: usize = 8 * KIB;
 /// Frames and bytes in flight in one pipe between workers. Full: the sender waits.
 pub(crate) const PIPE_FRAMES: usize = 16;
-pub(crate) const PIPE_BYTES: usize = 256 * KIB;
+pub(crate) const PIPE_BYTES: usize = 64 * KIB;
 /// Frames that one receiver takes before other tasks of the worker get their turn.
 pub(crate) const PIPE_FRAMES_PER_TURN: usize = 32;
 
@@ -61,9 +64,11 @@ pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
 const RELAY_MAX: usize = tunnel::settings::STREAM_WINDOW as usize + tunnel::settings::STREAM_SEND_BUFFER;
+/// What the two pipes of a request that crosses can hold on top.
+const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
 
-// A stalled caller with a large download holds this much and no more.
-const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX <= MIB);
+// A stalled caller with a large download, on the wrong worker, holds this much and no more.
+const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.

@@ -1,5 +1,6 @@
 //! The way into a worker from other threads: one bounded lock-free queue, and a bell that rings once per sleep.
 
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,7 +108,10 @@ impl Inbox {
             'mail: loop {
                 for _ in 0..limits::MAILBOX_BATCH {
                     let Ok(message) = self.queue.try_recv() else { break 'mail };
-                    core.handle(message);
+                    // A panic must not leave the worker deaf.
+                    if std::panic::catch_unwind(AssertUnwindSafe(|| core.handle(message))).is_err() {
+                        tracing::error!("a message to worker {} panicked", core.id.0);
+                    }
                 }
                 runtime::yield_now().await;
             }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use gw_gateway::config::{Config, HandOver, workers_or_cores};
-use gw_gateway::demo::{Demo, Options};
+use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::limit::Rate;
 use gw_gateway::{Gateway, run_until_stopped};
 use gw_shared::logging::{self, LogFormat};
@@ -44,6 +44,7 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     let config = Config::parse(&text, |name| std::env::var(name).ok())
         .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
+    config.check_files().map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
     if check {
         return Ok(());
     }
@@ -65,7 +66,10 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
         rate,
         hand_over: HandOver::Auto,
     };
-    let demo = Demo::start(&options).map_err(|error| Failure::Run(error.to_string()))?;
+    let demo = Demo::start(&options).map_err(|error| match error {
+        DemoError::Agent(_) => Failure::Usage(error.to_string()),
+        _ => Failure::Run(error.to_string()),
+    })?;
     let mut out = io::stdout().lock();
     let told = if arguments.json {
         serde_json::to_writer(&mut out, &demo.about).map_err(io::Error::from).and_then(|()| writeln!(out))

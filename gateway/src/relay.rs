@@ -139,7 +139,10 @@ async fn stream(
         Ended::CallerGone => Outcome::CallerGone,
         Ended::Refused(error) => refuse(core, &error, id, response).await,
         Ended::BadBody(_) if response.has_begun() => Outcome::Cut,
-        Ended::BadBody(error) => refuse(core, &Error::BadRequest(error.to_string()), id, response).await,
+        Ended::BadBody(error) => {
+            response.begin_refusal(false);
+            refuse(core, &Error::BadRequest(error.to_string()), id, response).await
+        }
     }
 }
 
@@ -241,6 +244,7 @@ async fn receive_response(pending: PendingResponse, id: RequestId, response: &mu
 /// Answers with a gateway error.
 async fn refuse(core: &Rc<Core>, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
     core.counters.refused(error);
+    response.begin_refusal(true);
     let sent = response.whole(error.response(id)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
 }

@@ -42,6 +42,8 @@ pub enum StartError {
     Control(#[from] ControlError),
     #[error("cannot listen on {address}: {error}")]
     Listen { address: SocketAddr, error: io::Error },
+    #[error("a worker did not start; see the log above")]
+    Worker,
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -60,6 +62,8 @@ impl Gateway {
 
         let admin_listener = bind(config.admin_listen, false)?;
         let admin_address = local_address(&admin_listener, config.admin_listen)?;
+        // Workers share the port, and so could another gateway that was started by mistake: its callers would be ours.
+        drop(bind(config.listen, false)?);
         // The first one may let the kernel choose the port; the others share it.
         let first = bind(config.listen, true)?;
         let address = local_address(&first, config.listen)?;
@@ -68,6 +72,7 @@ impl Gateway {
             listeners.push(bind(address, true)?);
         }
 
+        let (up, ups) = crossbeam_channel::bounded(config.workers);
         let mut workers = Vec::with_capacity(config.workers);
         for (number, (inbox, listener)) in inboxes.into_iter().zip(listeners).enumerate() {
             let setup = Setup {
@@ -80,6 +85,7 @@ impl Gateway {
                 certificates: Arc::clone(&certificates),
                 hand_over: config.hand_over,
                 connection_limit: connections_per_worker(descriptors, config.workers),
+                up: up.clone(),
             };
             let driver = driver.clone();
             workers.push(spawn(format!("gw-worker-{number}"), move || {
@@ -87,6 +93,11 @@ impl Gateway {
                     tracing::error!(worker = number, %error, "worker did not start");
                 }
             })?);
+        }
+        drop(up);
+        if ups.iter().count() < config.workers {
+            control.tell_workers(|| Message::Stop);
+            return Err(StartError::Worker);
         }
         let draining = Arc::new(AtomicBool::new(false));
         let admin = Admin { control: Arc::clone(&control), draining: Arc::clone(&draining) };
@@ -145,22 +156,22 @@ impl Drop for Gateway {
 /// Runs until SIGTERM or SIGINT, reloading certificates on SIGHUP, then drains; a second signal ends the process at
 /// once. Tells systemd, if it asked.
 pub fn run_until_stopped(gateway: Gateway) -> io::Result<()> {
-    let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    signals.block_on(async {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let result = runtime.block_on(async {
         let mut signals = Signals::listen()?;
         notify(&[sd_notify::NotifyState::Ready]);
         signals.stop(|| gateway.reload_certificates()).await;
         notify(&[sd_notify::NotifyState::Stopping]);
-        tracing::info!("draining");
+        tracing::warn!("stopping: running requests may end; a second signal cuts them");
         let drained = tokio::task::spawn_blocking(|| gateway.drain());
         tokio::select! {
             _ = drained => Ok(()),
-            () = signals.stop(|| ()) => {
-                tracing::warn!("stopped during the drain: running requests are cut");
-                std::process::exit(1);
-            }
+            () = signals.stop(|| ()) => Err(io::Error::other("stopped during the drain: running requests were cut")),
         }
-    })
+    });
+    // A drain that was cut short is not waited for.
+    runtime.shutdown_background();
+    result
 }
 
 /// The signals that a gateway listens to.

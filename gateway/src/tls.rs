@@ -87,18 +87,7 @@ impl TlsMaterial {
 
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
         match &self.source {
-            CertificateSource::Files { certificate, key } => {
-                let name = |path: &Path| path.display().to_string();
-                let chain = CertificateDer::pem_file_iter(certificate)
-                    .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-                    .map_err(|error| TlsError::Pem { path: name(certificate), error })?;
-                if chain.is_empty() {
-                    return Err(TlsError::NoCertificate { path: name(certificate) });
-                }
-                let key =
-                    PrivateKeyDer::from_pem_file(key).map_err(|error| TlsError::Pem { path: name(key), error })?;
-                Ok((chain, key))
-            }
+            CertificateSource::Files { certificate, key } => Ok((read_chain(certificate)?, read_key(key)?)),
             CertificateSource::Development { data_dir } => {
                 let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;
                 let pem = |error| TlsError::Pem { path: "development certificate".into(), error };
@@ -108,4 +97,18 @@ impl TlsMaterial {
             }
         }
     }
+}
+
+/// Reads a PEM file of at least one certificate, the server's first.
+pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let name = || path.display().to_string();
+    let chain: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| TlsError::Pem { path: name(), error })?;
+    if chain.is_empty() { Err(TlsError::NoCertificate { path: name() }) } else { Ok(chain) }
+}
+
+/// Reads a PEM file with a private key.
+pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| TlsError::Pem { path: path.display().to_string(), error })
 }

@@ -46,6 +46,8 @@ pub(crate) struct Setup {
     pub(crate) certificates: Arc<ServerConfigs>,
     pub(crate) hand_over: HandOver,
     pub(crate) connection_limit: usize,
+    /// Told once the worker takes connections; dropped untold if it cannot.
+    pub(crate) up: crossbeam_channel::Sender<()>,
 }
 
 /// The state of one worker. Tasks share it by reference count; none holds a borrow across an await.
@@ -117,6 +119,9 @@ async fn serve(setup: Setup) -> io::Result<()> {
     runtime::spawn(accept::accept_all(Rc::clone(&core)));
     runtime::spawn(keep_deadlines(Rc::clone(&core)));
     runtime::spawn(publish_busy_share(Rc::clone(&core)));
+    // Whoever started us may have given up. Dropped at once: the last one gone says that all have spoken.
+    let _ = setup.up.send(());
+    drop(setup.up);
     core.stop.requested().await;
     Ok(())
 }

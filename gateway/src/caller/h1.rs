@@ -39,10 +39,9 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         };
         registered.busy();
-        match serve_request(&core, &stream, &mut buffer, head, peer).await {
+        match serve_request(&core, &stream, &mut buffer, head, peer, &registered).await {
             Next::KeepAlive if !core.is_draining() => {}
-            Next::KeepAlive => break,
-            Next::Close => return linger(&stream, &registered).await,
+            Next::KeepAlive | Next::Close => return linger(&stream, &registered).await,
             // Dropped without close_notify: the caller sees that the response was cut short.
             Next::Abort => return,
         }
@@ -94,6 +93,7 @@ async fn serve_request(
     buffer: &mut BytesMut,
     head: RequestHead,
     peer: IpAddr,
+    registered: &Registered,
 ) -> Next {
     let response_begun = Cell::new(false);
     let mut body = Body {
@@ -102,6 +102,7 @@ async fn serve_request(
         decoder: BodyDecoder::new(head.framing),
         continue_expected: head.expects_continue,
         response_begun: &response_begun,
+        registered,
     };
     let mut response = Response {
         stream,
@@ -111,9 +112,12 @@ async fn serve_request(
         framing: Framing::None,
         out: Vec::new(),
         begun: &response_begun,
+        registered,
     };
     let outcome = relay::relay(core, head, peer, &mut body, &mut response).await;
     let keep_alive = response.keep_alive;
+    // The response is written: what is left to read of the request has a time limit again.
+    registered.expect_by(Instant::now() + limits::LINGER);
     match outcome {
         Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
         Outcome::Complete => Next::Close,
@@ -133,6 +137,7 @@ pub(crate) async fn refuse_and_close(core: &Rc<Core>, stream: &TlsStream, error:
         framing: Framing::None,
         out: Vec::new(),
         begun: &begun,
+        registered,
     };
     registered.expect_by(Instant::now() + limits::LINGER);
     // The caller may not wait for the answer; the connection closes either way.
@@ -164,6 +169,7 @@ struct Body<'a> {
     /// The caller waits for `100 Continue`.
     continue_expected: bool,
     response_begun: &'a Cell<bool>,
+    registered: &'a Registered,
 }
 
 impl Body<'_> {
@@ -192,7 +198,8 @@ impl Body<'_> {
         }
     }
 
-    /// Reads ahead a little, to see the end of the connection behind what was pipelined.
+    /// Reads ahead a little, to see the end of the connection behind what was pipelined. Beyond that, what is not read
+    /// stays with the caller, and the connection is looked at from outside.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
         while self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
@@ -200,7 +207,7 @@ impl Body<'_> {
                 Ok(0) | Err(_) => return Poll::Ready(CallerGone),
             }
         }
-        Poll::Pending
+        self.registered.poll_hung_up(cx).map(|()| CallerGone)
     }
 }
 
@@ -235,6 +242,7 @@ struct Response<'a> {
     /// Head and other small pieces, until they leave together with what follows them.
     out: Vec<u8>,
     begun: &'a Cell<bool>,
+    registered: &'a Registered,
 }
 
 impl Response<'_> {
@@ -308,5 +316,10 @@ impl ResponseSink for Response<'_> {
 
     fn has_begun(&self) -> bool {
         self.begun.get()
+    }
+
+    fn begin_refusal(&mut self, request_is_readable: bool) {
+        self.keep_alive &= request_is_readable;
+        self.registered.expect_by(Instant::now() + limits::HEAD);
     }
 }

@@ -39,6 +39,9 @@ pub(crate) trait ResponseSink {
     async fn flush(&mut self) -> Result<(), CallerGone>;
     /// A final head has been written: it is too late for another response.
     fn has_begun(&self) -> bool;
+    /// An error of ours comes next: a caller that does not take it is not waited for. Where the rest of the request
+    /// cannot be told from what follows, nothing may follow.
+    fn begin_refusal(&mut self, request_is_readable: bool);
 
     /// Writes a whole response of ours.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {

@@ -2,20 +2,29 @@
 
 use std::rc::Rc;
 
+use gw_shared::runtime;
 use gw_shared::tunnel::control::{AUTHORITY, Decoder, InvalidMessage, ToAgent};
 use gw_shared::tunnel::stream::{self, Received};
 use http::{Request, Uri, Version};
 
 use super::session::Session;
+use crate::limits;
 use crate::worker::Core;
 
 /// Opens the control stream, lets requests onto the tunnel once the agent has answered, then listens until it ends.
 pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>) {
-    if let Err(error) = converse(&core, &session).await {
-        tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
+    match converse(&core, &session).await {
+        // The agent has said that it leaves: what still runs may end.
+        Ok(()) if !session.takes_requests() => {}
+        // Without its control stream a tunnel can be neither drained nor replaced.
+        Ok(()) => session.cut(),
+        Err(error) => {
+            tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
+            session.cut();
+        }
     }
-    // Without its control stream a tunnel can be neither drained nor replaced.
-    session.cut();
+    // The connection may have ended before this task let the session in.
+    core.tunnels.borrow_mut().remove(&session);
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +35,10 @@ enum ControlError {
     Message(#[from] InvalidMessage),
     #[error("{0}")]
     Refused(crate::error::Error),
+    #[error("the agent did not answer")]
+    NoAnswer,
+    #[error("the agent may not serve this service any more")]
+    NotAllowed,
     #[error("the agent answered {0}")]
     Status(http::StatusCode),
 }
@@ -38,9 +51,13 @@ async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError
     *head.version_mut() = Version::HTTP_2;
     let (response, sender) = session.open_control(head)?;
     session.set_control(sender);
-    let response = response.await?;
+    let response = runtime::timeout(limits::HEAD, response).await.map_err(|_| ControlError::NoAnswer)??;
     if !response.status().is_success() {
         return Err(ControlError::Status(response.status()));
+    }
+    // The records may have changed since the handshake.
+    if !session.is_allowed(&core.directory()) || !session.takes_requests() {
+        return Err(ControlError::NotAllowed);
     }
     core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });

@@ -18,6 +18,8 @@ use crate::store::Directory;
 #[derive(Default)]
 pub(crate) struct Registry {
     by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
+    /// Sessions that a newer one has replaced and that still have requests.
+    replaced: Vec<Rc<Session>>,
     generations: u64,
 }
 
@@ -32,8 +34,13 @@ impl Registry {
     pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), Error> {
         let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
         if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
+            // Sessions may get here in another order than they began in.
+            if sessions[at].generation > session.generation {
+                return Err(Error::Overloaded("serving a newer tunnel of this agent"));
+            }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
             older.tell(&ToAgent::Replaced);
+            self.replaced.push(older);
             return Ok(());
         }
         if sessions.len() >= limits::TUNNELS_PER_SERVICE {
@@ -45,6 +52,7 @@ impl Registry {
 
     /// Forgets a session that has ended.
     pub(crate) fn remove(&mut self, session: &Rc<Session>) {
+        self.replaced.retain(|other| !Rc::ptr_eq(other, session));
         if let Some(sessions) = self.by_service.get_mut(&session.service.label) {
             sessions.retain(|other| !Rc::ptr_eq(other, session));
             if sessions.is_empty() {
@@ -67,11 +75,8 @@ impl Registry {
 
     /// Cuts the tunnels of agents that may not serve their service any more.
     pub(crate) fn enforce(&mut self, directory: &Directory) {
-        for session in self.by_service.values().flatten() {
-            let allowed = directory.service(&session.service.label).is_some_and(|service| {
-                directory.agent(session.agent.as_str()).is_some_and(|agent| agent.may_serve(service))
-            });
-            if !allowed {
+        for session in self.by_service.values().flatten().chain(&self.replaced) {
+            if !session.is_allowed(directory) {
                 tracing::info!(agent = %session.agent, service = %session.service.label, "tunnel cut: revoked");
                 session.cut();
             }

@@ -17,7 +17,7 @@ use super::control;
 use crate::counters::TunnelReport;
 use crate::error::Error;
 use crate::ownership::WorkerId;
-use crate::store::Service;
+use crate::store::{Directory, Service};
 use crate::worker::Core;
 
 /// A live tunnel, as the requests see it.
@@ -127,8 +127,18 @@ impl Session {
     pub(super) fn hear(&self, message: &ToGateway) {
         match *message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
-            ToGateway::Drain => self.closed_to_requests.set(true),
+            ToGateway::Drain => {
+                self.closed_to_requests.set(true);
+                self.tell(&ToAgent::Drained);
+            }
         }
+    }
+
+    /// Whether its agent may serve its service, by the records of now.
+    pub(crate) fn is_allowed(&self, directory: &Directory) -> bool {
+        directory
+            .service(&self.service.label)
+            .is_some_and(|service| directory.agent(self.agent.as_str()).is_some_and(|agent| agent.may_serve(service)))
     }
 
     pub(crate) fn takes_requests(&self) -> bool {

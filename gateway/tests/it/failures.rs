@@ -79,3 +79,28 @@ fn a_kept_connection_that_the_backend_closed_is_tried_again_where_that_is_safe()
         assert_eq!(caller.response().status, 200);
     }
 }
+
+#[test]
+fn a_request_that_a_backend_took_is_not_sent_again() {
+    let (seen, requests) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        // Answers the first request on each connection, takes the second and closes.
+        let mut first = true;
+        while let Ok((head, _, _)) = peer.request() {
+            seen.send(head.target.to_string()).unwrap();
+            if !std::mem::take(&mut first) {
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    })));
+    let mut caller = connect(&demo);
+    for line in ["GET /a", "DELETE /b"] {
+        caller.send(request(&demo, line, "\r\n"));
+        assert_eq!(caller.response().status, 200);
+        caller.send(request(&demo, line, "\r\n"));
+        assert_eq!(caller.response().code(), "GW_BACKEND_RESET");
+    }
+    wait_until_slots_are_free(&demo);
+    assert_eq!(requests.try_iter().collect::<Vec<_>>(), ["/a", "/a", "/b", "/b"]);
+}

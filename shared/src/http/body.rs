@@ -120,8 +120,9 @@ impl BodyDecoder {
                         return Err(InvalidBody::Trailers);
                     }
                     let section = buffer.split_to(end + 4).freeze();
+                    let trailers = parse_trailers(&section)?;
                     self.0 = State::Done;
-                    return Ok(Some(Part::Trailers(parse_trailers(&section)?)));
+                    return Ok(Some(Part::Trailers(trailers)));
                 }
             }
         }

@@ -266,6 +266,10 @@ fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQ
     let target = match rest {
         "" if *method == Method::OPTIONS => PathAndQuery::from_static("*"),
         "" => PathAndQuery::from_static("/"),
+        // An empty path is sent as `/` (RFC 9112 §3.2.1).
+        query if query.starts_with('?') => {
+            PathAndQuery::from_maybe_shared(Bytes::from(format!("/{query}"))).map_err(|_| invalid)?
+        }
         _ => path(rest).map_err(|_| invalid)?,
     };
     Ok((target, Some(authority)))
@@ -471,7 +475,7 @@ mod tests {
         assert_eq!(request("OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n").unwrap().target.as_str(), "*");
         assert_eq!(request("OPTIONS http://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap().target.as_str(), "*");
         let query = request("GET http://h?q=1 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-        assert!(query.target.as_str().ends_with("?q=1"));
+        assert_eq!(query.target.as_str(), "/?q=1");
         for bad in ["GET * ", "CONNECT h:1 ", "GET foo ", "GET ftp://h/ ", "GET /a#b ", "GET http:///x "] {
             assert!(request(&format!("{bad}HTTP/1.1\r\nHost: h\r\n\r\n")).is_err(), "{bad}");
         }

@@ -317,6 +317,10 @@ pub struct Greeting {
 /// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
 const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
+/// For who speaks HTTP to a port of HTTPS.
+const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
+connection: close\r\n\r\nThis port speaks https, not http.\n";
+
 impl Greeting {
     /// Reads a ClientHello from `socket`. A peer that sends something else gets the alert that RFC 8446 §6.2 asks for.
     pub async fn read(socket: Socket) -> io::Result<Self> {
@@ -345,7 +349,12 @@ impl Greeting {
                 Ok(None) if received.len() < CLIENT_HELLO_MAX => {}
                 Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
                 Err((error, mut alert)) => {
-                    drop(alert.write_all(&mut NonBlocking(&socket)));
+                    // A method's first letter is no content type of TLS: somebody forgot the s in https.
+                    if received[0].is_ascii_uppercase() {
+                        drop(socket.try_send(&[IoSlice::new(SPEAK_TLS)]));
+                    } else {
+                        drop(alert.write_all(&mut NonBlocking(&socket)));
+                    }
                     return Err(io::Error::new(io::ErrorKind::InvalidData, error));
                 }
             }
@@ -545,12 +554,20 @@ mod tests {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
                 let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
+                socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
                 assert!(Greeting::read(accepted).await.is_err());
                 let mut buffer = BytesMut::new();
                 std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
                 // Content type 21: alert (RFC 8446 §5.1).
                 assert_eq!(buffer[0], 21);
+
+                let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
+                assert!(Greeting::read(accepted).await.is_err());
+                let mut buffer = BytesMut::new();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                assert!(buffer.ends_with(b"\r\n\r\nThis port speaks https, not http.\n"), "{buffer:?}");
             })
             .unwrap();
     }

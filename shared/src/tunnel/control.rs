@@ -17,6 +17,8 @@ pub enum ToAgent {
     Ready { agent_id: String, generation: u64 },
     /// The gateway is going away: connect anew, this tunnel ends when its requests have.
     Drain,
+    /// The answer to the agent's `Drain`: no request comes after it.
+    Drained,
     /// A newer tunnel of this agent has taken over; do not reconnect for this one.
     Replaced,
 }
