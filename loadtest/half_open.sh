@@ -54,7 +54,7 @@ call() {
 }
 until call / | grep -q 200; do sleep 0.2; done
 echo "tunnel up: $(call /)"
-{ echo "request in flight: $(call /long)"; } & request=$!
+call /long > "$work/long" & request=$!
 sleep 1
 ip netns exec gw-half-agent nft -f - <<'N'
 table inet half {
@@ -64,9 +64,14 @@ table inet half {
 N
 echo "packets dropped"; dropped=$SECONDS
 wait $request
-echo "that is $((SECONDS - dropped)) s after the packets were dropped"
+took=$((SECONDS - dropped))
+echo "request in flight: $(cat "$work/long"), $took s after the packets were dropped"
+grep -q '}502 after' "$work/long" && [ "$took" -le 26 ] || { echo "not ended by 502 in time" >&2; exit 1; }
 echo "next request: $(call /)"
 ip netns exec gw-half-agent nft delete table inet half
 echo "packets flow again"; flowing=$SECONDS
-until call / | grep -q 200; do sleep 0.2; done
+until call / | grep -q 200; do
+    [ $((SECONDS - flowing)) -le 120 ] || { echo "the service did not come back" >&2; exit 1; }
+    sleep 0.2
+done
 echo "service back after $((SECONDS - flowing)) s"

@@ -1,6 +1,8 @@
 //! Ends that die in the middle.
 
+use std::io::Write;
 use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 use http::Method;
 
@@ -103,4 +105,26 @@ fn a_request_that_a_backend_took_is_not_sent_again() {
     }
     wait_until_slots_are_free(&demo);
     assert_eq!(requests.try_iter().collect::<Vec<_>>(), ["/a", "/a", "/b", "/b"]);
+}
+
+#[test]
+fn a_caller_that_leaves_behind_a_full_upload_is_noticed() {
+    let (tell, backend_saw) = mpsc::channel();
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let demo = demo(Some(backend::start(move |mut peer| {
+        peer.request_head().unwrap();
+        tell.send(()).unwrap();
+        // Reads nothing more, for as long as the test runs.
+        let _ = held.lock().unwrap().recv_timeout(SOON);
+    })));
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "POST /", "Content-Length: 1000000000\r\n\r\n"));
+    backend_saw.recv_timeout(SOON).unwrap();
+    // Until nobody on the way takes any more.
+    caller.stream.sock.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    while caller.stream.write(&[0; 16 * 1024]).is_ok() {}
+    drop(caller);
+    wait_until_slots_are_free(&demo);
+    drop(release);
 }

@@ -240,3 +240,36 @@ fn an_agent_gets_tunnels_of_its_own_services_only() {
         (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())
     });
 }
+
+#[test]
+fn a_refused_caller_that_sends_no_body_does_not_keep_its_connection() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"));
+    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn a_malformed_trailer_section_ends_the_connection() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    let body = "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\nGET /next HTTP/1.1\r\nHost: h\r\n\r\n";
+    caller.send(request(&demo, "POST /", body));
+    let response = caller.response();
+    assert_eq!((response.code().as_str(), response.header("connection")), ("GW_BAD_REQUEST", "close"));
+    assert!(caller.is_closed());
+}
+
+#[test]
+fn a_certificate_of_another_authority_gets_no_tunnel() {
+    let demo = demo(None);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap();
+    let identity = (certificate.der().clone(), key.serialize_der().try_into().unwrap());
+    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], Some(identity));
+    // With TLS 1.3 the refusal comes with the first read.
+    drop(std::io::Write::write_all(&mut stranger.stream, b"GET /tunnel HTTP/1.1\r\n"));
+    assert!(stranger.try_response(&Method::GET).is_err());
+    assert_eq!(tunnels(&demo).len(), 1);
+}
