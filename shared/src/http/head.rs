@@ -305,36 +305,30 @@ fn collect_fields<'a, 'b: 'a>(
 }
 
 fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
-    let length = content_length(headers)?;
-    if headers.contains_key(header::TRANSFER_ENCODING) {
-        if length.is_some() {
-            return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
-        }
-        if version == Version::Http10 {
-            return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
-        }
-        check_chunked(headers)?;
-        return Ok(Framing::Chunked);
-    }
-    Ok(match length {
-        None | Some(0) => Framing::None,
-        Some(length) => Framing::Length(length),
+    Ok(match announced_framing(headers, version)? {
+        None | Some(Framing::Length(0)) => Framing::None,
+        Some(framing) => framing,
     })
 }
 
 fn response_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
+    Ok(announced_framing(headers, version)?.unwrap_or(Framing::UntilClose))
+}
+
+/// The framing that the fields of a message announce, if any; refused where they contradict each other.
+fn announced_framing(headers: &HeaderMap, version: Version) -> Result<Option<Framing>, InvalidHead> {
     let length = content_length(headers)?;
-    if headers.contains_key(header::TRANSFER_ENCODING) {
-        if length.is_some() {
-            return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
-        }
-        if version == Version::Http10 {
-            return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
-        }
-        check_chunked(headers)?;
-        return Ok(Framing::Chunked);
+    if !headers.contains_key(header::TRANSFER_ENCODING) {
+        return Ok(length.map(Framing::Length));
     }
-    Ok(length.map_or(Framing::UntilClose, Framing::Length))
+    if length.is_some() {
+        return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
+    }
+    if version == Version::Http10 {
+        return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
+    }
+    check_chunked(headers)?;
+    Ok(Some(Framing::Chunked))
 }
 
 /// `chunked`, alone and once, is the only coding that can be passed on without being understood differently.
