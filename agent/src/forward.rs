@@ -36,8 +36,8 @@ impl ForwardError {
 pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (parts, mut body) = request.into_parts();
     let framing = framing(&parts, &body);
-    // A kept connection may close under our hands. A second try is safe where no byte of the first was taken, and for
-    // methods that may be repeated anyway (RFC 9110 §9.2.2).
+    // A kept connection may close under our hands. A second try is safe for a method that may be repeated
+    // (RFC 9110 §9.2.2), without a body, of which the backend took no byte.
     let repeatable = framing == Framing::None && parts.method.is_idempotent();
     let mut kept = pool.take();
     loop {

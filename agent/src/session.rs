@@ -83,7 +83,7 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
         });
         match next.await {
             None => {
-                // Every request has ended; GOAWAY, and what is still on the way here is the gateway's to repeat.
+                // Every request has ended: GOAWAY. One that crossed with it is still served.
                 leaving = true;
                 connection.graceful_shutdown();
                 session.phase.send_replace(Phase::Leaving);

@@ -29,7 +29,7 @@ pub(crate) const DEADLINE_TICK: Duration = Duration::from_millis(250);
 /// Bytes a caller may send ahead (pipelined requests) while a response is under way, beyond one read.
 pub(crate) const READ_AHEAD: usize = 32 * KIB;
 
-/// Connections of one worker, callers and tunnels together.
+/// Connections of one worker: callers, and tunnels until their upgrade (then [`TUNNELS_PER_SERVICE`] bounds them).
 pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;
 /// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;

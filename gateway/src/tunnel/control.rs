@@ -23,8 +23,6 @@ pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>) {
             session.cut();
         }
     }
-    // The connection may have ended before this task let the session in.
-    core.tunnels.borrow_mut().remove(&session);
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +53,7 @@ async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError
     if !response.status().is_success() {
         return Err(ControlError::Status(response.status()));
     }
-    // The records may have changed since the handshake.
+    // The records may have changed since the handshake, and the connection may have ended already.
     if !session.is_allowed(&core.directory()) || !session.takes_requests() {
         return Err(ControlError::NotAllowed);
     }

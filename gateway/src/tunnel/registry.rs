@@ -40,6 +40,10 @@ impl Registry {
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
             older.tell(&ToAgent::Replaced);
+            // One predecessor may finish its requests; an agent that comes again and again does not pile them up.
+            let same =
+                |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
+            self.replaced.iter().filter(same).for_each(|stale| stale.cut());
             self.replaced.push(older);
             return Ok(());
         }
@@ -90,7 +94,7 @@ impl Registry {
 
     /// Ends every tunnel now.
     pub(crate) fn cut(&self) {
-        self.by_service.values().flatten().for_each(|session| session.cut());
+        self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());
     }
 
     pub(crate) fn report(&self, worker: WorkerId) -> Vec<TunnelReport> {

@@ -91,9 +91,11 @@ mod tests {
         let refusing = closed.local_addr().unwrap().as_socket().unwrap();
         let connected = Driver::choose()
             .unwrap()
-            .block_on(async { connect_any(&[refusing, good]).await.unwrap().peer_address().unwrap() })
+            .block_on(async {
+                socket2::SockRef::from(&connect_any(&[refusing, good]).await.unwrap()).peer_addr().unwrap()
+            })
             .unwrap();
-        assert_eq!(connected, good);
+        assert_eq!(connected.as_socket(), Some(good));
     }
 
     #[test]

@@ -90,10 +90,6 @@ impl Socket {
         Self::new(TcpStream::connect_addr(address).await?)
     }
 
-    pub fn peer_address(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
-    }
-
     /// A handle that can end this connection from elsewhere on the same thread.
     pub fn closer(&self) -> Closer {
         Closer(Rc::clone(&self.stream))

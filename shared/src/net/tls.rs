@@ -75,11 +75,6 @@ impl TlsStream {
         self.socket.closer()
     }
 
-    /// The protocol chosen by ALPN (RFC 7301), if any.
-    pub fn alpn(&self) -> Option<Vec<u8>> {
-        self.session.borrow().alpn_protocol().map(<[u8]>::to_vec)
-    }
-
     /// The peer's certificate, if it presented one; verified already.
     pub fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
         self.session.borrow().peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned())
