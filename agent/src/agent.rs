@@ -1,24 +1,21 @@
-//! The agent's thread: one reactor, one task per service that keeps its tunnel.
+//! The life of an agent: one thread with one reactor; on it a task per service that keeps its tunnel, and one that
+//! keeps the certificate fresh.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::select;
 use gw_shared::runtime::{self, Driver, DriverError};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, mpsc, watch};
 
-use crate::backend::{Backend, Pool};
 use crate::config::Config;
-use crate::dial;
-use crate::reconnect::Backoff;
-use crate::session::{self, Phase, Session};
-use crate::slots::{self, Slots};
-
-/// How long an agent stays away after another one with the same identity took its place.
-const REPLACED_PAUSE: Duration = Duration::from_secs(120);
+use crate::desk::Desk;
+use crate::renewal;
+use crate::service::{self, unless_stopped};
+use crate::state::Enrollment;
 
 /// A running agent. Dropping it stops the agent too, without waiting for its requests to end.
 pub struct AgentHandle {
@@ -65,98 +62,116 @@ impl Drop for AgentHandle {
     }
 }
 
+/// What the tasks of one agent share.
+pub(crate) struct Agent {
+    pub(crate) config: Config,
+    pub(crate) desk: Desk,
+    /// Held by whoever replaces an expired certificate.
+    pub(crate) recovering: Mutex<()>,
+}
+
 async fn run(config: Config, stop: watch::Receiver<bool>) {
-    if let Err(default) = config.slots {
-        tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE);
-    }
-    let config = Rc::new(config);
-    let services = config
-        .backends
-        .iter()
-        .map(|(hostname, backend)| keep_tunnel(Rc::clone(&config), hostname.clone(), backend.clone(), stop.clone()));
-    join_all(services).await;
+    config.warn();
+    let desk = Desk::new(config.enrollment.services.iter().cloned());
+    let agent = Rc::new(Agent { config, desk, recovering: Mutex::new(()) });
+    // Of these two, only the services end.
+    select(pin!(keep_services(&agent, stop)), pin!(renewal::keep_fresh(&agent))).await;
 }
 
-/// Keeps a tunnel for one service until the agent stops.
-async fn keep_tunnel(config: Rc<Config>, hostname: String, backend: Backend, stop: watch::Receiver<bool>) {
-    let pool = Rc::new(Pool::new(backend, config.slots()));
-    let mut backoff = Backoff::new();
-    // Tunnels that were asked to end and still have requests.
-    let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
-    while !*stop.borrow() {
-        ending.retain(|phase| *phase.borrow() != Phase::Ended);
-        let dialled = unless_stopped(&stop, dial::dial(&config.state, &config.enrollment, &hostname)).await;
-        let delay = match dialled {
-            None => break,
-            Some(Err(error)) => {
-                let delay = backoff.next_delay(random());
-                tracing::warn!(service = %hostname, %error, retry_in = ?delay, "no tunnel");
-                delay
-            }
-            Some(Ok(stream)) => {
-                let (phase, mut watched) = watch::channel(Phase::Starting);
-                let (pool, slots) = (Rc::clone(&pool), Slots::new(config.slots()));
-                let session =
-                    Rc::new(Session { pool, slots, phase, stop: stop.clone(), quiet: watch::Sender::new(false) });
-                runtime::spawn(session::serve(session, stream));
-                let was_ready = follow(&mut watched, &stop).await;
-                if was_ready {
-                    backoff.reset();
-                }
-                let phase = *watched.borrow();
-                ending.push(watched);
-                match phase {
-                    Phase::Replaced => {
-                        tracing::error!(
-                            service = %hostname,
-                            "another agent with this identity took over; enroll each agent on its own"
-                        );
-                        REPLACED_PAUSE
-                    }
-                    // `GatewayDrains`: the next tunnel is made while the old one finishes its requests. Not at once
-                    // either, so that the agents of a gateway do not all come to its successor together.
-                    Phase::Starting | Phase::Ready | Phase::GatewayDrains | Phase::Leaving | Phase::Ended => {
-                        backoff.next_delay(random())
-                    }
-                }
-            }
-        };
-        unless_stopped(&stop, runtime::sleep(delay)).await;
-    }
-    for mut phase in ending {
-        // An error means that the session is gone, which is an end too.
-        let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
-    }
-}
-
-/// Follows a tunnel until it needs a successor or the agent stops; whether it ever was ready.
-async fn follow(phase: &mut watch::Receiver<Phase>, stop: &watch::Receiver<bool>) -> bool {
-    let mut was_ready = false;
+/// Keeps a tunnel for each service that the gateway gives this agent, until the agent stops.
+async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
+    let mut services = agent.desk.services();
+    // What stops each of those that run.
+    let mut running: BTreeMap<String, watch::Sender<bool>> = BTreeMap::new();
+    // Every service holds a sender: when all are dropped, all have ended.
+    let (alive, mut ended) = mpsc::channel::<()>(1);
     loop {
-        let now = *phase.borrow_and_update();
-        was_ready |= now >= Phase::Ready && now != Phase::Ended;
-        if now >= Phase::GatewayDrains
-            || unless_stopped(stop, phase.changed()).await.is_none_or(|change| change.is_err())
-        {
-            return was_ready;
+        let wanted = services.borrow_and_update().clone();
+        running.retain(|hostname, stop| {
+            let stays = wanted.contains(hostname);
+            if !stays {
+                tracing::info!(service = %hostname, "no longer a service of this agent");
+                stop.send_replace(true);
+            }
+            stays
+        });
+        for hostname in wanted {
+            if running.contains_key(&hostname) {
+                continue;
+            }
+            let Some(backend) = agent.config.backends.of(&hostname).cloned() else {
+                tracing::error!(service = %hostname, "not served: it has no backend; {}", Config::HOW_TO_SET_A_BACKEND);
+                continue;
+            };
+            let (stop, stopped) = watch::channel(false);
+            running.insert(hostname.clone(), stop);
+            let (agent, alive) = (Rc::clone(agent), alive.clone());
+            runtime::spawn(async move {
+                service::keep_tunnel(agent, hostname, backend, stopped).await;
+                drop(alive);
+            });
+        }
+        if unless_stopped(&stop, services.changed()).await.is_none() {
+            break;
+        }
+        agent.remember_services(services.borrow().iter().cloned().collect());
+    }
+    for stop in running.values() {
+        stop.send_replace(true);
+    }
+    drop(alive);
+    // Nothing is ever sent: this is the end of the last service.
+    ended.recv().await;
+}
+
+impl Agent {
+    /// For the next start.
+    fn remember_services(&self, services: Vec<String>) {
+        tracing::info!(services = services.join(", "), "the services of this agent have changed");
+        let enrollment = Enrollment { services, ..self.config.enrollment.clone() };
+        if let Err(error) = self.config.state.write_enrollment(&enrollment) {
+            tracing::error!(%error, "the services of this agent cannot be stored");
         }
     }
 }
 
-async fn unless_stopped<T>(stop: &watch::Receiver<bool>, future: impl Future<Output = T>) -> Option<T> {
-    let mut stop = stop.clone();
-    match select(pin!(future), pin!(stop.wait_for(|stop| *stop))).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(_) => None,
-    }
-}
-
 /// Even between 0 and 1.
-fn random() -> f64 {
+pub(crate) fn random() -> f64 {
     let mut bytes = [0; 4];
     // Without randomness the delays are the longest there are, which does no harm.
     if aws_lc_rs::rand::fill(&mut bytes).is_err() {
         return 1.0;
     }
     f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_gateway::{self, Authority, HOSTNAME, NOW, refusal};
+
+    #[test]
+    fn services_come_and_go_as_the_gateway_says() {
+        const OTHER: &str = "acme--other.eu1.gw.localhost";
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        // Tells which services ask for a tunnel.
+        let (asks, mut asked) = mpsc::unbounded_channel();
+        let port = fake_gateway::serve(&authority, move |request| {
+            let host = request.head.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+            // Fails once the test is over.
+            let _ = asks.send(host.to_owned());
+            refusal(503, "", "GW_OVERLOADED")
+        });
+        let agent = Rc::new(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), port));
+        let (stop, stopped) = watch::channel(false);
+        let gateway = async {
+            assert_eq!(asked.recv().await.unwrap(), HOSTNAME);
+            agent.desk.services_are(vec![OTHER.to_owned()]);
+            while asked.recv().await.unwrap() != OTHER {}
+            stop.send_replace(true);
+        };
+        let driver = Driver::choose().unwrap();
+        driver.block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) }).unwrap();
+        assert_eq!(agent.config.state.enrollment().unwrap().services, [OTHER]);
+    }
 }

@@ -6,20 +6,31 @@ use std::path::{Path, PathBuf};
 use gw_shared::logging::LogFormat;
 use serde::Deserialize;
 
-use crate::backend::{Backend, InvalidBackend};
+use crate::backend::Backend;
 use crate::slots;
-use crate::state::{Enrollment, StateDir, StateError};
+use crate::state::{self, Enrollment, StateDir, StateError};
 
 /// Everything an agent needs to know to start; valid by construction.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub(crate) state: StateDir,
+    /// As it was at the start: the gateway may have changed the services since.
     pub(crate) enrollment: Enrollment,
-    /// Service hostname → backend.
-    pub(crate) backends: BTreeMap<String, Backend>,
+    pub(crate) backends: Backends,
     /// `Err` holds the default that an invalid setting fell back to: to be warned of once logging has started.
     pub(crate) slots: Result<u32, u32>,
     pub log_format: LogFormat,
+}
+
+/// Which backend serves which service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Backends {
+    /// `--backend`: of every service, whatever else is said.
+    of_all: Option<Backend>,
+    /// `backends`, by service hostname.
+    named: BTreeMap<String, Backend>,
+    /// `backend`: of services that `backends` does not name.
+    fallback: Option<Backend>,
 }
 
 /// `agent.toml`
@@ -35,9 +46,6 @@ struct File {
     log_format: LogFormat,
 }
 
-/// Where enrollment leaves the agent's identity when nothing else is said.
-const DEFAULT_STATE_DIR: &str = "/var/lib/gw-agent";
-
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("{path}: {error}")]
@@ -51,6 +59,9 @@ pub enum ConfigError {
 }
 
 impl Config {
+    pub(crate) const HOW_TO_SET_A_BACKEND: &str =
+        "give --backend http://HOST:PORT, or set `backend` or `backends` in the configuration file";
+
     pub(crate) fn slots(&self) -> u32 {
         self.slots.unwrap_or_else(|default| default)
     }
@@ -62,21 +73,43 @@ impl Config {
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
         let file = file.map(read).transpose()?.unwrap_or_default();
-        let from_environment = environment("GW_STATE_DIR").map(PathBuf::from);
+        let from_environment = environment(state::VARIABLE).map(PathBuf::from);
         let state_dir = state_dir.or(from_environment).or(file.state_dir);
-        let state = StateDir::new(state_dir.unwrap_or_else(|| DEFAULT_STATE_DIR.into()));
+        let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
         let enrollment = state.enrollment()?;
+        let mut errors = Vec::new();
         let backend_of_all = backend.map(str::to_owned).or_else(|| environment("GW_BACKEND"));
-        let backends = backends(&enrollment, backend_of_all.as_deref(), file.backend.as_deref(), &file.backends)
-            .map_err(ConfigError::Invalid)?;
-        let log_format = match environment("GW_LOG_FORMAT") {
-            Some(text) => {
-                text.parse().map_err(|error| ConfigError::Invalid(vec![format!("GW_LOG_FORMAT: {error}")]))?
+        let backends = Backends::parse(backend_of_all.as_deref(), &file.backends, file.backend.as_deref(), &mut errors);
+        // Some without a backend are no reason not to serve the others: the gateway can add a service at any time.
+        if errors.is_empty() && enrollment.services.iter().all(|hostname| backends.of(hostname).is_none()) {
+            let services = enrollment.services.join(", ");
+            errors.push(format!("no backend for {services}: {}", Self::HOW_TO_SET_A_BACKEND));
+        }
+        let log_format = match environment("GW_LOG_FORMAT").map(|text| text.parse()) {
+            Some(Ok(format)) => format,
+            Some(Err(error)) => {
+                errors.push(format!("GW_LOG_FORMAT: {error}"));
+                LogFormat::default()
             }
             None => file.log_format,
         };
         let slots = slots::parse(environment(slots::VARIABLE).as_deref());
-        Ok(Self { state, enrollment, backends, slots, log_format })
+        if errors.is_empty() {
+            Ok(Self { state, enrollment, backends, slots, log_format })
+        } else {
+            Err(ConfigError::Invalid(errors))
+        }
+    }
+
+    /// Tells what in the configuration is probably not meant so.
+    pub(crate) fn warn(&self) {
+        if let Err(default) = self.slots {
+            tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE);
+        }
+        for hostname in self.backends.named.keys().filter(|hostname| !self.enrollment.services.contains(hostname)) {
+            let services = self.enrollment.services.join(", ");
+            tracing::warn!("backends.{hostname}: not a service of this agent now, which has {services}");
+        }
     }
 }
 
@@ -86,62 +119,83 @@ fn read(path: &Path) -> Result<File, ConfigError> {
     toml::from_str(&text).map_err(|error| ConfigError::Toml { path: name(), error })
 }
 
-/// A backend for every enrolled service, or all that is wrong.
-fn backends(
-    enrollment: &Enrollment,
-    of_all: Option<&str>,
-    fallback: Option<&str>,
-    named: &BTreeMap<String, String>,
-) -> Result<BTreeMap<String, Backend>, Vec<String>> {
-    let mut errors: Vec<String> = named
-        .keys()
-        .filter(|hostname| !enrollment.services.contains(hostname))
-        .map(|hostname| {
-            format!("backends.{hostname}: not a service of this agent, which has {}", enrollment.services.join(", "))
-        })
-        .collect();
-    let mut backends = BTreeMap::new();
-    for hostname in &enrollment.services {
-        let url = of_all.or(named.get(hostname).map(String::as_str)).or(fallback);
-        match url.map(Backend::parse) {
-            Some(Ok(backend)) => drop(backends.insert(hostname.clone(), backend)),
-            Some(Err(error @ InvalidBackend { .. })) => errors.push(format!("backend of {hostname}: {error}")),
-            None => errors.push(format!("backend of {hostname}: missing; give --backend http://HOST:PORT")),
+impl Backends {
+    fn parse(
+        of_all: Option<&str>,
+        named: &BTreeMap<String, String>,
+        fallback: Option<&str>,
+        errors: &mut Vec<String>,
+    ) -> Self {
+        let mut parse =
+            |key: &str, url: &str| Backend::parse(url).map_err(|error| errors.push(format!("{key}: {error}"))).ok();
+        Self {
+            of_all: of_all.and_then(|url| parse("--backend (GW_BACKEND)", url)),
+            named: named
+                .iter()
+                .filter_map(|(hostname, url)| Some((hostname.clone(), parse(&format!("backends.{hostname}"), url)?)))
+                .collect(),
+            fallback: fallback.and_then(|url| parse("backend", url)),
         }
     }
-    if errors.is_empty() { Ok(backends) } else { Err(errors) }
+
+    /// The backend of the service at `hostname`: the nearest word counts.
+    pub(crate) fn of(&self, hostname: &str) -> Option<&Backend> {
+        self.of_all.as_ref().or_else(|| self.named.get(hostname)).or(self.fallback.as_ref())
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use gw_shared::id::AgentId;
+
     use super::*;
 
-    fn enrollment() -> Enrollment {
-        Enrollment {
+    const A: &str = "acme--a.eu1.example.com";
+    const B: &str = "acme--b.eu1.example.com";
+
+    /// Loads with this configuration file, enrolled for the services A and B.
+    fn load(toml: &str, backend: Option<&str>) -> Result<Config, ConfigError> {
+        let directory = tempfile::tempdir().unwrap();
+        let enrollment = Enrollment {
+            agent_id: AgentId::random(),
+            gateway_name: "eu1.example.com".into(),
             gateway_host: "eu1.example.com".into(),
             gateway_port: 443,
-            services: vec!["acme--a.eu1.example.com".into(), "acme--b.eu1.example.com".into()],
-        }
+            services: vec![A.into(), B.into()],
+        };
+        StateDir::new(directory.path()).write_enrollment(&enrollment).unwrap();
+        let file = directory.path().join("agent.toml");
+        std::fs::write(&file, toml).unwrap();
+        Config::load(Some(&file), Some(directory.path().into()), backend, |_| None)
     }
 
     #[test]
     fn the_nearest_word_on_a_backend_counts() {
-        let named = BTreeMap::from([("acme--a.eu1.example.com".to_owned(), "http://a:1".to_owned())]);
-        let chosen = backends(&enrollment(), None, Some("http://rest:2"), &named).unwrap();
-        let urls: Vec<String> = chosen.values().map(ToString::to_string).collect();
-        assert_eq!(urls, ["http://a:1", "http://rest:2"]);
-        let all = backends(&enrollment(), Some("http://all:3"), None, &named).unwrap();
-        assert!(all.values().all(|backend| backend.to_string() == "http://all:3"));
+        let toml = format!("backend = 'http://rest:2'\n[backends]\n'{A}' = 'http://a:1'");
+        let url = |config: &Config, hostname| config.backends.of(hostname).unwrap().to_string();
+        let config = load(&toml, None).unwrap();
+        let urls = [A, B, "acme--new.eu1.example.com"].map(|hostname| url(&config, hostname));
+        assert_eq!(urls, ["http://a:1", "http://rest:2", "http://rest:2"]);
+        let config = load(&toml, Some("http://all:3")).unwrap();
+        assert_eq!([A, B].map(|hostname| url(&config, hostname)), ["http://all:3", "http://all:3"]);
     }
 
     #[test]
     fn every_mistake_is_reported() {
-        let named = BTreeMap::from([
-            ("acme--a.eu1.example.com".to_owned(), "ftp://x".to_owned()),
-            ("other".to_owned(), "http://x".to_owned()),
-        ]);
-        let errors = backends(&enrollment(), None, None, &named).unwrap_err();
+        let ConfigError::Invalid(errors) =
+            load(&format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"), Some("")).unwrap_err()
+        else {
+            panic!("not the mistakes that were made");
+        };
         assert_eq!(errors.len(), 3, "{errors:?}");
+    }
+
+    #[test]
+    fn services_without_a_backend_are_a_mistake_only_if_none_has_one() {
+        let error = load("", None).unwrap_err().to_string();
+        assert!(error.contains(A) && error.contains(B) && error.contains("--backend"), "{error}");
+        let config = load(&format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}"), None).unwrap();
+        assert!(config.backends.of(A).is_some() && config.backends.of(B).is_none());
     }
 
     #[test]

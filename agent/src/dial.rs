@@ -1,22 +1,18 @@
-//! Opening a tunnel: resolve, connect, TLS, upgrade.
+//! Opening a tunnel: connect, TLS, upgrade; with a new certificate if the old one has expired.
 
-use std::io::{self, IoSlice};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use gw_shared::error_body::ErrorBody;
-use gw_shared::http::body::BodyDecoder;
-use gw_shared::http::{HeadScanner, InvalidHead, Part};
-use gw_shared::net::{TlsStream, resolve};
+use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::{self, handshake};
 use http::StatusCode;
-use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use rustls_pki_types::ServerName;
+use http::header::WWW_AUTHENTICATE;
 
-use crate::state::{Enrollment, StateDir, StateError};
+use crate::agent::Agent;
+use crate::gateway::{self, GatewayError};
+use crate::recovery::{self, RecoveryError};
+use crate::state::{Identity, StateError, UnfitIdentity};
 
 /// From name resolution to accepted upgrade.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
@@ -24,111 +20,183 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
-    #[error("the gateway cannot be reached: {0}")]
-    Connect(io::Error),
-    #[error("TLS with the gateway: {0}")]
-    Tls(io::Error),
-    #[error("the gateway refused: {status} {code}: {message}")]
-    Refused { status: StatusCode, code: String, message: String },
-    #[error("the gateway's answer: {0}")]
-    Answer(#[from] InvalidHead),
-    #[error("the gateway closed the connection before it answered")]
-    Closed,
-    #[error("no answer within {TIME_LIMIT:?}")]
-    TimedOut,
+    #[error(transparent)]
+    Gateway(#[from] GatewayError),
+    #[error("an administrator has revoked this agent; to serve again it must be enrolled anew with `gw-agent enroll`")]
+    Revoked,
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("certificates: {0}")]
-    Certificates(String),
+    #[error("the agent's identity: {0}")]
+    Identity(#[from] UnfitIdentity),
 }
 
 /// Opens a tunnel for the service at `hostname`. Everything is looked up anew: addresses, certificates.
-pub(crate) async fn dial(state: &StateDir, to: &Enrollment, hostname: &str) -> Result<TlsStream, DialError> {
-    runtime::timeout(TIME_LIMIT, connect(state, to, hostname)).await.map_err(|_| DialError::TimedOut)?
-}
-
-async fn connect(state: &StateDir, to: &Enrollment, hostname: &str) -> Result<TlsStream, DialError> {
-    let config = client_config(state)?;
-    let name = ServerName::try_from(hostname.to_owned()).map_err(|error| DialError::Certificates(error.to_string()))?;
-    let session = ClientConnection::new(config, name).map_err(|error| DialError::Certificates(error.to_string()))?;
-    let addresses = resolve::resolve(&to.gateway_host, to.gateway_port).await.map_err(DialError::Connect)?;
-    let socket = resolve::connect_any(&addresses).await.map_err(DialError::Connect)?;
-    let stream = TlsStream::new(socket, session);
-    stream.handshake().await.map_err(DialError::Tls)?;
-    upgrade(&stream, hostname).await?;
-    Ok(stream)
-}
-
-fn client_config(state: &StateDir) -> Result<Arc<ClientConfig>, DialError> {
-    let certificates = |error: &dyn std::fmt::Display| DialError::Certificates(error.to_string());
-    let identity = state.identity()?;
-    let mut roots = RootCertStore::empty();
-    match state.gateway_authorities()? {
-        Some(authorities) => {
-            for authority in authorities {
-                roots.add(authority).map_err(|error| certificates(&error))?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
+pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, DialError> {
+    let mut identity = agent.config.state.identity()?;
+    if identity.validity()?.not_after <= SystemTime::now() {
+        identity = recovery::recover(agent, &identity).await?;
     }
-    let mut config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|error| certificates(&error))?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(vec![identity.certificate], identity.key)
-        .map_err(|error| certificates(&error))?;
-    config.alpn_protocols = vec![tunnel::ALPN.to_vec()];
-    Ok(Arc::new(config))
+    match open(agent, hostname, &identity).await {
+        // Our clock is behind the gateway's.
+        Err(DialError::Gateway(error)) if error.says_certificate_expired() => {
+            let identity = recovery::recover(agent, &identity).await?;
+            open(agent, hostname, &identity).await
+        }
+        result => result,
+    }
 }
 
-async fn upgrade(stream: &TlsStream, hostname: &str) -> Result<(), DialError> {
-    let request = handshake::request(hostname);
-    stream.write_all(&mut [IoSlice::new(&request)]).await.map_err(DialError::Tls)?;
-    stream.flush().await.map_err(DialError::Tls)?;
-    let (mut scanner, mut buffer) = (HeadScanner::default(), BytesMut::new());
-    let end = loop {
-        if let Some(end) = scanner.find_end(&mut buffer, handshake::HEAD_LIMITS)? {
-            break end;
-        }
-        read_more(stream, &mut buffer).await?;
+async fn open(agent: &Agent, hostname: &str, identity: &Identity) -> Result<TlsStream, DialError> {
+    let (state, to) = (&agent.config.state, &agent.config.enrollment);
+    let tls = gateway::client_config(state.gateway_authorities()?, Some(identity), tunnel::ALPN)?;
+    let opened = async {
+        let stream = gateway::open(&to.gateway_host, to.gateway_port, hostname, tls).await?;
+        upgrade(&stream, hostname, identity).await?;
+        Ok(stream)
     };
-    let head = buffer.split_to(end).freeze();
-    match handshake::parse_answer(&head)? {
-        Ok(()) => {
-            // The gateway speaks first on the new protocol: its beginning may have come along.
-            stream.unread(&buffer);
-            Ok(())
+    runtime::timeout(TIME_LIMIT, opened).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
+}
+
+async fn upgrade(stream: &TlsStream, hostname: &str, identity: &Identity) -> Result<(), DialError> {
+    let mut buffer = BytesMut::new();
+    let mut answer = gateway::exchange(stream, &handshake::request(hostname, None), &mut buffer).await?;
+    // A gateway that asks for no client certificate in TLS asks for a proof here. Once: a second 401 is a refusal.
+    if answer.status == StatusCode::UNAUTHORIZED
+        && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
+        && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
+    {
+        let proof = identity.prove(hostname, challenge)?;
+        answer = gateway::exchange(stream, &handshake::request(hostname, Some(&proof)), &mut buffer).await?;
+    }
+    if answer.status == StatusCode::SWITCHING_PROTOCOLS {
+        // The gateway speaks first on the new protocol: its beginning may have come along.
+        stream.unread(&buffer);
+        return Ok(());
+    }
+    let refusal = answer.refusal();
+    Err(if refusal.code == "GW_AGENT_REVOKED" { DialError::Revoked } else { GatewayError::Refused(refusal).into() })
+}
+
+impl DialError {
+    /// Somebody has to do something about it.
+    pub(crate) fn needs_a_hand(&self) -> bool {
+        matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_)))
+    }
+
+    /// How long the gateway asks us to stay away.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.refusal()?.retry_after,
+            _ => None,
         }
-        Err((status, framing)) => Err(read_refusal(stream, status, BodyDecoder::new(framing), buffer).await),
     }
 }
 
-async fn read_more(stream: &TlsStream, buffer: &mut BytesMut) -> Result<(), DialError> {
-    // With TLS 1.3 a refused client certificate shows as an alert on the first read.
-    match std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await.map_err(DialError::Tls)? {
-        0 => Err(DialError::Closed),
-        _ => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
 
-async fn read_refusal(
-    stream: &TlsStream,
-    status: StatusCode,
-    mut decoder: BodyDecoder,
-    mut buffer: BytesMut,
-) -> DialError {
-    let mut body = Vec::new();
-    while body.len() as u64 <= handshake::REFUSAL_MAX {
-        match decoder.decode(&mut buffer) {
-            Ok(Some(Part::Data(data))) => body.extend_from_slice(&data),
-            Ok(None) if read_more(stream, &mut buffer).await.is_ok() => {}
-            _ => break,
-        }
+    use gw_shared::enrollment::CsrRequest;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+    use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, Request, json, refusal};
+
+    const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nPRI";
+
+    /// What came of a dial with a certificate valid in these years: the first bytes of the tunnel, or the error; and
+    /// the start lines of the requests that the gateway got.
+    fn dial_once(
+        years: std::ops::Range<i32>,
+        mut answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
+    ) -> (Result<String, DialError>, Vec<String>) {
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let authority = std::sync::Arc::new(authority);
+        let (seen, requests) = mpsc::channel();
+        let port = fake_gateway::serve(&authority, {
+            let authority = std::sync::Arc::clone(&authority);
+            move |request| {
+                seen.send(request.head.lines().next().unwrap().to_owned()).unwrap();
+                answer(&authority, request)
+            }
+        });
+        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port);
+        let dialled = Driver::choose().unwrap().block_on(async {
+            let stream = dial(&agent, HOSTNAME).await?;
+            let mut first = [0; 3];
+            let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first)).await.unwrap();
+            Ok(String::from_utf8(first[..read].to_vec()).unwrap())
+        });
+        (dialled.unwrap(), requests.try_iter().collect())
     }
-    match serde_json::from_slice::<ErrorBody>(&body) {
-        Ok(ErrorBody { error }) => DialError::Refused { status, code: error.code, message: error.message },
-        Err(_) => DialError::Refused { status, code: String::new(), message: String::new() },
+
+    fn certify(authority: &Authority, request: &Request) -> String {
+        let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
+        assert!(request.agent_id.is_some());
+        json(200, "", &authority.certify(&request.csr, NOW))
+    }
+
+    #[test]
+    fn what_follows_the_acceptance_belongs_to_the_tunnel() {
+        let (dialled, requests) = dial_once(NOW, |_, _| ACCEPTED.into());
+        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("PRI", 1));
+    }
+
+    #[test]
+    fn a_challenge_is_answered_once_on_the_same_connection() {
+        let challenge = "www-authenticate: Gw-Agent challenge=\"drawn\"\r\n";
+        let (dialled, requests) = dial_once(NOW, move |_, request| {
+            if request.head.contains("authorization: Gw-Agent certificate=") {
+                ACCEPTED.into()
+            } else {
+                refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
+            }
+        });
+        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("PRI", 2));
+
+        let refuse = move |_: &Authority, _: &Request| refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED");
+        let (dialled, requests) = dial_once(NOW, refuse);
+        assert!(matches!(dialled, Err(DialError::Gateway(GatewayError::Refused(_)))));
+        assert_eq!(requests.len(), 2);
+    }
+
+    #[test]
+    fn an_expired_certificate_is_replaced_before_the_tunnel_is_asked_for() {
+        let (dialled, requests) = dial_once(LONG_AGO, |authority, request| {
+            if request.head.starts_with("POST /csr ") { certify(authority, request) } else { ACCEPTED.into() }
+        });
+        assert_eq!(dialled.unwrap(), "PRI");
+        assert_eq!(requests, ["POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
+    }
+
+    #[test]
+    fn the_gateway_can_say_that_it_has_expired() {
+        let mut replaced = false;
+        let (dialled, requests) = dial_once(NOW, move |authority, request| {
+            if request.head.starts_with("POST /csr ") {
+                replaced = true;
+                certify(authority, request)
+            } else if replaced {
+                ACCEPTED.into()
+            } else {
+                refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
+            }
+        });
+        assert_eq!(dialled.unwrap(), "PRI");
+        assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
+    }
+
+    #[test]
+    fn what_nobody_but_an_administrator_can_help_is_told_apart() {
+        let (late, _) = dial_once(LONG_AGO, |_, _| refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"));
+        let late = late.unwrap_err();
+        assert!(late.needs_a_hand() && late.to_string().contains("--force"), "{late}");
+        let (revoked, _) = dial_once(NOW, |_, _| refusal(401, "", "GW_AGENT_REVOKED"));
+        assert!(revoked.unwrap_err().needs_a_hand());
+        let (busy, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED"));
+        let busy = busy.unwrap_err();
+        assert!(!busy.needs_a_hand() && busy.retry_after() == Some(Duration::from_secs(9)));
     }
 }

@@ -6,12 +6,23 @@
 mod agent;
 mod backend;
 pub mod config;
+mod desk;
 mod dial;
+pub mod enroll;
+#[cfg(test)]
+mod fake_gateway;
 mod forward;
+mod gateway;
+mod identity;
+mod platform;
 mod reconnect;
+mod recovery;
+mod renewal;
+mod service;
 mod session;
 mod slots;
 pub mod state;
 
 pub use agent::{AgentHandle, StartError, start};
 pub use config::Config;
+pub use gateway::{GatewayError, Refusal};

@@ -1,59 +1,89 @@
 //! `gw-agent`: arguments, command, exit code.
 
-use std::path::PathBuf;
+mod cli;
+
+use std::io::{self, Write};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use futures_util::future::{Either, select};
 use gw_agent::Config;
-use gw_shared::logging;
+use gw_agent::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
+use gw_agent::state::DEFAULT;
+use gw_shared::logging::{self, LogFormat};
+use gw_shared::secret::Secret;
+
+use cli::{Arguments, Command, EnrollArguments, RunArguments};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Keeps a tunnel to the Gw gateway and forwards its requests to your backend.
-#[derive(Parser)]
-#[command(name = "gw-agent", version)]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Connect, and forward until stopped. SIGTERM finishes running requests first.
-    Run {
-        /// Configuration file; without one, what the state folder and the options say.
-        #[arg(long)]
-        config: Option<PathBuf>,
-        /// Folder with the agent's identity, as enrollment left it.
-        #[arg(long)]
-        state_dir: Option<PathBuf>,
-        /// Backend of every service, for example http://127.0.0.1:8080.
-        #[arg(long)]
-        backend: Option<String>,
-    },
+/// Why a command ended, and with which exit code.
+enum Failure {
+    /// Bad usage or configuration: 2.
+    Usage(String),
+    /// Failed at run time: 1.
+    Run(String),
 }
 
 fn main() -> ExitCode {
-    let Command::Run { config, state_dir, backend } = Arguments::parse().command;
-    let environment = |name: &str| std::env::var(name).ok();
-    let config = match Config::load(config.as_deref(), state_dir, backend.as_deref(), environment) {
-        Ok(config) => config,
-        Err(error) => {
-            eprintln!("gw-agent: {error}");
-            return ExitCode::from(2);
+    let result = match Arguments::parse().command {
+        Command::Enroll(arguments) => enroll_here(arguments),
+        Command::Run(arguments) => load_and_run(&arguments),
+    };
+    let (message, code) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Run(message)) => (message, 1),
+        Err(Failure::Usage(message)) => (message, 2),
+    };
+    eprintln!("gw-agent: {message}");
+    ExitCode::from(code)
+}
+
+fn enroll_here(arguments: EnrollArguments) -> Result<(), Failure> {
+    logging::start(LogFormat::Text, "info");
+    let token = match (arguments.token, arguments.token_file) {
+        (Some(token), _) => Some(TokenSource::Text(Secret::new(token))),
+        (None, Some(file)) => Some(TokenSource::File(file)),
+        (None, None) => {
+            let token = std::env::var("GW_ENROLLMENT_TOKEN").ok().filter(|token| !token.is_empty());
+            token.map(|token| TokenSource::Text(Secret::new(token)))
         }
     };
-    logging::start(config.log_format, "info");
-    match run(config) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gw-agent: {error}");
-            ExitCode::FAILURE
-        }
+    let options = Options {
+        state_dir: arguments.state_dir,
+        gateway: arguments.gateway,
+        token,
+        name: arguments.name,
+        ca_file: arguments.ca_file,
+        connect_to: None,
+        force: arguments.force,
+    };
+    let enrolled = enroll(options).map_err(|error| match error {
+        EnrollError::Usage(_) => Failure::Usage(error.to_string()),
+        error => Failure::Run(error.to_string()),
+    })?;
+    say_what_is_next(&enrolled, &mut io::stdout().lock()).map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn say_what_is_next(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "Enrolled as {} for {}. Next:\n", enrollment.agent_id, enrollment.services.join(", "))?;
+    write!(out, "  gw-agent run --backend http://127.0.0.1:8080")?;
+    if state.path() != DEFAULT {
+        write!(out, " --state-dir {}", state.path().display())?;
     }
+    writeln!(out)?;
+    out.flush()
+}
+
+fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
+    let RunArguments { config, state_dir, backend } = arguments;
+    let environment = |name: &str| std::env::var(name).ok();
+    let config = Config::load(config.as_deref(), state_dir.clone(), backend.as_deref(), environment)
+        .map_err(|error| Failure::Usage(error.to_string()))?;
+    logging::start(config.log_format, "info");
+    run(config).map_err(|error| Failure::Run(error.to_string()))
 }
 
 fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
@@ -73,7 +103,7 @@ fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
     result
 }
 
-async fn stop_signal() -> std::io::Result<()> {
+async fn stop_signal() -> io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     select(pin!(interrupt.recv()), pin!(terminate.recv())).await;

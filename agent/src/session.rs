@@ -17,6 +17,7 @@ use http::uri::Authority;
 use http::{Request, Response};
 use tokio::sync::watch;
 
+use crate::agent::Agent;
 use crate::backend::Pool;
 use crate::forward::{self, ForwardError};
 use crate::slots::Slots;
@@ -36,7 +37,7 @@ pub(crate) enum Phase {
     Ended,
 }
 
-/// How often the agent tells the gateway how it is doing, if that has changed.
+/// How often the agent tells the gateway how it is doing, if that has changed, and what else it has to say.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a draining tunnel looks whether its last request has ended.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
@@ -46,10 +47,11 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a tunnel works with.
 pub(crate) struct Session {
+    pub(crate) agent: Rc<Agent>,
     pub(crate) pool: Rc<Pool>,
     pub(crate) slots: Slots,
     pub(crate) phase: watch::Sender<Phase>,
-    /// Turns true when the agent is to stop.
+    /// Turns true when the agent is to stop, or the service is no longer its own.
     pub(crate) stop: watch::Receiver<bool>,
     /// Turns true when the gateway has confirmed that it sends no more requests.
     pub(crate) quiet: watch::Sender<bool>,
@@ -154,6 +156,18 @@ async fn hear(session: &Session, mut body: RecvStream) {
                     session.quiet.send_replace(true);
                     continue;
                 }
+                Ok(Some(ToAgent::Services { hostnames })) => {
+                    session.agent.desk.services_are(hostnames);
+                    continue;
+                }
+                Ok(Some(ToAgent::Certificate(reply))) => {
+                    session.agent.desk.answer(Ok(reply));
+                    continue;
+                }
+                Ok(Some(ToAgent::RenewalRefused { message })) => {
+                    session.agent.desk.answer(Err(message));
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => return tracing::warn!(%error, "control stream"),
             };
@@ -162,7 +176,8 @@ async fn hear(session: &Session, mut body: RecvStream) {
     }
 }
 
-/// Reports the slots when they have changed, and that we are stopping. Returns when the tunnel is to end.
+/// Reports the slots when they have changed, carries a renewal that waits for a tunnel, and says that we are stopping.
+/// Returns when the tunnel is to end.
 async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
     let mut stop = session.stop.clone();
     let mut reported = None;
@@ -176,6 +191,11 @@ async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
             };
             send(&mut sender, &statistics);
+        }
+        if *session.phase.borrow() == Phase::Ready
+            && let Some(csr) = session.agent.desk.take_request()
+        {
+            send(&mut sender, &ToGateway::Renew { csr });
         }
         session.pool.prune();
         let stopping = pin!(stop.wait_for(|stop| *stop));

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::Command;
 
+use rustix::net::{AddressFamily, SocketType};
+
 fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_gw-agent")).args(arguments).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gw-agent"));
+    let output = command.args(arguments).env_remove("GW_ENROLLMENT_TOKEN").env_remove("GW_STATE_DIR").output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
@@ -15,6 +19,29 @@ fn an_agent_that_is_not_enrolled_exits_with_2_and_says_so() {
     let (code, message) = gw_agent(&["run", "--state-dir", state.path().to_str().unwrap()]);
     assert_eq!(code, Some(2));
     assert!(message.starts_with("gw-agent: not enrolled: ") && message.contains("agent.json"), "{message}");
+}
+
+#[test]
+fn an_enrollment_without_what_it_needs_exits_with_2_and_names_all_of_it() {
+    let state = tempfile::tempdir().unwrap();
+    let (code, message) = gw_agent(&["enroll", "--state-dir", state.path().to_str().unwrap(), "--ca-file", "/none"]);
+    assert_eq!(code, Some(2));
+    for option in ["--gateway: ", "--token: ", "--ca-file: /none: "] {
+        assert!(message.contains(option), "{option}: {message}");
+    }
+}
+
+#[test]
+fn a_gateway_that_cannot_be_reached_exits_with_1() {
+    let state = tempfile::tempdir().unwrap();
+    // Bound and not listening: refuses, and nobody else gets the port.
+    let closed = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&closed, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let gateway = format!("https://{}", SocketAddrV4::try_from(rustix::net::getsockname(&closed).unwrap()).unwrap());
+    let (folder, token) = (state.path().to_str().unwrap(), "gw_et_0123456789abcdef.secret");
+    let (code, message) = gw_agent(&["enroll", "--state-dir", folder, "--gateway", &gateway, "--token", token]);
+    assert_eq!(code, Some(1));
+    assert!(message.contains("cannot be reached") && !message.contains(token), "{message}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Connections in: accept, read the ClientHello, decide which worker serves, shake hands, serve.
+//! Connections in: accept, ask a trusted proxy for whom, read the ClientHello, decide which worker serves, shake hands,
+//! serve.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use gw_shared::net::socket::stop_accepting;
 use gw_shared::net::tls::{ClientHello, Greeting};
 use gw_shared::net::{Socket, TlsStream};
@@ -20,6 +21,7 @@ use crate::hostname::Destination;
 use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership::{self, WorkerId};
+use crate::proxy_protocol::{self, Announcement};
 use crate::tunnel;
 use crate::worker::Core;
 
@@ -48,6 +50,7 @@ pub(crate) struct Arrival {
     fd: OwnedFd,
     received: Bytes,
     hello: ClientHello,
+    /// The other end: of the TCP connection, or of the one that a trusted proxy announced.
     peer: SocketAddr,
 }
 
@@ -73,7 +76,7 @@ pub(crate) async fn accept_all(core: Rc<Core>) {
     }
 }
 
-/// Reads the ClientHello of a new connection and finds it a worker.
+/// Reads how a new connection begins and finds it a worker.
 async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
     let Ok(socket) = Socket::new(stream) else { return };
     if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
@@ -83,7 +86,15 @@ async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
         core.counters.shed.increment();
         return;
     };
-    let greeting = match Greeting::read(socket).await {
+    let (peer, received) = if core.policy.trusted_proxies.contains(peer.ip()) {
+        match proxy_protocol::read(&socket).await {
+            Ok(Announcement { source, rest }) => (source.unwrap_or(peer), rest),
+            Err(error) => return handshake_failed(&core, peer, &error),
+        }
+    } else {
+        (peer, BytesMut::new())
+    };
+    let greeting = match Greeting::read(socket, received).await {
         Ok(greeting) => greeting,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
@@ -105,7 +116,7 @@ fn worker_for(core: &Core, hello: &ClientHello) -> Option<WorkerId> {
         return None;
     }
     let busier_per_mille = core.busy_per_mille(owner).saturating_sub(core.busy_per_mille(core.id));
-    should_hand_over(core.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
+    should_hand_over(core.policy.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
 }
 
 /// Whether a connection goes to an owner that is busier than its acceptor by so much. Tunnels always do: their service's
@@ -166,7 +177,7 @@ fn is_tunnel(hello: &ClientHello) -> bool {
 
 fn handshake_failed(core: &Core, peer: SocketAddr, error: &io::Error) {
     core.counters.handshake_failures.increment();
-    tracing::debug!(%peer, %error, "TLS handshake failed");
+    tracing::debug!(%peer, %error, "handshake failed");
 }
 
 #[cfg(test)]

@@ -14,14 +14,16 @@ use bytes::Bytes;
 use gw_shared::runtime::{self, Driver};
 use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
-use rustls::server::ResolvesServerCertUsingSni;
+use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
-use crate::config::HandOver;
+use crate::config::Config;
+use crate::control;
 use crate::hostname::Region;
 use crate::limits;
 use crate::mailbox::{Mailbox, Message, mailbox};
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Frame};
+use crate::server::policy;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::worker::{self, Peers, Setup};
@@ -52,7 +54,8 @@ impl IdleWorker {
             region: Region::new("bench", "localhost"),
             directory: Arc::default(),
             certificates: Arc::new(no_certificates()?),
-            hand_over: HandOver::Always,
+            policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
+            desk: control::desk().0,
             up: crossbeam_channel::bounded(1).0,
             connection_limit: 1,
         };
@@ -113,7 +116,8 @@ fn no_certificates() -> io::Result<ServerConfigs> {
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
     let config = Arc::new(config);
-    Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config })
+    let agents = Arc::new(NoClientAuth);
+    Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config, agents })
 }
 
 /// Passes `frames` frames of `size` bytes round and round through a pipe each way between two workers, `hops` hops in

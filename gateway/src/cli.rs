@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::Administration;
+
 /// The Gw relay gateway: lets callers reach backends that nobody can reach.
 #[derive(Parser)]
 #[command(name = "gw-gateway", version)]
@@ -25,6 +27,8 @@ pub(crate) enum Command {
     },
     /// Run gateway, agent and a small backend in one process, with nothing to configure.
     Demo(DemoArguments),
+    #[command(flatten)]
+    Administer(Administration),
 }
 
 #[derive(Args)]
@@ -53,4 +57,49 @@ pub(crate) struct DemoArguments {
     /// Print one line of JSON instead of hints.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn ids_and_settings_are_checked_before_anything_is_asked() {
+        let kind = |line: &str| Arguments::try_parse_from(line.split(' ')).err().map(|error| error.kind());
+        for good in [
+            "gw-gateway account create acme --json",
+            "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
+            "gw-gateway service change acme api --disable --admin-url http://localhost:1",
+            "gw-gateway credential create acme --service api --service b --name ci",
+            "gw-gateway key rotate-secret acme 0123456789abcdef",
+            "gw-gateway enrollment-token create acme --service api --approval manual --expires-in-seconds 60",
+            "gw-gateway agent revoke acme ag_0123456789abcdefghij",
+            "gw-gateway signing-key rotate --immediately",
+            "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+        ] {
+            assert_eq!(kind(good), None, "{good}");
+        }
+        let refused = [
+            ("gw-gateway account create ACME", ErrorKind::ValueValidation),
+            ("gw-gateway account show acme/../other", ErrorKind::ValueValidation),
+            ("gw-gateway credential show acme 0123456789abcdef", ErrorKind::ValueValidation),
+            ("gw-gateway service create acme api --burst 0", ErrorKind::ValueValidation),
+            ("gw-gateway service create acme api --mode password", ErrorKind::InvalidValue),
+            ("gw-gateway service change acme api --enable --disable", ErrorKind::ArgumentConflict),
+            ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
+            ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
+            ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+        ];
+        for (line, expected) in refused {
+            assert_eq!(kind(line), Some(expected), "{line}");
+        }
+    }
 }

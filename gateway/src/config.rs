@@ -1,12 +1,15 @@
 //! The configuration file: read, checked as a whole, every mistake reported at once with its key.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use gw_shared::logging::LogFormat;
+use ipnet::IpNet;
 
+use crate::client_address::TrustedProxies;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::limits;
@@ -23,8 +26,20 @@ pub struct Config {
     pub workers: usize,
     pub certificate: CertificateSource,
     pub hand_over: HandOver,
+    /// May say with the PROXY protocol and `X-Forwarded-For` for whom they connect.
+    pub trusted_proxies: TrustedProxies,
     /// Of services that do not set their own.
     pub default_rate: Rate,
+    /// Each of these is one client address's.
+    pub token_requests: Rate,
+    pub enrollment_requests: Rate,
+    pub auth_failures: Rate,
+    /// Whether agents show a certificate on their tunnels.
+    pub agent_mtls: bool,
+    pub agent_certificate_lifetime: Duration,
+    pub token_lifetime: Duration,
+    /// How long a key signs tokens before the next one does; `None` leaves that to a command.
+    pub signing_key_rotation: Option<Duration>,
     pub drain: Duration,
     pub log_format: LogFormat,
 }
@@ -52,12 +67,39 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Bucket of a service by default: burst of 1000, 300 per minute.
-const DEFAULT_BURST: i64 = 1000;
-const DEFAULT_REFILL_PER_MINUTE: i64 = 300;
-const WORKERS_MAX: i64 = 1024;
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Config {
+    /// Bucket of a service: burst of 1000, 300 per minute.
+    pub const DEFAULT_RATE: Rate = Rate::new(1000, 300).unwrap();
+
+    /// What a file that names no more than these makes.
+    pub fn new(region: Region, data_dir: PathBuf) -> Self {
+        const PER_ADDRESS: Rate = Rate::new(60, 60).unwrap();
+        const FAILURES_PER_ADDRESS: Rate = Rate::new(600, 600).unwrap();
+        Self {
+            region,
+            certificate: CertificateSource::Development { data_dir: data_dir.clone() },
+            data_dir,
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
+            admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
+            workers: workers_or_cores(0),
+            hand_over: HandOver::Auto,
+            trusted_proxies: TrustedProxies::default(),
+            default_rate: Self::DEFAULT_RATE,
+            token_requests: PER_ADDRESS,
+            enrollment_requests: PER_ADDRESS,
+            auth_failures: FAILURES_PER_ADDRESS,
+            agent_mtls: true,
+            agent_certificate_lifetime: 24 * HOUR,
+            token_lifetime: HOUR,
+            signing_key_rotation: Some(30 * DAY),
+            drain: limits::DRAIN,
+            log_format: LogFormat::default(),
+        }
+    }
+
     /// Reads TOML `text`; every key can be overridden by the variable `GW_` + its name in capitals.
     pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
         let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
@@ -66,16 +108,24 @@ impl Config {
         let region = keys.required("region", "a label such as \"eu1\"", parse_label);
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
-        let listen = keys.optional("listen", "ADDRESS:PORT", |text| text.parse().ok());
-        let admin_listen = keys.optional("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
-        let certificate = keys.optional("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
-        let key = keys.optional("tls_key", "a file", |text| Some(PathBuf::from(text)));
-        let hand_over = keys.optional("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
-        let log_format = keys.optional("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
-        let workers = keys.integer("workers", 0, 0..=WORKERS_MAX);
-        let burst = keys.integer("burst", DEFAULT_BURST, 1..=i64::from(u32::MAX));
-        let refill = keys.integer("refill_per_minute", DEFAULT_REFILL_PER_MINUTE, 1..=i64::from(u32::MAX));
-        let drain = keys.integer("drain_seconds", limits::DRAIN.as_secs().cast_signed(), 0..=86_400);
+        let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
+        let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
+        let certificate = keys.text("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
+        let key = keys.text("tls_key", "a file", |text| Some(PathBuf::from(text)));
+        let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
+        let trusted_proxies = keys.list("trusted_proxies", "an address or a block such as \"10.0.0.0/8\"", parse_block);
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let workers = keys.integer("workers", 0..=1024);
+        let burst = keys.integer("burst", 1..=u32::MAX);
+        let refill = keys.integer("refill_per_minute", 1..=u32::MAX);
+        let token_requests = keys.integer("token_requests_per_minute", 1..=1_000_000);
+        let enrollment_requests = keys.integer("enrollment_requests_per_minute", 1..=1_000_000);
+        let auth_failures = keys.integer("auth_failures_per_minute", 1..=1_000_000);
+        let agent_mtls = keys.boolean("agent_mtls");
+        let agent_certificate_hours = keys.integer("agent_certificate_hours", 1..=720);
+        let token_lifetime = keys.integer("token_lifetime_seconds", 60..=86_400);
+        let signing_key_days = keys.integer("signing_key_days", 0..=3650);
+        let drain = keys.integer("drain_seconds", 0..=86_400);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
@@ -85,26 +135,33 @@ impl Config {
         else {
             return Err(ConfigErrors(keys.errors));
         };
-        let certificate = match (certificate, key) {
-            (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
-            _ => CertificateSource::Development { data_dir: data_dir.clone() },
-        };
+        let defaults = Self::new(Region::new(&region, &domain), data_dir);
         Ok(Self {
-            region: Region::new(&region, &domain),
-            data_dir,
-            listen: listen.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 443))),
-            admin_listen: admin_listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 9080))),
-            workers: workers_or_cores(usize::try_from(workers).unwrap_or(0)),
-            certificate,
-            hand_over: hand_over.unwrap_or(HandOver::Auto),
-            default_rate: rate(burst, refill),
-            drain: Duration::from_secs(drain.unsigned_abs()),
-            log_format: log_format.unwrap_or_default(),
+            listen: listen.unwrap_or(defaults.listen),
+            admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
+            workers: workers.map_or(defaults.workers, workers_or_cores),
+            certificate: match (certificate, key) {
+                (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
+                _ => defaults.certificate,
+            },
+            hand_over: hand_over.unwrap_or(defaults.hand_over),
+            trusted_proxies: trusted_proxies.map_or(defaults.trusted_proxies, TrustedProxies::from_iter),
+            default_rate: rate(burst, refill, defaults.default_rate),
+            token_requests: rate(token_requests, token_requests, defaults.token_requests),
+            enrollment_requests: rate(enrollment_requests, enrollment_requests, defaults.enrollment_requests),
+            auth_failures: rate(auth_failures, auth_failures, defaults.auth_failures),
+            agent_mtls: agent_mtls.unwrap_or(defaults.agent_mtls),
+            agent_certificate_lifetime: agent_certificate_hours
+                .map_or(defaults.agent_certificate_lifetime, |hours| HOUR * hours),
+            token_lifetime: token_lifetime.map_or(defaults.token_lifetime, Duration::from_secs),
+            signing_key_rotation: signing_key_days
+                .map_or(defaults.signing_key_rotation, |days| (days > 0).then(|| DAY * days)),
+            drain: drain.map_or(defaults.drain, Duration::from_secs),
+            log_format: log_format.unwrap_or(defaults.log_format),
+            ..defaults
         })
     }
-}
 
-impl Config {
     /// Reads the files that the configuration names, as a start would.
     pub fn check_files(&self) -> Result<(), ConfigErrors> {
         let CertificateSource::Files { certificate, key } = &self.certificate else { return Ok(()) };
@@ -124,16 +181,10 @@ pub fn workers_or_cores(workers: usize) -> usize {
     if workers > 0 { workers } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
-/// Both were checked to be positive and to fit.
-fn rate(burst: i64, refill: i64) -> Rate {
-    let positive = |value: i64| u32::try_from(value).unwrap_or(u32::MAX).max(1);
-    let fallback = const {
-        match Rate::new(1, 1) {
-            Some(rate) => rate,
-            None => panic!("one is not zero"),
-        }
-    };
-    Rate::new(positive(burst), positive(refill)).unwrap_or(fallback)
+/// Neither is zero.
+fn rate(burst: Option<u32>, refill_per_minute: Option<u32>, default: Rate) -> Rate {
+    let refill_per_minute = refill_per_minute.unwrap_or(default.refill_per_minute());
+    Rate::new(burst.unwrap_or(default.burst()), refill_per_minute).unwrap_or(default)
 }
 
 fn parse_label(text: &str) -> Option<String> {
@@ -158,6 +209,11 @@ fn parse_hand_over(text: &str) -> Option<HandOver> {
     }
 }
 
+/// An address is a block of one.
+fn parse_block(text: &str) -> Option<IpNet> {
+    text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
+}
+
 /// Takes keys out of a table one by one and collects what is wrong with them.
 struct Keys<'a> {
     table: toml::Table,
@@ -168,33 +224,60 @@ struct Keys<'a> {
 impl Keys<'_> {
     fn required<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let had_errors = self.errors.len();
-        let value = self.optional(key, expected, parse);
+        let value = self.text(key, expected, parse);
         if value.is_none() && self.errors.len() == had_errors {
             self.errors.push(format!("{key}: missing; it must be {expected}"));
         }
         value
     }
 
-    fn optional<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+    fn text<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        self.value(key, expected, |value| parse(value.as_str()?))
+    }
+
+    fn boolean(&mut self, key: &str) -> Option<bool> {
+        self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
+    }
+
+    fn integer<T: TryFrom<i64> + PartialOrd + fmt::Display>(
+        &mut self,
+        key: &str,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        self.value(key, &expected, |value| {
+            let number = value.as_integer().or_else(|| value.as_str()?.parse().ok())?;
+            T::try_from(number).ok().filter(|number| range.contains(number))
+        })
+    }
+
+    /// An array of texts; as a variable, one text with commas. Every wrong element is reported.
+    fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
         let (name, value) = self.take(key)?;
-        let parsed = value.as_str().and_then(&parse);
+        let elements = match value {
+            toml::Value::Array(elements) => elements,
+            toml::Value::String(text) => {
+                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
+            }
+            other => vec![other],
+        };
+        let mut parsed = Vec::with_capacity(elements.len());
+        for element in elements {
+            match element.as_str().and_then(&parse) {
+                Some(element) => parsed.push(element),
+                None => self.errors.push(format!("{name}: {element} is not {expected}")),
+            }
+        }
+        Some(parsed)
+    }
+
+    fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {
+        let (name, value) = self.take(key)?;
+        let parsed = parse(&value);
         if parsed.is_none() {
             self.errors.push(format!("{name}: {value} is not {expected}"));
         }
         parsed
-    }
-
-    fn integer(&mut self, key: &str, default: i64, range: std::ops::RangeInclusive<i64>) -> i64 {
-        let Some((name, value)) = self.take(key) else { return default };
-        let number = value.as_integer().or_else(|| value.as_str()?.parse().ok());
-        match number.filter(|number| range.contains(number)) {
-            Some(number) => number,
-            None => {
-                let (from, to) = range.into_inner();
-                self.errors.push(format!("{name}: {value} is not a whole number from {from} to {to}"));
-                default
-            }
-        }
     }
 
     /// The value in force, with the name under which it was given.
@@ -232,12 +315,50 @@ mod tests {
         assert_eq!((config.default_rate.burst(), config.default_rate.refill_per_minute()), (1000, 300));
         assert!(config.workers >= 1);
         assert_eq!(config.hand_over, HandOver::Auto);
+        assert_eq!(config.trusted_proxies, TrustedProxies::default());
+        assert_eq!(config.token_requests, Rate::new(60, 60).unwrap());
+        assert_eq!(config.enrollment_requests, Rate::new(60, 60).unwrap());
+        assert_eq!(config.auth_failures, Rate::new(600, 600).unwrap());
+        assert!(config.agent_mtls);
+        assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(86_400));
+        assert_eq!(config.token_lifetime, Duration::from_secs(3600));
+        assert_eq!(config.signing_key_rotation, Some(Duration::from_secs(30 * 86_400)));
+        assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
+    }
+
+    #[test]
+    fn what_is_given_is_taken() {
+        let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\ntls_certificate = \"c\"\ntls_key = \"k\"\n\
+                     hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
+                     trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
+                     token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
+                     agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
+                     drain_seconds = 0\n";
+        let config = parse(&format!("{MINIMAL}{given}")).unwrap();
+        assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
+        let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };
+        assert_eq!((certificate, key), (PathBuf::from("c"), PathBuf::from("k")));
+        assert_eq!((config.hand_over, config.log_format), (HandOver::Never, LogFormat::Json));
+        assert_eq!(config.default_rate, Rate::new(7, 8).unwrap());
+        let blocks = ["10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32", "fd00::1/128"];
+        assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
+        assert_eq!(config.token_requests, Rate::new(1, 1).unwrap());
+        assert_eq!(config.enrollment_requests, Rate::new(2, 2).unwrap());
+        assert_eq!(config.auth_failures, Rate::new(1_000_000, 1_000_000).unwrap());
+        assert!(!config.agent_mtls);
+        assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
+        assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
+        assert_eq!(config.drain, Duration::ZERO);
     }
 
     #[test]
     fn every_mistake_is_reported_at_once_by_its_key() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                    hand_over = \"often\"\ntls_key = \"k\"\ncolour = 1\n";
+                    hand_over = \"often\"\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                    trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
+                    token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
+                    auth_failures_per_minute = 4294967297\nagent_certificate_hours = 721\n\
+                    token_lifetime_seconds = 59\nsigning_key_days = -1\n";
         let errors = parse(text).unwrap_err().0;
         let keys: Vec<&str> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
         assert_eq!(
@@ -248,13 +369,30 @@ mod tests {
                 "data_dir",
                 "listen",
                 "hand_over",
+                "trusted_proxies",
+                "trusted_proxies",
+                "trusted_proxies",
                 "workers",
                 "burst",
+                "token_requests_per_minute",
+                "enrollment_requests_per_minute",
+                "auth_failures_per_minute",
+                "agent_mtls",
+                "agent_certificate_hours",
+                "token_lifetime_seconds",
+                "signing_key_days",
                 "tls_certificate, tls_key",
                 "colour",
             ]
         );
-        assert_eq!(errors[5], "workers: -1 is not a whole number from 0 to 1024");
+        let expected = [
+            "trusted_proxies: \"10.0.0.0/40\" is not an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies: 7 is not an address or a block such as \"10.0.0.0/8\"",
+            "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \"10.0.0.0/8\"",
+            "workers: -1 is not a whole number from 0 to 1024",
+        ];
+        assert_eq!(errors[5..9], expected);
+        assert!(errors.contains(&"agent_mtls: \"yes\" is not true or false".to_owned()));
     }
 
     #[test]
@@ -262,10 +400,16 @@ mod tests {
         let environment = |name: &str| match name {
             "GW_REGION" => Some("us2".to_owned()),
             "GW_WORKERS" => Some("3".to_owned()),
+            "GW_AGENT_MTLS" => Some("false".to_owned()),
+            "GW_TRUSTED_PROXIES" => Some("10.0.0.0/8, 192.0.2.1,".to_owned()),
             _ => None,
         };
-        let config = Config::parse(MINIMAL, environment).unwrap();
-        assert_eq!((config.region.apex(), config.workers), ("us2.example.com", 3));
+        let config = Config::parse(&format!("{MINIMAL}trusted_proxies = [\"fd00::1\"]\n"), environment).unwrap();
+        assert_eq!((config.region.apex(), config.workers, config.agent_mtls), ("us2.example.com", 3, false));
+        let blocks = ["10.0.0.0/8", "192.0.2.1/32"];
+        assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
+        let nobody = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
+        assert_eq!(nobody.trusted_proxies, TrustedProxies::default());
         let wrong = Config::parse(MINIMAL, |name| (name == "GW_WORKERS").then(|| "x".to_owned())).unwrap_err();
         assert!(wrong.0[0].starts_with("GW_WORKERS: "), "{wrong}");
     }

@@ -3,7 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::error::Error;
 use crate::ownership::WorkerId;
@@ -32,6 +33,8 @@ pub(crate) struct Counters {
     pub(crate) shed: Counter,
     pub(crate) accept_errors: Counter,
     pub(crate) handshake_failures: Counter,
+    pub(crate) tokens_minted: Counter,
+    pub(crate) tokens_denied: Counter,
     complete: Counter,
     cut: Counter,
     caller_gone: Counter,
@@ -64,6 +67,8 @@ impl Counters {
             ("connections_shed", self.shed.value()),
             ("accept_errors", self.accept_errors.value()),
             ("handshake_failures", self.handshake_failures.value()),
+            ("tokens_minted", self.tokens_minted.value()),
+            ("tokens_denied", self.tokens_denied.value()),
             ("task_panics", gw_shared::runtime::contained_panics()),
         ])
     }
@@ -89,8 +94,10 @@ pub struct WorkerReport {
 }
 
 /// A live tunnel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Tunnel)]
 pub struct TunnelReport {
+    /// `{account}--{service}`
     pub service: String,
     pub agent_id: String,
     pub generation: u64,

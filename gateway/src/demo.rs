@@ -7,19 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gw_agent::AgentHandle;
-use gw_shared::id::{AccountId, InvalidId, ServiceId};
-use gw_shared::logging::LogFormat;
+use gw_shared::files;
+use gw_shared::id::ClientId;
+use gw_shared::secret::Secret;
 use serde::Serialize;
 
-use crate::auth::NewServiceKey;
 use crate::config::{Config, HandOver};
-use crate::control::ControlError;
+use crate::control::{
+    Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService, PageQuery,
+    ServiceChanges,
+};
 use crate::echo;
-use crate::files;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::server::{Gateway, StartError};
-use crate::tls::CertificateSource;
+use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// What can be changed about a demo.
 #[derive(Debug, Clone)]
@@ -35,6 +37,23 @@ pub struct Options {
     pub workers: usize,
     pub rate: Rate,
     pub hand_over: HandOver,
+    /// Changes the rest of the configuration.
+    pub adjust: fn(&mut Config),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            port: 0,
+            admin_port: 0,
+            backend: None,
+            data_dir: None,
+            workers: 1,
+            rate: Config::DEFAULT_RATE,
+            hand_over: HandOver::Auto,
+            adjust: |_| {},
+        }
+    }
 }
 
 /// A running demo.
@@ -53,8 +72,8 @@ pub struct About {
     pub tenant_url: String,
     pub account: &'static str,
     pub service: &'static str,
-    pub client_id: Option<String>,
-    pub client_secret: Option<String>,
+    pub client_id: String,
+    pub client_secret: String,
     pub service_key: String,
     pub ca_file: PathBuf,
     pub admin_url: String,
@@ -68,13 +87,13 @@ pub enum DemoError {
     #[error(transparent)]
     Control(#[from] ControlError),
     #[error("agent: {0}")]
+    Enroll(#[from] gw_agent::enroll::EnrollError),
+    #[error("agent: {0}")]
     Agent(#[from] gw_agent::config::ConfigError),
     #[error("agent: {0}")]
     AgentStart(#[from] gw_agent::StartError),
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error(transparent)]
-    Id(#[from] InvalidId),
     #[error("the agent has no tunnel after {0:?}; see the log above")]
     NoTunnel(Duration),
 }
@@ -96,31 +115,22 @@ impl Demo {
         };
         files::create_private_dir(&data_dir)?;
         let gateway = Gateway::start(&config(options, data_dir.clone()))?;
-        let (account, service) = (AccountId::new(ACCOUNT)?, ServiceId::new(SERVICE)?);
-        let control = gateway.control();
-        control.create_account(&account)?;
-        let hostname = control.create_service(&account, &service, Some(options.rate))?;
-        let NewServiceKey { text: service_key, .. } =
-            control.create_service_key(&account, std::slice::from_ref(&service))?;
-
+        let seeded = Seeded::new(gateway.control(), options)?;
         let ca_file = data_dir.join("dev-ca.crt");
         let state_dir = data_dir.join("agent");
         let port = gateway.address().port();
-        let ca = files::read_text(&ca_file)?;
-        let services = std::slice::from_ref(&service);
-        control.create_agent(&account, "demo", services, ("127.0.0.1", port), Some(&ca), &state_dir)?;
+        enroll(&gateway, &ca_file, &state_dir, seeded.enrollment_token)?;
         let agent = start_agent(options, &state_dir)?;
         wait_for_tunnel(&gateway)?;
 
         let about = About {
             base_url: format!("https://{}:{port}", gateway.control().region().apex()),
-            tenant_url: format!("https://{hostname}:{port}"),
+            tenant_url: format!("https://{}:{port}", seeded.hostname),
             account: ACCOUNT,
             service: SERVICE,
-            // There are no access tokens yet, and so no credentials to get one with.
-            client_id: None,
-            client_secret: None,
-            service_key: service_key.reveal().to_owned(),
+            client_id: seeded.client_id.to_string(),
+            client_secret: seeded.client_secret,
+            service_key: seeded.service_key,
             ca_file,
             admin_url: format!("http://{}", gateway.admin_address()),
             admin_token: control_token(&gateway),
@@ -146,10 +156,80 @@ impl Demo {
     }
 }
 
+/// What a demo has to offer: one of each kind.
+struct Seeded {
+    hostname: String,
+    client_id: ClientId,
+    client_secret: String,
+    service_key: String,
+    enrollment_token: Secret,
+}
+
+impl Seeded {
+    /// Creates it, or takes over what an earlier demo left in the same folder; secrets are new each time.
+    fn new(control: &Control, options: &Options) -> Result<Self, DemoError> {
+        let actor = &Actor::Admin;
+        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned() })?;
+        let (burst, refill_per_minute) = (Some(options.rate.burst()), Some(options.rate.refill_per_minute()));
+        let changes = ServiceChanges { burst, refill_per_minute, ..ServiceChanges::default() };
+        let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
+            Err(ControlError::NotFound { .. }) => {
+                let id = SERVICE.to_owned();
+                let new = NewService { id, burst, refill_per_minute, ..NewService::default() };
+                control.create_service(actor, ACCOUNT, &new)?.0
+            }
+            existing => existing?,
+        };
+        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items {
+            control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
+        }
+        let credential = fresh_grant::<CredentialRecord>(control)?;
+        let key = fresh_grant::<ServiceKeyRecord>(control)?;
+        let services = vec![SERVICE.to_owned()];
+        let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
+        let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
+        Ok(Self {
+            hostname: service.hostname,
+            client_id: credential.credential.client_id,
+            // Both were made just now.
+            client_secret: credential.client_secret.unwrap_or_default(),
+            service_key: key.service_key.unwrap_or_default(),
+            enrollment_token: Secret::new(token.token),
+        })
+    }
+}
+
+/// The demo's grant of this kind, with a secret that is new.
+fn fresh_grant<G: Grants>(control: &Control) -> Result<G::NewView, ControlError> {
+    let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
+    let grant = NewGrant { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewGrant::default() };
+    match control.create_grant::<G>(actor, ACCOUNT, &grant)? {
+        (view, true) => Ok(view),
+        (view, false) => control.rotate_secret::<G>(actor, ACCOUNT, &G::id_of(&view)),
+    }
+}
+
+/// Enrolls the agent as any agent enrolls: over HTTPS, with a token.
+fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
+    let port = gateway.address().port();
+    let options = gw_agent::enroll::Options {
+        gateway: Some(format!("{}:{port}", gateway.control().region().base_url())),
+        token: Some(gw_agent::enroll::TokenSource::Text(token)),
+        state_dir: state_dir.to_owned(),
+        ca_file: Some(ca_file.to_owned()),
+        name: Some("demo".to_owned()),
+        // What an earlier demo in this folder left.
+        force: true,
+        connect_to: Some((Ipv4Addr::LOCALHOST.to_string(), port)),
+    };
+    gw_agent::enroll::enroll(options)?;
+    Ok(())
+}
+
 impl About {
     /// Writes what a person would want to try next.
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { tenant_url, service_key, admin_url, .. } = self;
+        let Self { base_url, tenant_url, service_key, client_id, client_secret, admin_url, admin_token, .. } = self;
         let ca = self.ca_file.display();
         writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
         writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'")?;
@@ -159,6 +239,14 @@ impl About {
         )?;
         writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' -N {tenant_url}/sse")?;
         writeln!(out, "  curl --cacert {ca} {tenant_url}/without-a-key")?;
+        writeln!(out, "\nAn access token, for X-Gw-Authorization: Bearer ... instead of the key:\n")?;
+        writeln!(
+            out,
+            "  curl --cacert {ca} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
+        )?;
+        writeln!(out, "\nAdministration:\n")?;
+        writeln!(out, "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}")?;
+        writeln!(out, "  gw-gateway agent list {ACCOUNT}")?;
         writeln!(out, "  curl {admin_url}/metrics\n")?;
         writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
     }
@@ -166,18 +254,17 @@ impl About {
 
 fn config(options: &Options, data_dir: PathBuf) -> Config {
     let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    Config {
-        region: Region::new("eu1", "gw.localhost"),
-        certificate: CertificateSource::Development { data_dir: data_dir.clone() },
-        data_dir,
+    let mut config = Config {
         listen: loopback(options.port),
         admin_listen: loopback(options.admin_port),
         workers: options.workers,
         hand_over: options.hand_over,
         default_rate: options.rate,
         drain: Duration::from_secs(10),
-        log_format: LogFormat::Text,
-    }
+        ..Config::new(Region::new("eu1", "gw.localhost"), data_dir)
+    };
+    (options.adjust)(&mut config);
+    config
 }
 
 fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoError> {

@@ -6,6 +6,7 @@ use gw_shared::error_body::{self, ErrorBody, ErrorDetail};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_STATUS};
 use gw_shared::id::RequestId;
+use gw_shared::tunnel::handshake;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
@@ -33,6 +34,14 @@ pub enum Error {
     AuthModeNotAllowed(&'static str),
     #[error("the access token is not valid here: {0}")]
     TokenInvalid(&'static str),
+    #[error("the access token cannot be used now: {0}")]
+    TokenExpired(&'static str),
+    #[error("the access token is for another service")]
+    TokenAudienceMismatch,
+    #[error("the credential of this access token is gone, disabled, or no longer allowed this service")]
+    CredentialRevoked,
+    #[error("too many failed attempts to authenticate from this address")]
+    AuthRateLimited { retry_after: Duration },
     #[error("no such service key, or wrong secret")]
     ServiceKeyInvalid,
     #[error("this service key does not allow this service")]
@@ -59,12 +68,35 @@ pub enum Error {
     Misdirected,
     #[error("nothing is served at this path")]
     PathNotFound,
+    #[error("this path takes {0} only")]
+    MethodNotAllowed(&'static str),
+    #[error("Too many requests from this address; try again later")]
+    AddressRateLimited { retry_after: Duration },
+    #[error("{0}")]
+    InvalidRequest(String),
+    #[error("the request body is larger than {0} bytes")]
+    BodyTooLarge(usize),
+    #[error("unknown, expired or used enrollment token: have a new one made")]
+    EnrollmentTokenInvalid,
+    #[error("unknown enrollment, wrong secret, or a key that is not this agent's")]
+    EnrollmentInvalid,
+    #[error("this agent waits for an administrator to approve it")]
+    EnrollmentPending,
+    #[error("the certificate request is not usable: {0}")]
+    CsrInvalid(String),
     #[error("the gateway is {0}; try again")]
     Overloaded(&'static str),
     #[error("a tunnel needs a client certificate issued by this gateway")]
     AgentCertificateRequired,
     #[error("this agent is unknown or revoked")]
     AgentRevoked,
+    #[error(
+        "the agent's certificate has expired; for 30 days a new one can be had at /csr with its key, then enroll anew"
+    )]
+    AgentCertificateExpired,
+    /// Not an error of anybody's: where there are no client certificates, this is how the agent learns what to sign.
+    #[error("sign the challenge")]
+    AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
     #[error("{0}")]
@@ -103,18 +135,22 @@ impl Error {
     /// Status, `X-Gw-Status`, code and fault of each error: the whole table, in one place.
     pub fn outcome(&self) -> (StatusCode, &'static str, &'static str, Fault) {
         use Fault::{Agent, Backend, Caller, Gateway, Policy};
+        const LIMITED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "RateLimited");
         const DENIED: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AuthDenied");
         const POLICY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "PolicyDenied");
         const RELAY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "RelayError");
         const AGENT: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AgentError");
         let ((status, gw_status), code, fault) = match self {
-            Self::RateLimited { .. } => {
-                ((StatusCode::TOO_MANY_REQUESTS, "RateLimited"), "GW_RATE_LIMIT_EXCEEDED", Caller)
-            }
+            Self::RateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Caller),
             Self::AuthRequired => (DENIED, "GW_AUTH_REQUIRED", Caller),
             Self::AuthAmbiguous => (DENIED, "GW_AUTH_AMBIGUOUS", Caller),
             Self::AuthModeNotAllowed(_) => (DENIED, "GW_AUTH_MODE_NOT_ALLOWED", Policy),
             Self::TokenInvalid(_) => (DENIED, "GW_TOKEN_INVALID", Caller),
+            Self::TokenExpired(_) => (DENIED, "GW_TOKEN_EXPIRED", Caller),
+            Self::TokenAudienceMismatch => (DENIED, "GW_TOKEN_AUDIENCE_MISMATCH", Caller),
+            Self::CredentialRevoked => (DENIED, "GW_CREDENTIAL_REVOKED", Policy),
+            Self::AuthRateLimited { .. } => (LIMITED, "GW_AUTH_RATE_LIMITED", Caller),
+            Self::AddressRateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Caller),
             Self::ServiceKeyInvalid => (DENIED, "GW_SERVICE_KEY_INVALID", Caller),
             Self::ServiceKeyNotAllowed => (DENIED, "GW_SERVICE_KEY_NOT_ALLOWED", Policy),
             Self::ServiceNotFound => (POLICY, "GW_SERVICE_NOT_FOUND", Policy),
@@ -124,13 +160,29 @@ impl Error {
             Self::AgentConcurrencyLimit => (AGENT, "GW_AGENT_CONCURRENCY_LIMIT", Agent),
             Self::AgentForward(error) => (AGENT, error.code, Backend),
             Self::AgentUnavailable => ((StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"), "AGENT_UNAVAILABLE", Agent),
-            Self::BadRequest(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_BAD_REQUEST", Caller),
+            Self::BadRequest(_) | Self::InvalidRequest(_) => {
+                ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_BAD_REQUEST", Caller)
+            }
+            Self::CsrInvalid(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_CSR_INVALID", Caller),
+            Self::BodyTooLarge(_) => ((StatusCode::PAYLOAD_TOO_LARGE, "BadRequest"), "GW_BODY_TOO_LARGE", Caller),
+            Self::MethodNotAllowed(_) => {
+                ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"), "GW_METHOD_NOT_ALLOWED", Caller)
+            }
+            Self::EnrollmentTokenInvalid => {
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_ENROLLMENT_TOKEN_INVALID", Agent)
+            }
+            Self::EnrollmentInvalid => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_ENROLLMENT_INVALID", Agent),
+            Self::EnrollmentPending => ((StatusCode::CONFLICT, "AgentDenied"), "GW_ENROLLMENT_PENDING", Policy),
             Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), "GW_MISDIRECTED", Caller),
             Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), "GW_NOT_FOUND", Caller),
             Self::Overloaded(_) => ((StatusCode::SERVICE_UNAVAILABLE, "Overloaded"), "GW_OVERLOADED", Gateway),
             Self::AgentCertificateRequired => {
                 ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CERTIFICATE_REQUIRED", Agent)
             }
+            Self::AgentCertificateExpired => {
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CERTIFICATE_EXPIRED", Agent)
+            }
+            Self::AgentChallenge { .. } => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CHALLENGE", Agent),
             Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_REVOKED", Policy),
             Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), "GW_AGENT_NOT_ALLOWED", Policy),
             Self::VersionMismatch(_) => ((StatusCode::UPGRADE_REQUIRED, "AgentDenied"), "GW_VERSION_MISMATCH", Agent),
@@ -139,14 +191,32 @@ impl Error {
     }
 
     /// Whole seconds for `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), where it applies.
-    fn retry_after_seconds(&self) -> Option<u64> {
+    pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
         match self {
-            Self::RateLimited { retry_after } => {
+            Self::RateLimited { retry_after }
+            | Self::AuthRateLimited { retry_after }
+            | Self::AddressRateLimited { retry_after } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }
             Self::Overloaded(_) => Some(1),
             _ => None,
         }
+    }
+
+    /// Whether somebody who tries to get in would have to try again.
+    pub(crate) fn is_failed_authentication(&self) -> bool {
+        matches!(
+            self,
+            Self::AuthRequired
+                | Self::AuthAmbiguous
+                | Self::AuthModeNotAllowed(_)
+                | Self::TokenInvalid(_)
+                | Self::TokenExpired(_)
+                | Self::TokenAudienceMismatch
+                | Self::CredentialRevoked
+                | Self::ServiceKeyInvalid
+                | Self::ServiceKeyNotAllowed
+        )
     }
 
     /// The response that says so.
@@ -166,6 +236,14 @@ impl Error {
         headers.insert(X_GW_REQUEST_ID, request_id_value(request_id));
         if let Some(seconds) = self.retry_after_seconds() {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        match self {
+            Self::MethodNotAllowed(allowed) => drop(headers.insert(header::ALLOW, HeaderValue::from_static(allowed))),
+            Self::AgentChallenge { challenge } => {
+                let field = handshake::challenge_field(challenge);
+                headers.extend(HeaderValue::try_from(field).ok().map(|field| (header::WWW_AUTHENTICATE, field)));
+            }
+            _ => {}
         }
         let mut response = Response::new(body);
         *response.status_mut() = status;
@@ -202,6 +280,9 @@ mod tests {
             (Error::AuthAmbiguous, "502 AuthDenied GW_AUTH_AMBIGUOUS"),
             (Error::AuthModeNotAllowed("tokens"), "502 AuthDenied GW_AUTH_MODE_NOT_ALLOWED"),
             (Error::TokenInvalid("x"), "502 AuthDenied GW_TOKEN_INVALID"),
+            (Error::TokenExpired("x"), "502 AuthDenied GW_TOKEN_EXPIRED"),
+            (Error::TokenAudienceMismatch, "502 AuthDenied GW_TOKEN_AUDIENCE_MISMATCH"),
+            (Error::CredentialRevoked, "502 AuthDenied GW_CREDENTIAL_REVOKED"),
             (Error::ServiceKeyInvalid, "502 AuthDenied GW_SERVICE_KEY_INVALID"),
             (Error::ServiceKeyNotAllowed, "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
             (Error::ServiceNotFound, "502 PolicyDenied GW_SERVICE_NOT_FOUND"),

@@ -33,6 +33,11 @@ impl Region {
         &self.apex
     }
 
+    /// {base_url}: where the platform's own endpoints are, and the issuer of access tokens. Never with a port.
+    pub fn base_url(&self) -> String {
+        format!("https://{}", self.apex)
+    }
+
     /// The hostname of a service, or `None` if its label would be longer than DNS allows.
     pub fn tenant_hostname(&self, account: &AccountId, service: &ServiceId) -> Option<String> {
         let label = tenant_label(account, service)?;

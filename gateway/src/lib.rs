@@ -8,15 +8,18 @@ pub mod auth;
 #[doc(hidden)]
 pub mod bench_support;
 mod caller;
+mod client_address;
+pub mod clock;
 pub mod config;
 mod connections;
-mod control;
+pub mod control;
 pub mod counters;
 pub mod demo;
 mod echo;
 pub mod error;
 mod exchange;
-mod files;
+#[doc(hidden)]
+pub mod fuzz_support;
 pub mod hostname;
 pub mod limit;
 mod limits;
@@ -25,6 +28,7 @@ pub mod ownership;
 mod pipe;
 mod pki;
 mod platform;
+mod proxy_protocol;
 mod relay;
 mod server;
 pub mod store;
@@ -32,6 +36,7 @@ mod tls;
 mod tunnel;
 mod worker;
 
+pub use client_address::TrustedProxies;
 pub use control::{Control, ControlError};
 pub use server::{Gateway, StartError, run_until_stopped};
 pub use tls::CertificateSource;

@@ -1,10 +1,13 @@
 //! The bounds of the gateway in one place, with the memory they add up to. Those of the protocols it shares with the
 //! agent are in `gw_shared` (`tunnel::settings`, `http::body`, `net::tls`).
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
+
+use crate::limit::AddressLimits;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -31,8 +34,31 @@ pub(crate) const READ_AHEAD: usize = 32 * KIB;
 
 /// Connections of one worker: callers, and tunnels until their upgrade (then [`TUNNELS_PER_SERVICE`] bounds them).
 pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;
+/// Longest access token that is looked at, in bytes. Ours are some 700.
+pub(crate) const TOKEN: usize = 4 * KIB;
+/// Access tokens that one worker remembers to have verified, each some 600 bytes.
+pub(crate) const VERIFIED_TOKENS: usize = 8 * KIB;
+/// Longest lifetime of access tokens that can be configured.
+pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
+
+/// Largest request body that the apex reads, in bytes, and how long it may take.
+pub(crate) const PLATFORM_BODY: usize = gw_shared::enrollment::BODY_MAX;
+pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
+/// Requests of workers to the control plane that wait. Full: 503.
+pub(crate) const ERRANDS: usize = 256;
+/// Certificates that one tunnel may ask for in a minute.
+pub(crate) const RENEWALS_PER_MINUTE: u32 = 6;
+
 /// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
+
+/// Most bytes of a PROXY protocol header behind its first 16 (proxy-protocol.txt §2.2): the largest addresses, those of
+/// Unix sockets, and 320 for extensions.
+pub(crate) const PROXY_HEADER: usize = 536;
+
+/// Client addresses that one table of limits remembers; beyond that it forgets who has been silent for longest. Seven
+/// sixteenths of a power of two: a hash table of that many places (see [`ADDRESS_PLACES`]) never grows beyond them.
+pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
 /// Messages waiting in one worker's mailbox. Full: requests are answered 503, connections stay where they are, wakes
 /// take the slower way.
@@ -67,6 +93,16 @@ const RELAY_MAX: usize = tunnel::settings::STREAM_WINDOW as usize + tunnel::sett
 /// What the two pipes of a request that crosses can hold on top.
 const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
 
+/// Places in the hash table of a table of addresses once it has forgotten some. hashbrown fills seven eighths, half of
+/// them possibly with what was removed, before it cleans up.
+const ADDRESS_PLACES: usize = ADDRESSES.get() * 16 / 7;
+/// What a full table of addresses holds: each with its bucket and its links to two others, and in the hash table two
+/// pointers and a byte for each place.
+const ADDRESS_TABLE: usize =
+    ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + ADDRESS_PLACES * (2 * size_of::<usize>() + 1);
+
+// A flood of addresses fills a table with this much and no more.
+const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
 // A stalled caller with a large download, on the wrong worker, holds this much and no more.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
 // An idle pair of pipes costs its queue only; full ones hold their credit.

@@ -15,6 +15,7 @@ use crate::counters::Scrape;
 use crate::exchange::Crossing;
 use crate::limits;
 use crate::pipe;
+use crate::platform::Charge;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::worker::Core;
@@ -27,6 +28,8 @@ pub(crate) enum Message {
     Relay(Box<Crossing>),
     /// One end of a pipe has something to do.
     Wake(pipe::Wake),
+    /// Take one request out of the bucket of an address that you own.
+    Charge(Box<Charge>),
     /// Admit by this from now on.
     Directory(Arc<Directory>),
     /// Shake hands with these certificates from now on.

@@ -1,13 +1,14 @@
 //! `gw-gateway`: arguments, command, exit code.
 
 mod cli;
+mod commands;
 
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
-use gw_gateway::config::{Config, HandOver, workers_or_cores};
+use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::limit::Rate;
 use gw_gateway::{Gateway, run_until_stopped};
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config, check } => serve(&config, check),
         Command::Demo(arguments) => demo(arguments),
+        Command::Administer(administration) => administration.run(),
     };
     let (message, code) = match result {
         Ok(()) => return ExitCode::SUCCESS,
@@ -41,9 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(path: &Path, check: bool) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    let config = Config::parse(&text, |name| std::env::var(name).ok())
-        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
+    let config = load_config(path, |name| std::env::var(name).ok())?;
     config.check_files().map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
     if check {
         return Ok(());
@@ -51,6 +51,11 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     logging::start(config.log_format, "info");
     let gateway = Gateway::start(&config).map_err(|error| Failure::Run(error.to_string()))?;
     run_until_stopped(gateway).map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn demo(arguments: DemoArguments) -> Result<(), Failure> {
@@ -64,7 +69,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
         data_dir: arguments.data_dir,
         workers: workers_or_cores(arguments.workers),
         rate,
-        hand_over: HandOver::Auto,
+        ..Options::default()
     };
     let demo = Demo::start(&options).map_err(|error| match error {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),

@@ -7,9 +7,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub usize);
 
-/// The worker out of `workers` (at least one) that owns `hostname`.
-pub fn owner(hostname: &str, workers: usize) -> WorkerId {
-    let key = fnv1a(hostname.as_bytes());
+/// The worker out of `workers` (at least one) that owns `name`: a hostname, or whatever else has one owner.
+pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
+    let key = fnv1a(name.as_ref());
     let weight = |worker: usize| mix(key ^ mix(worker as u64 + 1));
     WorkerId((0..workers).max_by_key(|worker| weight(*worker)).unwrap_or(0))
 }

@@ -1,26 +1,28 @@
 //! Certificates that the gateway issues: to agents, from its own authority, and to itself while it has none from files.
 
 use std::path::Path;
+use std::time::Duration;
 
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, ED25519, UnparsedPublicKey, VerificationAlgorithm};
+use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PKCS_ED25519, PublicKeyData, SanType, SubjectPublicKeyInfo,
 };
-use rustls_pki_types::CertificateDer;
-use time::{Duration, OffsetDateTime};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
+use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::files;
+use crate::clock::Timestamp;
 use crate::hostname::Region;
 
-/// Lifetime of an agent's certificate.
-const AGENT_LIFETIME: Duration = Duration::hours(24);
 /// Lifetime of the authorities, and of the certificate that the development authority issues.
-const AUTHORITY_LIFETIME: Duration = Duration::days(3650);
-const DEVELOPMENT_LIFETIME: Duration = Duration::days(365);
+const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);
+const DEVELOPMENT_LIFETIME: Duration = Duration::from_hours(365 * 24);
 /// Clocks differ: certificates are valid from a little before they are made.
-const CLOCK_SKEW: Duration = Duration::minutes(5);
+const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
@@ -63,32 +65,80 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// Issues a certificate with which `agent` authenticates its tunnels. What it may serve is not in it.
+    /// Issues a certificate (PEM) with which `agent` authenticates its tunnels, for the key of `request`. What it may
+    /// serve is not in it.
     pub(crate) fn issue_agent(
         &self,
         region: &Region,
         account: &AccountId,
         agent: &AgentId,
-    ) -> Result<Issued, PkiError> {
-        let mut params = leaf_params(agent.as_str(), AGENT_LIFETIME, ExtendedKeyUsagePurpose::ClientAuth);
+        request: &CertificateRequest,
+        now: Timestamp,
+        not_after: Timestamp,
+    ) -> Result<String, PkiError> {
+        let mut params = leaf_params(agent.as_str(), now, not_after, ExtendedKeyUsagePurpose::ClientAuth);
         params.subject_alt_names = vec![SanType::URI(agent_uri(region, account, agent).try_into()?)];
-        self.issue(&params)
+        Ok(params.signed_by(&request.0, &self.issuer)?.pem())
     }
 
     /// Issues a server certificate for the region's apex and every tenant of it.
     fn issue_region(&self, region: &Region) -> Result<Issued, PkiError> {
-        let mut params = leaf_params(region.apex(), DEVELOPMENT_LIFETIME, ExtendedKeyUsagePurpose::ServerAuth);
+        let now = Timestamp::now();
+        let not_after = now.after(DEVELOPMENT_LIFETIME);
+        let mut params = leaf_params(region.apex(), now, not_after, ExtendedKeyUsagePurpose::ServerAuth);
         params.subject_alt_names = vec![
             SanType::DnsName(region.apex().try_into()?),
             SanType::DnsName(format!("*.{}", region.apex()).try_into()?),
         ];
-        self.issue(&params)
-    }
-
-    fn issue(&self, params: &CertificateParams) -> Result<Issued, PkiError> {
         let pair = KeyPair::generate()?;
         let certificate = params.signed_by(&pair, &self.issuer)?;
         Ok(Issued { certificate_pem: certificate.pem(), key_pem: pair.serialize_pem() })
+    }
+}
+
+/// The public key of a certificate request (RFC 2986), whose holder has proved to have the private one.
+#[derive(Debug)]
+pub(crate) struct CertificateRequest(SubjectPublicKeyInfo, Vec<u8>);
+
+/// Why a certificate request is refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidCsr {
+    #[error("it must be one PEM block `CERTIFICATE REQUEST` of at most {CSR_MAX} bytes")]
+    NotPem,
+    #[error("it is not a PKCS #10 certificate request")]
+    Malformed,
+    #[error("its key must be on P-256 or Ed25519")]
+    UnsupportedKey,
+    #[error("its signature is not by its key")]
+    BadSignature,
+}
+
+/// Longest certificate request that is looked at, in bytes of PEM.
+const CSR_MAX: usize = 16 * 1024;
+
+impl CertificateRequest {
+    /// Verifies the proof of possession and takes the public key. Whatever else the request wants is not even read.
+    pub(crate) fn parse(pem: &str) -> Result<Self, InvalidCsr> {
+        if pem.len() > CSR_MAX {
+            return Err(InvalidCsr::NotPem);
+        }
+        let der = CertificateSigningRequestDer::from_pem_slice(pem.as_bytes()).map_err(|_| InvalidCsr::NotPem)?;
+        let (rest, request) = X509CertificationRequest::from_der(&der).map_err(|_| InvalidCsr::Malformed)?;
+        if !rest.is_empty() {
+            return Err(InvalidCsr::Malformed);
+        }
+        let key = request.certification_request_info.subject_pki.raw;
+        let parsed = SubjectPublicKeyInfo::from_der(key).map_err(|_| InvalidCsr::UnsupportedKey)?;
+        if ![&PKCS_ECDSA_P256_SHA256, &PKCS_ED25519].contains(&parsed.algorithm()) {
+            return Err(InvalidCsr::UnsupportedKey);
+        }
+        request.verify_signature().map_err(|_| InvalidCsr::BadSignature)?;
+        Ok(Self(parsed, key.to_vec()))
+    }
+
+    /// DER.
+    pub(crate) fn subject_public_key_info(&self) -> &[u8] {
+        &self.1
     }
 }
 
@@ -120,19 +170,34 @@ pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) 
     Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
 }
 
+/// Verifies a signature by the key of `certificate`, on P-256 (SHA-256, DER) or Ed25519.
+pub(crate) fn verify_signature(certificate: &CertificateDer<'_>, message: &[u8], signature: &[u8]) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+    let Ok(key) = SubjectPublicKeyInfo::from_der(certificate.public_key().raw) else { return false };
+    let algorithm: &'static dyn VerificationAlgorithm =
+        if *key.algorithm() == PKCS_ED25519 { &ED25519 } else { &ECDSA_P256_SHA256_ASN1 };
+    UnparsedPublicKey::new(algorithm, key.der_bytes()).verify(message, signature).is_ok()
+}
+
 fn agent_uri(region: &Region, account: &AccountId, agent: &AgentId) -> String {
     format!("gw://{}/{account}/agent/{agent}", region.apex())
 }
 
 fn authority_params(common_name: &str) -> CertificateParams {
-    let mut params = named_params(common_name, AUTHORITY_LIFETIME);
+    let now = Timestamp::now();
+    let mut params = named_params(common_name, now, now.after(AUTHORITY_LIFETIME));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params
 }
 
-fn leaf_params(common_name: &str, lifetime: Duration, usage: ExtendedKeyUsagePurpose) -> CertificateParams {
-    let mut params = named_params(common_name, lifetime);
+fn leaf_params(
+    common_name: &str,
+    now: Timestamp,
+    not_after: Timestamp,
+    usage: ExtendedKeyUsagePurpose,
+) -> CertificateParams {
+    let mut params = named_params(common_name, now, not_after);
     params.is_ca = IsCa::ExplicitNoCa;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![usage];
@@ -140,39 +205,96 @@ fn leaf_params(common_name: &str, lifetime: Duration, usage: ExtendedKeyUsagePur
     params
 }
 
-fn named_params(common_name: &str, lifetime: Duration) -> CertificateParams {
-    let now = OffsetDateTime::now_utc();
+fn named_params(common_name: &str, now: Timestamp, not_after: Timestamp) -> CertificateParams {
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common_name);
     let mut params = CertificateParams::default();
     params.distinguished_name = name;
-    params.not_before = now - CLOCK_SKEW;
-    params.not_after = now + lifetime;
+    params.not_before = now.to_datetime() - CLOCK_SKEW;
+    params.not_after = not_after.to_datetime();
     params
 }
 
 #[cfg(test)]
 mod tests {
-    use rustls_pki_types::pem::PemObject;
-
     use super::*;
+
+    fn csr(params: &CertificateParams, pair: &KeyPair) -> String {
+        params.serialize_request(pair).unwrap().pem().unwrap()
+    }
+
+    /// Issues for `csr` and hands the certificate on as DER.
+    fn issue(csr: &str) -> (CertificateDer<'static>, AccountId, AgentId) {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
+        let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
+        let request = CertificateRequest::parse(csr).unwrap();
+        let (now, region) = (Timestamp(1_800_000_000), Region::new("eu1", "example.com"));
+        let not_after = now.after(Duration::from_hours(24));
+        let pem = authority.issue_agent(&region, &account, &agent, &request, now, not_after).unwrap();
+        (CertificateDer::from_pem_slice(pem.as_bytes()).unwrap(), account, agent)
+    }
 
     #[test]
     fn an_agents_certificate_says_who_it_is_in_its_region_only() {
-        let directory = tempfile::tempdir().unwrap();
+        let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
+        let (der, account, agent) = issue(&csr(&CertificateParams::default(), &pair));
         let region = Region::new("eu1", "example.com");
-        let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
-        let (account, agent) = (AccountId::new("acme").unwrap(), AgentId::random());
-        let issued = authority.issue_agent(&region, &account, &agent).unwrap();
-        let der = CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).unwrap();
         assert_eq!(agent_identity(&der, &region), Some(AgentIdentity { account, agent }));
         assert_eq!(agent_identity(&der, &Region::new("eu2", "example.com")), None);
         let (_, parsed) = X509Certificate::from_der(&der).unwrap();
+        assert_eq!(parsed.public_key().raw, pair.subject_public_key_info());
+        let lifetime = parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
+        assert_eq!(lifetime, 24 * 3600 + 300);
+    }
+
+    #[test]
+    fn nothing_that_a_request_asks_for_is_in_the_certificate() {
+        let pair = KeyPair::generate().unwrap();
+        let mut greedy = CertificateParams::new(vec!["evil.example.com".to_owned()]).unwrap();
+        greedy.distinguished_name.push(DnType::CommonName, "admin");
+        greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        greedy.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        greedy.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
+        let other = SanType::URI("gw://eu1.example.com/victim/agent/ag_00000000000000000000".try_into().unwrap());
+        greedy.subject_alt_names.push(other);
+        let (der, account, agent) = issue(&csr(&greedy, &pair));
+        let (_, parsed) = X509Certificate::from_der(&der).unwrap();
         assert!(!parsed.is_ca());
         let usage = parsed.extended_key_usage().unwrap().unwrap().value;
-        assert!(usage.client_auth && !usage.server_auth);
-        let lifetime = parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
-        assert_eq!(lifetime, (AGENT_LIFETIME + CLOCK_SKEW).whole_seconds());
+        assert!(usage.client_auth && !usage.server_auth && !usage.any && usage.other.is_empty());
+        assert!(!parsed.key_usage().unwrap().unwrap().value.key_cert_sign());
+        let names = &parsed.subject_alternative_name().unwrap().unwrap().value.general_names;
+        let uri = format!("gw://eu1.example.com/{account}/agent/{agent}");
+        assert_eq!(names[..], [GeneralName::URI(&uri)]);
+        assert_eq!(parsed.subject().to_string(), format!("CN={agent}"));
+    }
+
+    #[test]
+    fn unusable_requests_are_refused_by_what_is_wrong() {
+        let refused = |pem: &str| CertificateRequest::parse(pem).unwrap_err();
+        let pair = KeyPair::generate().unwrap();
+        let good = csr(&CertificateParams::default(), &pair);
+        assert_eq!(refused(""), InvalidCsr::NotPem);
+        assert_eq!(refused(&good.replace("CERTIFICATE REQUEST", "CERTIFICATE")), InvalidCsr::NotPem);
+        assert_eq!(refused(&format!("{good}{}", " ".repeat(CSR_MAX))), InvalidCsr::NotPem);
+        let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+        assert_eq!(refused(&csr(&CertificateParams::default(), &p384)), InvalidCsr::UnsupportedKey);
+        // Another key under the same signature.
+        let der = CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap();
+        let (own, foreign) = (pair.public_key_raw(), KeyPair::generate().unwrap());
+        let at = der.windows(own.len()).position(|bytes| bytes == own).unwrap();
+        let mut swapped = der.to_vec();
+        swapped[at..at + own.len()].copy_from_slice(foreign.public_key_raw());
+        let pem = |der: &[u8]| {
+            use base64::Engine;
+            let text = base64::engine::general_purpose::STANDARD.encode(der);
+            format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n")
+        };
+        assert_eq!(refused(&pem(&swapped)), InvalidCsr::BadSignature);
+        assert_eq!(refused(&pem(&der[..der.len() - 1])), InvalidCsr::Malformed);
+        assert_eq!(refused(&pem(&[&der[..], &[0]].concat())), InvalidCsr::Malformed);
+        assert!(CertificateRequest::parse(&pem(&der)).is_ok());
     }
 
     #[test]

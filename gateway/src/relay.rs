@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
+use std::time::Instant;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{
@@ -14,13 +16,17 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Scheme, Uri};
 use http::{Request, Version};
 
-use crate::auth;
+use crate::auth::{self, Authenticated};
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::client_address::client_address;
+use crate::clock::Timestamp;
 use crate::error::{Error, request_id_value};
 use crate::exchange::{self, Exchange, PendingResponse, Upload};
 use crate::hostname::Destination;
+use crate::limit::Exhausted;
 use crate::pipe::Frame;
 use crate::platform;
+use crate::store::{Directory, Service};
 use crate::worker::Core;
 
 /// How a request ended, for the connection it came on.
@@ -44,35 +50,67 @@ pub(crate) async fn relay(
 ) -> Outcome {
     let id = core.ids.next_id();
     core.counters.requests.increment();
-    let outcome = match open(core, request, peer, id) {
-        Ok(exchange) => stream(core, exchange, id, body, response).await,
-        Err(error) => refuse(core, &error, id, response).await,
+    let client = client_address(peer, &request.headers, &core.policy.trusted_proxies);
+    let host = request.authority.clone();
+    let outcome = match core.region.destination(host.as_str()) {
+        _ if core.is_draining() => refuse(core, &Error::Overloaded("draining"), id, response).await,
+        Destination::Tenant(label) => match open(core, &label, request, peer, client, id) {
+            Ok(exchange) => stream(core, exchange, id, body, response).await,
+            Err(error) => refuse(core, &error, id, response).await,
+        },
+        // Boxed: every idle connection would keep room for it.
+        Destination::Apex => Box::pin(answer(core, &request, client, id, body, response)).await,
+        Destination::Elsewhere => refuse(core, &Error::Misdirected, id, response).await,
     };
     core.counters.ended(outcome);
     outcome
 }
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
-fn open(core: &Rc<Core>, request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Exchange, Error> {
+fn open(
+    core: &Rc<Core>,
+    label: &str,
+    request: RequestHead,
+    peer: IpAddr,
+    client: IpAddr,
+    id: RequestId,
+) -> Result<Exchange, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
-    if core.is_draining() {
-        return Err(Error::Overloaded("draining"));
-    }
-    let label = match core.region.destination(request.authority.as_str()) {
-        Destination::Tenant(label) => label,
-        Destination::Apex => return Err(platform::answer(&request)),
-        Destination::Elsewhere => return Err(Error::Misdirected),
-    };
     let directory = core.directory();
-    let service = directory.service(&label).ok_or(Error::ServiceNotFound)?;
+    let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
     if !service.enabled {
         return Err(Error::ServiceDisabled);
     }
-    let authenticated = auth::authenticate(&directory, service, &request.headers)?;
+    let authenticated = authenticate(core, &directory, service, &request.headers, client)?;
     tracing::debug!(request_id = %id, service = %service.label, by = ?authenticated.by, "admitting");
     let has_body = request.framing != gw_shared::http::Framing::None;
     exchange::open(core, authenticated, outbound(request, peer, id)?, has_body)
+}
+
+/// Authenticates the caller. Failures are limited by address: who has had too many is told so instead of why, and costs
+/// no more signature checks. The right key, and a token that was seen before, open all the same, so that nobody can lock
+/// out others behind the same address.
+fn authenticate(
+    core: &Core,
+    directory: &Directory,
+    service: &Arc<Service>,
+    headers: &HeaderMap,
+    client: IpAddr,
+) -> Result<Authenticated, Error> {
+    let failures = &core.addresses.failures;
+    let limited = |exhausted: Exhausted| Error::AuthRateLimited { retry_after: exhausted.until_one };
+    let may_verify = || {
+        failures.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
+    };
+    let tokens = &mut core.tokens.borrow_mut();
+    let checks = auth::Checks { directory, issuer: &core.issuer, service, now: Timestamp::now, may_verify };
+    auth::authenticate(checks, tokens, headers).map_err(|error| {
+        if !error.is_failed_authentication() {
+            return error;
+        }
+        failures.borrow_mut().take(client, Instant::now()).map_or_else(limited, |()| error)
+    })
 }
 
 /// The request as the agent gets it: what ends at this hop is gone, what we add is there (RFC 9110 §7.6).
@@ -241,6 +279,21 @@ async fn receive_response(pending: PendingResponse, id: RequestId, response: &mu
     }
 }
 
+/// Answers a request to the apex.
+async fn answer(
+    core: &Rc<Core>,
+    request: &RequestHead,
+    client: IpAddr,
+    id: RequestId,
+    body: &mut impl RequestBody,
+    response: &mut impl ResponseSink,
+) -> Outcome {
+    let Ok(answer) = platform::serve(core, request, client, id, body).await else { return Outcome::CallerGone };
+    response.begin_refusal(true);
+    let sent = response.whole(answer).await;
+    if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+}
+
 /// Answers with a gateway error.
 async fn refuse(core: &Rc<Core>, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
     core.counters.refused(error);
@@ -259,25 +312,14 @@ mod tests {
     use rustls_pki_types::CertificateDer;
     use rustls_pki_types::pem::PemObject;
 
-    use crate::config::HandOver;
     use crate::demo::{Demo, Options};
-    use crate::limit::Rate;
 
     /// A request for it panics in the task of its connection.
     pub(super) const PANICKING_PATH: &str = "/panic";
 
     #[test]
     fn a_panic_costs_its_connection_and_nothing_else() {
-        let demo = Demo::start(&Options {
-            port: 0,
-            admin_port: 0,
-            backend: None,
-            data_dir: None,
-            workers: 1,
-            rate: Rate::new(1000, 1000).unwrap(),
-            hand_over: HandOver::Auto,
-        })
-        .unwrap();
+        let demo = Demo::start(&Options::default()).unwrap();
         let (mut bystander, mut victim) = (connect(&demo), connect(&demo));
         assert!(get(&demo, &mut bystander, "/status/204").starts_with("HTTP/1.1 204 "));
         assert_eq!(get(&demo, &mut victim, PANICKING_PATH), "");

@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use gw_shared::runtime::{self, Driver, DriverError};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
-use crate::control::{Control, ControlError};
+use crate::control::{self, Control, ControlError, Desk};
 use crate::limits;
 use crate::mailbox::{Message, mailbox};
 use crate::ownership::WorkerId;
-use crate::worker::{self, Peers, Setup};
+use crate::worker::{self, Peers, Policy, Setup};
 
 /// Connections that the kernel completes while we are not looking; it caps this at net.core.somaxconn.
 const BACKLOG: i32 = 4096;
@@ -32,6 +33,10 @@ pub struct Gateway {
     draining: Arc<AtomicBool>,
     drain_within: Duration,
     workers: Vec<JoinHandle<()>>,
+    /// The threads of the control plane: one ends when `desk` is closed, one when `stop_admin` is dropped.
+    control_plane: Vec<JoinHandle<()>>,
+    desk: Desk,
+    stop_admin: Option<oneshot::Sender<()>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +77,7 @@ impl Gateway {
             listeners.push(bind(address, true)?);
         }
 
+        let (desk, errands) = control::desk();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
         let mut workers = Vec::with_capacity(config.workers);
         for (number, (inbox, listener)) in inboxes.into_iter().zip(listeners).enumerate() {
@@ -83,7 +89,8 @@ impl Gateway {
                 region: config.region.clone(),
                 directory: Arc::clone(&directory),
                 certificates: Arc::clone(&certificates),
-                hand_over: config.hand_over,
+                policy: policy(config),
+                desk: desk.clone(),
                 connection_limit: connections_per_worker(descriptors, config.workers),
                 up: up.clone(),
             };
@@ -99,11 +106,16 @@ impl Gateway {
             control.tell_workers(|| Message::Stop);
             return Err(StartError::Worker);
         }
+        let errands_control = Arc::clone(&control);
+        let errands = spawn("gw-errands".to_owned(), move || errands.serve(&errands_control))?;
         let draining = Arc::new(AtomicBool::new(false));
         let admin = Admin { control: Arc::clone(&control), draining: Arc::clone(&draining) };
-        spawn("gw-control".to_owned(), move || serve_admin(admin_listener, admin))?;
+        let (stop_admin, admin_stopped) = oneshot::channel();
+        let admin = spawn("gw-control".to_owned(), move || serve_admin(admin_listener, admin, admin_stopped))?;
+        let control_plane = vec![errands, admin];
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
-        Ok(Self { control, address, admin_address, draining, drain_within: config.drain, workers })
+        let (drain_within, stop_admin) = (config.drain, Some(stop_admin));
+        Ok(Self { control, address, admin_address, draining, drain_within, workers, control_plane, desk, stop_admin })
     }
 
     pub fn control(&self) -> &Arc<Control> {
@@ -128,9 +140,11 @@ impl Gateway {
             std::thread::sleep(DRAIN_TICK);
         }
         self.control.tell_workers(|| Message::Stop);
-        for worker in self.workers.drain(..) {
-            if worker.join().is_err() {
-                tracing::error!("a worker panicked");
+        drop(self.stop_admin.take());
+        self.desk.close();
+        for thread in self.workers.drain(..).chain(self.control_plane.drain(..)) {
+            if thread.join().is_err() {
+                tracing::error!("a thread panicked");
             }
         }
     }
@@ -150,6 +164,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.control.tell_workers(|| Message::Stop);
+        self.desk.close();
     }
 }
 
@@ -208,13 +223,30 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-fn serve_admin(listener: TcpListener, admin: Admin) {
-    let served = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .and_then(|control| control.block_on(admin::serve(listener, admin)));
+/// Serves the admin listener until `stopped` resolves.
+fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<()>) {
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|control| {
+        control.block_on(async {
+            tokio::select! {
+                served = admin::serve(listener, admin) => served,
+                _ = stopped => Ok(()),
+            }
+        })
+    });
     if let Err(error) = served {
         tracing::error!(%error, "the admin listener ended");
+    }
+}
+
+pub(crate) fn policy(config: &Config) -> Policy {
+    Policy {
+        hand_over: config.hand_over,
+        trusted_proxies: config.trusted_proxies.clone(),
+        agent_mtls: config.agent_mtls,
+        token_lifetime: config.token_lifetime,
+        token_requests: config.token_requests,
+        enrollment_requests: config.enrollment_requests,
+        auth_failures: config.auth_failures,
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gw_shared::tunnel;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ProducesTickets, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
@@ -17,8 +18,10 @@ pub(crate) struct ServerConfigs {
     /// TLS 1.3 and 1.2, no client certificates.
     pub(crate) public: Arc<ServerConfig>,
     /// TLS 1.3, client certificates of the agents' authority. Absent ones are refused after the handshake, by a
-    /// readable error.
+    /// readable error. Where agents sign a challenge instead, none is asked for.
     pub(crate) tunnel: Arc<ServerConfig>,
+    /// What verifies an agent's certificate.
+    pub(crate) agents: Arc<dyn ClientCertVerifier>,
 }
 
 /// Where the server certificate comes from.
@@ -47,15 +50,21 @@ pub(crate) struct TlsMaterial {
     source: CertificateSource,
     region: Region,
     agent_authority: CertificateDer<'static>,
+    agent_mtls: bool,
     tickets: Arc<dyn ProducesTickets>,
 }
 
 impl TlsMaterial {
-    pub(crate) fn new(source: CertificateSource, region: Region, agent_authority_pem: &str) -> Result<Self, TlsError> {
+    pub(crate) fn new(
+        source: CertificateSource,
+        region: Region,
+        agent_authority_pem: &str,
+        agent_mtls: bool,
+    ) -> Result<Self, TlsError> {
         let agent_authority = CertificateDer::from_pem_slice(agent_authority_pem.as_bytes())
             .map_err(|error| TlsError::Pem { path: "agent-ca.crt".into(), error })?;
         let tickets = crypto::aws_lc_rs::Ticketer::new()?;
-        Ok(Self { source, region, agent_authority, tickets })
+        Ok(Self { source, region, agent_authority, agent_mtls, tickets })
     }
 
     /// Reads the certificate and builds both configurations.
@@ -75,14 +84,18 @@ impl TlsMaterial {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .allow_unauthenticated()
             .build()?;
-        let mut tunnel = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, key)?;
+        let tunnel =
+            ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+        let mut tunnel = if self.agent_mtls {
+            tunnel.with_client_cert_verifier(Arc::clone(&verifier))
+        } else {
+            tunnel.with_no_client_auth()
+        }
+        .with_single_cert(chain, key)?;
         tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
         // A resumed session would carry over a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
-        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel) })
+        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier })
     }
 
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {

@@ -15,18 +15,26 @@ use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver};
 
 use crate::accept::{self, Acceptor};
+use crate::auth::VerifiedTokens;
+use crate::client_address::TrustedProxies;
+use crate::clock::Timestamp;
 use crate::config::HandOver;
 use crate::connections::Connections;
+use crate::control::Desk;
 use crate::counters::{Counters, WorkerReport};
 use crate::exchange;
 use crate::hostname::Region;
-use crate::limit::Buckets;
+use crate::limit::{Buckets, Rate};
 use crate::limits;
 use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
+use crate::platform::AddressTables;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::tunnel::Registry;
+
+/// How often certificates are looked at that may have expired.
+const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What every worker knows of the others.
 pub(crate) struct Peers {
@@ -44,17 +52,37 @@ pub(crate) struct Setup {
     pub(crate) region: Region,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
-    pub(crate) hand_over: HandOver,
+    pub(crate) policy: Policy,
+    pub(crate) desk: Desk,
     pub(crate) connection_limit: usize,
     /// Told once the worker takes connections; dropped untold if it cannot.
     pub(crate) up: crossbeam_channel::Sender<()>,
+}
+
+/// What the configuration says about serving.
+#[derive(Debug, Clone)]
+pub(crate) struct Policy {
+    pub(crate) hand_over: HandOver,
+    pub(crate) trusted_proxies: TrustedProxies,
+    /// Agents authenticate by client certificates; otherwise by signing a challenge.
+    pub(crate) agent_mtls: bool,
+    pub(crate) token_lifetime: Duration,
+    /// Of each address.
+    pub(crate) token_requests: Rate,
+    pub(crate) enrollment_requests: Rate,
+    pub(crate) auth_failures: Rate,
 }
 
 /// The state of one worker. Tasks share it by reference count; none holds a borrow across an await.
 pub(crate) struct Core {
     pub(crate) id: WorkerId,
     pub(crate) region: Region,
-    pub(crate) hand_over: HandOver,
+    /// {base_url}, the issuer of access tokens.
+    pub(crate) issuer: String,
+    pub(crate) policy: Policy,
+    pub(crate) desk: Desk,
+    pub(crate) tokens: RefCell<VerifiedTokens>,
+    pub(crate) addresses: AddressTables,
     pub(crate) connections: Rc<Connections>,
     pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tunnels: RefCell<Registry>,
@@ -100,8 +128,16 @@ fn pin(id: WorkerId) {
 async fn serve(setup: Setup) -> io::Result<()> {
     let core = Rc::new(Core {
         id: setup.id,
+        issuer: setup.region.base_url(),
         region: setup.region,
-        hand_over: setup.hand_over,
+        tokens: RefCell::default(),
+        addresses: AddressTables::new(
+            setup.policy.token_requests,
+            setup.policy.enrollment_requests,
+            setup.policy.auth_failures,
+        ),
+        policy: setup.policy,
+        desk: setup.desk,
         connections: Connections::new(setup.connection_limit),
         buckets: RefCell::default(),
         tunnels: RefCell::default(),
@@ -118,6 +154,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
     runtime::spawn(setup.inbox.serve(Rc::clone(&core)));
     runtime::spawn(accept::accept_all(Rc::clone(&core)));
     runtime::spawn(keep_deadlines(Rc::clone(&core)));
+    runtime::spawn(cut_expired_tunnels(Rc::clone(&core)));
     runtime::spawn(publish_busy_share(Rc::clone(&core)));
     // Whoever started us may have given up. Dropped at once: the last one gone says that all have spoken.
     let _ = setup.up.send(());
@@ -134,6 +171,14 @@ async fn keep_deadlines(core: Rc<Core>) {
         if core.is_draining() {
             core.connections.close_idle(now);
         }
+    }
+}
+
+/// Ends the tunnels of agents whose certificate has expired. Agents renew theirs long before.
+async fn cut_expired_tunnels(core: Rc<Core>) {
+    loop {
+        runtime::sleep(EXPIRY_INTERVAL).await;
+        core.tunnels.borrow().enforce(&core.directory(), Timestamp::now());
     }
 }
 
@@ -190,10 +235,11 @@ impl Core {
             Message::Relay(crossing) => exchange::serve_crossing(self, *crossing),
             Message::Wake(wake) => wake.deliver(),
             Message::Directory(directory) => {
-                self.tunnels.borrow_mut().enforce(&directory);
+                self.tunnels.borrow().enforce(&directory, Timestamp::now());
                 self.buckets.borrow_mut().retain(&directory, Instant::now());
                 self.directory.replace(Rc::new(Snapshot(directory)));
             }
+            Message::Charge(charge) => self.addresses.serve(*charge),
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
             // Whoever asked may have stopped waiting.
             Message::Scrape(reply) => drop(reply.try_send(self.report())),

@@ -67,6 +67,7 @@ fn start(hand_over: HandOver) -> Demo {
         // Never reached: what is measured is not the refusal.
         rate: Rate::new(1_000_000_000, 1_000_000_000).unwrap(),
         hand_over,
+        ..Options::default()
     };
     Demo::start(&options).unwrap()
 }

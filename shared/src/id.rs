@@ -111,19 +111,50 @@ text_id!(
     |text| random_id_has_form(text, "", 16)
 );
 
-impl AgentId {
-    /// A new random id.
-    pub fn random() -> Self {
-        Self(format!("ag_{}", random_base62(20)).into())
-    }
+text_id!(
+    /// An OAuth client of an account: `gw_ci_` and 20 of base62.
+    ClientId,
+    "a client id: `gw_ci_` and 20 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "gw_ci_", 20)
+);
+
+text_id!(
+    /// The public half of an enrollment token `gw_et_{id}.{secret}`: 16 of base62.
+    EnrollmentTokenId,
+    "an enrollment token id: 16 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "", 16)
+);
+
+text_id!(
+    /// One agent's enrollment: `en_` and 20 of base62.
+    EnrollmentId,
+    "an enrollment id: `en_` and 20 characters of A-Z, a-z and 0-9",
+    |text| random_id_has_form(text, "en_", 20)
+);
+
+text_id!(
+    /// A token-signing key: the SHA-256 thumbprint of its public half (RFC 7638) as 43 characters of base64url.
+    SigningKeyId,
+    "a signing key id: 43 characters of A-Z, a-z, 0-9, `-` and `_`",
+    |text| text.len() == 43 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+);
+
+macro_rules! random_id {
+    ($name:ident, $prefix:literal, $length:literal) => {
+        impl $name {
+            /// A new random id.
+            pub fn random() -> Self {
+                Self(format!("{}{}", $prefix, random_base62($length)).into())
+            }
+        }
+    };
 }
 
-impl KeyId {
-    /// A new random id.
-    pub fn random() -> Self {
-        Self(random_base62(16).into())
-    }
-}
+random_id!(AgentId, "ag_", 20);
+random_id!(KeyId, "", 16);
+random_id!(ClientId, "gw_ci_", 20);
+random_id!(EnrollmentTokenId, "", 16);
+random_id!(EnrollmentId, "en_", 20);
 
 fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
     text.strip_prefix(prefix)
@@ -212,6 +243,10 @@ mod tests {
     fn random_ids_are_valid_and_differ() {
         assert!(AgentId::new(AgentId::random().as_str()).is_ok());
         assert!(KeyId::new(KeyId::random().as_str()).is_ok());
+        assert!(ClientId::new(ClientId::random().as_str()).is_ok());
+        assert!(EnrollmentTokenId::new(EnrollmentTokenId::random().as_str()).is_ok());
+        assert!(EnrollmentId::new(EnrollmentId::random().as_str()).is_ok());
+        assert!(SigningKeyId::new(&random_base62(43)).is_ok() && SigningKeyId::new("x").is_err());
         assert_ne!(random_base62(43), random_base62(43));
         assert_eq!(random_base62(200).len(), 200);
     }

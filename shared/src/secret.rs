@@ -3,6 +3,7 @@
 use std::fmt;
 
 use aws_lc_rs::{constant_time, digest};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
 /// A secret in clear, for as long as it takes to hand it over or hash it.
@@ -20,6 +21,13 @@ impl Secret {
     }
 }
 
+/// Out of what somebody sent. There is no way back: see [`revealed`].
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self::new)
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[secret]")
@@ -28,7 +36,7 @@ impl fmt::Debug for Secret {
 
 /// SHA-256 of a secret of 256 random bits: all that is stored of it. Without low-entropy input there is nothing for a
 /// slow hash to protect.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Eq)]
 pub struct SecretHash([u8; digest::SHA256_OUTPUT_LEN]);
 
 impl SecretHash {
@@ -48,7 +56,48 @@ impl SecretHash {
 
     /// Whether `candidate` is the secret, in time that depends on its length only.
     pub fn matches(&self, candidate: &str) -> bool {
-        constant_time::verify_slices_are_equal(&self.0, &Self::of(candidate).0).is_ok()
+        *self == Self::of(candidate)
+    }
+}
+
+/// In constant time.
+impl PartialEq for SecretHash {
+    fn eq(&self, other: &Self) -> bool {
+        constant_time::verify_slices_are_equal(&self.0, &other.0).is_ok()
+    }
+}
+
+/// As 64 hexadecimal digits.
+impl Serialize for SecretHash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use fmt::Write;
+        let mut text = String::with_capacity(2 * self.0.len());
+        self.0.iter().try_for_each(|byte| write!(text, "{byte:02x}")).map_err(serde::ser::Error::custom)?;
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de> Deserialize<'de> for SecretHash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digit = |at: usize| text.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(digit).collect();
+        bytes
+            .and_then(|bytes| Self::from_bytes(&bytes))
+            .ok_or_else(|| serde::de::Error::custom("a hash is 64 hexadecimal digits"))
+    }
+}
+
+/// For `#[serde(with = "…")]`: writes a [`Secret`] out in clear. Only for what is kept where only its owner can read.
+pub mod revealed {
+    use super::{Deserialize, Deserializer, Secret, Serializer};
+
+    pub fn serialize<S: Serializer>(secret: &Secret, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(secret.reveal())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret, D::Error> {
+        Secret::deserialize(deserializer)
     }
 }
 

@@ -1,20 +1,25 @@
-//! May this request pass: its service key, and its service's bucket.
+//! May this request pass: its service key or token, and its service's bucket.
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
-use gw_gateway::auth::{NewServiceKey, authenticate};
+use gw_gateway::auth::jwt::{Claims, SigningKey};
+use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
+use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::limit::{Bucket, Rate};
-use gw_gateway::store::{Directory, Modes, Records, ServiceRecord};
-use gw_shared::http::fields::X_GW_SERVICE_KEY;
-use gw_shared::id::{AccountId, ServiceId};
+use gw_gateway::store::{CredentialRecord, Directory, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord};
+use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
+use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
+use gw_shared::secret::SecretHash;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Services in the directory, each with a key of its own.
 const SERVICES: usize = 1000;
+/// As long as a real one.
+const SECRET: &str = "0123456789abcdefghijABCDEFGHIJ0123456789abc";
 
 pub(crate) fn benches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("admission");
@@ -35,50 +40,92 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         bencher.iter(|| bucket.take(black_box(now)).unwrap_err());
     });
 
-    let (directory, key) = directory();
-    let service = Arc::clone(directory.service("acme--svc500").unwrap());
-    let good = headers(&key);
-    let wrong = headers(&format!("{}x", &key[..key.len() - 1]));
-    group.bench_function("service key, right", |bencher| {
-        let check = |headers| authenticate(&directory, &service, &headers).map(|_| headers).ok();
-        assert!(check(good.clone()).is_some());
-        bencher.iter_batched(|| good.clone(), check, BatchSize::SmallInput);
+    let world = World::new();
+    let service = Arc::clone(world.directory.service("acme--svc500").unwrap());
+    let mut tokens = VerifiedTokens::default();
+    let check = |headers: &HeaderMap, tokens: &mut VerifiedTokens| {
+        let checks = Checks {
+            directory: &world.directory,
+            issuer: ISSUER,
+            service: &service,
+            now: Timestamp::now,
+            may_verify: || Ok(()),
+        };
+        authenticate(checks, tokens, headers).is_ok()
+    };
+    let good = headers(&X_GW_SERVICE_KEY, &world.key);
+    let wrong = headers(&X_GW_SERVICE_KEY, &format!("{}x", &world.key[..world.key.len() - 1]));
+    let token = headers(&X_GW_AUTHORIZATION, &format!("Bearer {}", world.token(Timestamp::now())));
+    assert!(check(&good, &mut tokens) && !check(&wrong, &mut tokens) && check(&token, &mut tokens));
+    group.bench_function("service key, right", |bencher| bencher.iter(|| check(&good, &mut tokens)));
+    group.bench_function("service key, wrong secret", |bencher| bencher.iter(|| check(&wrong, &mut tokens)));
+    group.bench_function("token, verified before", |bencher| bencher.iter(|| check(&token, &mut tokens)));
+    group.bench_function("token, new", |bencher| {
+        bencher.iter_batched_ref(VerifiedTokens::default, |tokens| check(&token, tokens), BatchSize::SmallInput);
     });
-    group.bench_function("service key, wrong secret", |bencher| {
-        let check = |headers| authenticate(&directory, &service, &headers).map(|_| ()).err();
-        assert!(check(wrong.clone()).is_some());
-        bencher.iter_batched(|| wrong.clone(), check, BatchSize::SmallInput);
-    });
+    group.bench_function("token, minted", |bencher| bencher.iter(|| world.token(Timestamp::now())));
     group.finish();
 }
 
-/// A directory of many services and keys, and the text of the key of `acme--svc500`.
-fn directory() -> (Directory, String) {
-    let account = AccountId::new("acme").unwrap();
-    let (mut records, mut text) = (Records::default(), String::new());
-    for number in 0..SERVICES {
-        let id = ServiceId::new(&format!("svc{number}")).unwrap();
-        let key = NewServiceKey::generate(account.clone(), vec![id.clone()]);
-        if number == SERVICES / 2 {
-            key.text.reveal().clone_into(&mut text);
-        }
-        records.service_keys.push(key.record);
-        records.services.push(ServiceRecord {
-            account: account.clone(),
-            id,
-            modes: Modes { jwt: true, service_key: true },
-            enabled: true,
-            rate: Rate::new(1000, 300).unwrap(),
-        });
-    }
-    (Directory::new(records, &Region::new("eu1", "example.com"), 2), text)
+const ISSUER: &str = "https://eu1.example.com";
+
+/// A directory of many services, each with a key and a credential, and the secrets of `acme--svc500`.
+struct World {
+    directory: Directory,
+    key: String,
+    client: ClientId,
 }
 
-fn headers(key: &str) -> HeaderMap {
+impl World {
+    fn new() -> Self {
+        let account = AccountId::new("acme").unwrap();
+        let (mut records, now) = (Records::default(), Timestamp::now());
+        let (key_id, client) = (KeyId::random(), ClientId::random());
+        for number in 0..SERVICES {
+            let id = ServiceId::new(&format!("svc{number}")).unwrap();
+            let grant = Grant {
+                account: account.clone(),
+                name: None,
+                secret: SecretHash::of(SECRET),
+                allowed_services: [id.clone()].into(),
+                enabled: true,
+                created_at: now,
+            };
+            let wanted = number == SERVICES / 2;
+            let key_id = if wanted { key_id.clone() } else { KeyId::random() };
+            let client = if wanted { client.clone() } else { ClientId::random() };
+            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, grant: grant.clone() }));
+            records.put(Record::Credential(CredentialRecord { id: client, grant }));
+            records.put(Record::Service(ServiceRecord {
+                account: account.clone(),
+                id,
+                modes: Modes { jwt: true, service_key: true },
+                enabled: true,
+                rate: Rate::new(1000, 300).unwrap(),
+                request_logging: true,
+                capture_request_body: false,
+                capture_response_body: false,
+                created_at: now,
+            }));
+        }
+        records.put(Record::SigningKey(SigningKey::generate(now, now).unwrap()));
+        let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 2);
+        Self { directory, key: format!("gw_sk_{key_id}.{SECRET}"), client }
+    }
+
+    /// A token as the token endpoint mints it.
+    fn token(&self, now: Timestamp) -> String {
+        let service = self.directory.service("acme--svc500").unwrap();
+        let claims = Claims::new(ISSUER, &self.client, service, now, Duration::from_secs(3600));
+        self.directory.active_signing_key(now).unwrap().sign(&claims).unwrap()
+    }
+}
+
+fn headers(name: &HeaderName, value: &str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for name in ["accept", "accept-encoding", "accept-language", "cookie", "referer", "user-agent"] {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static("something of a caller"));
     }
-    headers.insert(X_GW_SERVICE_KEY, HeaderValue::from_str(key).unwrap());
+    headers.insert(name, HeaderValue::from_str(value).unwrap());
     headers
 }

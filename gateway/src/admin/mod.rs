@@ -1,6 +1,8 @@
-//! The admin listener: health, readiness and metrics of this process.
+//! The admin listener: the administration API, and health, readiness and metrics of this process.
 
+mod api;
 mod metrics;
+mod problem;
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 
-use crate::control::Control;
+use crate::control::{Control, ControlError};
+use problem::Problem;
 
 /// What the handlers see.
 #[derive(Clone)]
@@ -22,6 +25,22 @@ pub(crate) struct Admin {
     pub(crate) draining: Arc<AtomicBool>,
 }
 
+impl Admin {
+    /// Has the control plane do something that may block: it waits for the disk.
+    async fn ask<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
+    ) -> Result<T, Problem> {
+        match tokio::task::spawn_blocking(move || work(&self.control)).await {
+            Ok(done) => done.map_err(Problem::from),
+            Err(error) => {
+                tracing::error!(%error, "an administration request panicked");
+                Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "see the gateway's log"))
+            }
+        }
+    }
+}
+
 /// Serves the admin listener until the process ends.
 pub(crate) async fn serve(listener: std::net::TcpListener, admin: Admin) -> io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -29,6 +48,7 @@ pub(crate) async fn serve(listener: std::net::TcpListener, admin: Admin) -> io::
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .nest("/api/v1", api::router(&admin))
         .with_state(admin);
     axum::serve(tokio::net::TcpListener::from_std(listener)?, router).await
 }

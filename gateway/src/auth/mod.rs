@@ -1,15 +1,17 @@
 //! Who is calling, and may they: decided before anything is taken from the service's bucket or opened on its tunnel.
 
-mod service_key;
+pub mod jwt;
+pub(crate) mod service_key;
 
 use std::sync::Arc;
 
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
-use gw_shared::id::KeyId;
+use gw_shared::id::{ClientId, KeyId};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-pub use service_key::NewServiceKey;
+pub use jwt::VerifiedTokens;
 
+use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Directory, Service};
 
@@ -25,25 +27,38 @@ struct Proof;
 /// In whose name a request comes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Principal {
+    Client(ClientId),
     ServiceKey(KeyId),
 }
 
-/// Checks the credentials in `headers` against `service`.
+/// What callers are checked against.
+pub struct Checks<'a, Now, MayVerify> {
+    pub directory: &'a Directory,
+    /// {base_url}, of which tokens have to be.
+    pub issuer: &'a str,
+    pub service: &'a Arc<Service>,
+    /// Asked only where the time matters.
+    pub now: Now,
+    /// Asked before a signature is verified that was not seen before: that is what takes time.
+    pub may_verify: MayVerify,
+}
+
+/// Checks the credentials in `headers`.
 pub fn authenticate(
-    directory: &Directory,
-    service: &Arc<Service>,
+    checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
+    tokens: &mut VerifiedTokens,
     headers: &HeaderMap,
 ) -> Result<Authenticated, Error> {
+    let service = checks.service;
     let token = single(headers, &X_GW_AUTHORIZATION)?;
     let key = single(headers, &X_GW_SERVICE_KEY)?;
     let by = match (token, key) {
         (None, None) => return Err(Error::AuthRequired),
         (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
         (Some(_), None) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed("access tokens")),
-        // A token is valid if a published key signed it. No key has been published.
-        (Some(_), None) => return Err(Error::TokenInvalid("signed by no key of this region")),
+        (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token.as_bytes())?),
         (None, Some(_)) if !service.modes.service_key => return Err(Error::AuthModeNotAllowed("service keys")),
-        (None, Some(key)) => Principal::ServiceKey(service_key::verify(directory, service, key)?),
+        (None, Some(key)) => Principal::ServiceKey(service_key::verify(checks.directory, service, key.as_bytes())?),
     };
     Ok(Authenticated { service: Arc::clone(service), by, _proof: Proof })
 }
@@ -59,40 +74,82 @@ fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a He
 
 #[cfg(test)]
 mod tests {
-    use gw_shared::id::{AccountId, ServiceId};
+    use std::time::Duration;
 
+    use gw_shared::id::{AccountId, ServiceId};
+    use gw_shared::secret::SecretHash;
+
+    use super::jwt::{Claims, SigningKey};
     use super::*;
     use crate::hostname::Region;
     use crate::limit::Rate;
-    use crate::store::{Modes, Records, ServiceRecord};
+    use crate::store::{
+        CredentialRecord, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord,
+    };
 
     const BOTH: Modes = Modes { jwt: true, service_key: true };
+    const NOW: Timestamp = Timestamp(1_800_000_000);
+    const ISSUER: &str = "https://eu1.example.com";
+    const SECRET: &str = "s3cret";
 
-    /// A directory with service `acme--api` and a key for it; the key's full text.
-    fn directory(modes: Modes, key_account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
-        let services = |id: &str| vec![ServiceId::new(id).unwrap()];
-        let key = NewServiceKey::generate(AccountId::new(key_account).unwrap(), services(allowed));
-        let text = key.text.reveal().to_owned();
-        let mut record = key.record;
-        record.enabled = enabled;
-        let service = ServiceRecord {
-            account: AccountId::new("acme").unwrap(),
-            id: ServiceId::new("api").unwrap(),
-            modes,
-            enabled: true,
-            rate: Rate::new(1, 1).unwrap(),
-        };
-        let records = Records { services: vec![service], service_keys: vec![record], ..Records::default() };
-        (Directory::new(records, &Region::new("eu1", "example.com"), 1), text)
+    /// A directory with service `acme--api`, and a key of `grant` for it; the key's full text.
+    fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
+        let (mut records, key) = (records(modes), KeyId::random());
+        let grant = grant(account, allowed, enabled);
+        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), grant }));
+        (directory_of(&records), service_key::text(&key, SECRET))
+    }
+
+    fn directory_of(records: &Records) -> Directory {
+        Directory::new(records, &Region::new("eu1", "example.com"), 1)
+    }
+
+    fn records(modes: Modes) -> Records {
+        let mut records = Records::default();
+        for id in ["api", "other"] {
+            records.put(Record::Service(ServiceRecord {
+                account: AccountId::new("acme").unwrap(),
+                id: ServiceId::new(id).unwrap(),
+                modes,
+                enabled: true,
+                rate: Rate::new(1, 1).unwrap(),
+                request_logging: false,
+                capture_request_body: false,
+                capture_response_body: false,
+                created_at: NOW,
+            }));
+        }
+        records
+    }
+
+    fn grant(account: &str, allowed: &str, enabled: bool) -> Grant {
+        Grant {
+            account: AccountId::new(account).unwrap(),
+            name: None,
+            secret: SecretHash::of(SECRET),
+            allowed_services: [ServiceId::new(allowed).unwrap()].into(),
+            enabled,
+            created_at: NOW,
+        }
     }
 
     fn check(directory: &Directory, fields: &[(HeaderName, &str)]) -> Result<Principal, Error> {
+        check_with(directory, &mut VerifiedTokens::default(), NOW, fields)
+    }
+
+    fn check_with(
+        directory: &Directory,
+        tokens: &mut VerifiedTokens,
+        now: Timestamp,
+        fields: &[(HeaderName, &str)],
+    ) -> Result<Principal, Error> {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(name, HeaderValue::from_str(value).unwrap());
         }
         let service = directory.service("acme--api").unwrap();
-        authenticate(directory, service, &headers).map(|authenticated| authenticated.by)
+        let checks = Checks { directory, issuer: ISSUER, service, now: || now, may_verify: || Ok(()) };
+        authenticate(checks, tokens, &headers).map(|authenticated| authenticated.by)
     }
 
     #[test]
@@ -142,5 +199,203 @@ mod tests {
         assert_eq!(check(&other_account, &[(X_GW_SERVICE_KEY, &key)]), Err(Error::ServiceKeyNotAllowed));
         let (disabled, key) = directory(BOTH, "acme", "api", false);
         assert_eq!(check(&disabled, &[(X_GW_SERVICE_KEY, &key)]), Err(Error::ServiceKeyInvalid));
+    }
+
+    /// A directory with a credential and a signing key, and what it takes to attack it.
+    struct Tokens {
+        records: Records,
+        client: ClientId,
+        key: SigningKeyRecord,
+    }
+
+    impl Tokens {
+        fn new() -> Self {
+            let (mut records, client) = (records(BOTH), ClientId::random());
+            let grant = grant("acme", "api", true);
+            records.put(Record::Credential(CredentialRecord { id: client.clone(), grant }));
+            let key = SigningKey::generate(NOW, NOW).unwrap();
+            records.put(Record::SigningKey(key.clone()));
+            Self { records, client, key }
+        }
+
+        fn claims(&self) -> Claims {
+            let directory = directory_of(&self.records);
+            let service = directory.service("acme--api").unwrap();
+            Claims::new(ISSUER, &self.client, service, NOW, Duration::from_secs(3600))
+        }
+
+        fn mint(&self, edit: impl FnOnce(&mut Claims)) -> String {
+            let mut claims = self.claims();
+            edit(&mut claims);
+            SigningKey::from_record(&self.key).unwrap().sign(&claims).unwrap()
+        }
+
+        /// A token with this header and the right claims, signed with the region's own key.
+        fn forge(&self, header: &serde_json::Value) -> String {
+            use base64::Engine;
+            use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+            let claims = serde_json::to_vec(&self.claims()).unwrap();
+            let message = [header.to_string().as_bytes(), &claims].map(|part| URL_SAFE_NO_PAD.encode(part)).join(".");
+            let private = URL_SAFE_NO_PAD.decode(self.key.private_key.reveal()).unwrap();
+            let pair = aws_lc_rs::signature::Ed25519KeyPair::from_pkcs8(&private).unwrap();
+            format!("{message}.{}", URL_SAFE_NO_PAD.encode(pair.sign(message.as_bytes())))
+        }
+
+        fn check_at(&self, token: &str, now: Timestamp) -> Result<Principal, Error> {
+            let value = format!("Bearer {token}");
+            let fields = [(X_GW_AUTHORIZATION, value.as_str())];
+            check_with(&directory_of(&self.records), &mut VerifiedTokens::default(), now, &fields)
+        }
+
+        fn code(&self, token: &str) -> &'static str {
+            self.check_at(token, NOW).unwrap_err().outcome().2
+        }
+    }
+
+    #[test]
+    fn a_token_opens_its_service_for_its_time() {
+        let tokens = Tokens::new();
+        let token = tokens.mint(|_| {});
+        assert_eq!(tokens.check_at(&token, NOW), Ok(Principal::Client(tokens.client.clone())));
+        let code = |now| tokens.check_at(&token, Timestamp(NOW.0 + now)).map_err(|error| error.outcome().2);
+        assert!(code(3599).is_ok());
+        assert_eq!(code(3600), Err("GW_TOKEN_EXPIRED"));
+        assert_eq!(code(-1), Err("GW_TOKEN_EXPIRED"));
+    }
+
+    #[test]
+    fn forged_tokens_are_refused() {
+        let tokens = Tokens::new();
+        let kid = tokens.key.id.as_str();
+        let good = serde_json::json!({ "alg": "EdDSA", "typ": "at+jwt", "kid": kid });
+        assert!(tokens.check_at(&tokens.forge(&good), NOW).is_ok());
+        let with = |name: &str, value: serde_json::Value| {
+            let mut header = good.clone();
+            header[name] = value;
+            header
+        };
+        let foreign = SigningKey::generate(NOW, NOW).unwrap();
+        for header in [
+            with("alg", "none".into()),
+            with("alg", "HS256".into()),
+            with("alg", "ES256".into()),
+            with("typ", "JWT".into()),
+            with("typ", serde_json::Value::Null),
+            with("kid", foreign.id.as_str().into()),
+            with("kid", "../../etc/passwd".into()),
+            with("jku", "https://evil.example.com/jwks.json".into()),
+            with("jwk", serde_json::json!({ "kty": "OKP", "crv": "Ed25519", "x": foreign.public_key })),
+            with("x5u", "https://evil.example.com/chain.pem".into()),
+            with("x5c", serde_json::json!(["MIIB"])),
+            with("crit", serde_json::json!(["b64"])),
+            with("zip", "DEF".into()),
+        ] {
+            assert_eq!(tokens.code(&tokens.forge(&header)), "GW_TOKEN_INVALID", "{header}");
+        }
+        let token = tokens.mint(|_| {});
+        let (message, signature) = token.rsplit_once('.').unwrap();
+        let (header, claims) = message.split_once('.').unwrap();
+        let elsewhere = SigningKey::from_record(&foreign).unwrap().sign(&tokens.claims()).unwrap();
+        for bad in [
+            format!("{message}."),
+            message.to_owned(),
+            format!("{message}.{}", &signature[..signature.len() - 2]),
+            format!("{message}.{}", "A".repeat(signature.len())),
+            format!("{header}.{}.{signature}", claims.replacen('A', "B", 1)),
+            format!("{token}.{signature}"),
+            elsewhere,
+            String::new(),
+            "a.b.c".to_owned(),
+            "x".repeat(5000),
+        ] {
+            assert_eq!(tokens.code(&bad), "GW_TOKEN_INVALID", "{bad}");
+        }
+        for scheme in ["", "Basic ", "Bearer  Bearer "] {
+            let value = format!("{scheme}{token}");
+            let refused = check(&directory_of(&tokens.records), &[(X_GW_AUTHORIZATION, &value)]).unwrap_err();
+            assert!(matches!(refused, Error::TokenInvalid(_)), "{scheme:?}");
+        }
+    }
+
+    /// The classic confusion: the public key as an HMAC secret.
+    #[test]
+    fn a_public_key_is_no_secret() {
+        let tokens = Tokens::new();
+        let mut header = jsonwebtoken::Header::new(jsonwebtoken::Algorithm::HS256);
+        header.typ = Some("at+jwt".into());
+        header.kid = Some(tokens.key.id.to_string());
+        for secret in [tokens.key.public_key.as_bytes(), directory_of(&tokens.records).jwks()] {
+            let key = jsonwebtoken::EncodingKey::from_secret(secret);
+            let token = jsonwebtoken::encode(&header, &tokens.claims(), &key).unwrap();
+            assert_eq!(tokens.code(&token), "GW_TOKEN_INVALID");
+        }
+    }
+
+    #[test]
+    fn rightly_signed_tokens_open_nothing_else() {
+        let tokens = Tokens::new();
+        let code = |edit: fn(&mut Claims)| tokens.code(&tokens.mint(edit));
+        assert_eq!(code(|claims| claims.iss = "https://eu2.example.com".into()), "GW_TOKEN_INVALID");
+        assert_eq!(code(|claims| std::mem::swap(&mut claims.iss, &mut claims.aud)), "GW_TOKEN_INVALID");
+        let other = |claims: &mut Claims| claims.aud = "https://acme--other.eu1.example.com".into();
+        assert_eq!(code(other), "GW_TOKEN_AUDIENCE_MISMATCH");
+        assert_eq!(code(|claims| claims.aud.push_str(":443")), "GW_TOKEN_AUDIENCE_MISMATCH");
+        assert_eq!(code(|claims| claims.exp = NOW.0), "GW_TOKEN_EXPIRED");
+        assert_eq!(code(|claims| claims.nbf = NOW.0 + 1), "GW_TOKEN_EXPIRED");
+        assert_eq!(code(|claims| claims.client_id = ClientId::random()), "GW_CREDENTIAL_REVOKED");
+    }
+
+    #[test]
+    fn revocation_and_expiry_reach_tokens_that_were_verified_before() {
+        let mut tokens = Tokens::new();
+        let (token, mut verified) = (format!("Bearer {}", tokens.mint(|_| {})), VerifiedTokens::default());
+        let mut code = |records: &Records, now| {
+            let fields = [(X_GW_AUTHORIZATION, token.as_str())];
+            check_with(&directory_of(records), &mut verified, now, &fields).map_err(|error| error.outcome().2)
+        };
+        assert!(code(&tokens.records, NOW).is_ok());
+        assert_eq!(code(&tokens.records, Timestamp(NOW.0 + 3600)), Err("GW_TOKEN_EXPIRED"));
+        let put = |records: &mut Records, grant| {
+            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), grant }));
+        };
+        for revoked in [grant("acme", "api", false), grant("acme", "other", true), grant("evil", "api", true)] {
+            put(&mut tokens.records, revoked);
+            assert_eq!(code(&tokens.records, NOW), Err("GW_CREDENTIAL_REVOKED"));
+        }
+        put(&mut tokens.records, grant("acme", "api", true));
+        assert!(code(&tokens.records, NOW).is_ok());
+        // A key that is withdrawn takes its tokens with it.
+        tokens.records.signing_keys.clear();
+        assert_eq!(code(&tokens.records, NOW), Err("GW_TOKEN_INVALID"));
+    }
+
+    #[test]
+    fn a_new_key_does_not_make_old_signatures_its_own() {
+        let mut tokens = Tokens::new();
+        let old = tokens.mint(|_| {});
+        let new = SigningKey::generate(NOW, NOW).unwrap();
+        tokens.records.put(Record::SigningKey(new.clone()));
+        assert!(tokens.check_at(&old, NOW).is_ok(), "its key is still published");
+        // The old signature under the new key's id.
+        let header = serde_json::json!({ "alg": "EdDSA", "typ": "at+jwt", "kid": new.id });
+        assert_eq!(tokens.code(&tokens.forge(&header)), "GW_TOKEN_INVALID");
+    }
+
+    #[test]
+    fn who_may_not_verify_is_refused_only_what_was_not_verified_before() {
+        let tokens = Tokens::new();
+        let (directory, mut verified) = (directory_of(&tokens.records), VerifiedTokens::default());
+        let mut headers = HeaderMap::new();
+        headers.insert(X_GW_AUTHORIZATION, format!("Bearer {}", tokens.mint(|_| {})).parse().unwrap());
+        let mut attempt = |may_verify: Result<(), Error>| {
+            let service = directory.service("acme--api").unwrap();
+            let may_verify = || may_verify;
+            let checks = Checks { directory: &directory, issuer: ISSUER, service, now: || NOW, may_verify };
+            authenticate(checks, &mut verified, &headers).map(drop)
+        };
+        let limited = Error::AuthRateLimited { retry_after: Duration::from_secs(1) };
+        assert_eq!(attempt(Err(limited.clone())), Err(limited.clone()));
+        assert_eq!(attempt(Ok(())), Ok(()));
+        assert_eq!(attempt(Err(limited)), Ok(()));
     }
 }

@@ -128,21 +128,41 @@ async fn serve_request(
 /// Answers before a request could be understood, and closes: nothing after it can be trusted to be a request.
 pub(crate) async fn refuse_and_close(core: &Rc<Core>, stream: &TlsStream, error: &Error, registered: &Registered) {
     core.counters.refused(error);
+    registered.expect_by(Instant::now() + limits::LINGER);
+    // The caller may not wait for the answer; the connection closes either way.
+    let _ = write_error(core, stream, error, registered, false).await;
+    linger(stream, registered).await;
+}
+
+/// Answers a request without a body that another is to follow.
+pub(crate) async fn answer(
+    core: &Rc<Core>,
+    stream: &TlsStream,
+    error: &Error,
+    registered: &Registered,
+) -> Result<(), CallerGone> {
+    write_error(core, stream, error, registered, true).await
+}
+
+async fn write_error(
+    core: &Rc<Core>,
+    stream: &TlsStream,
+    error: &Error,
+    registered: &Registered,
+    keep_alive: bool,
+) -> Result<(), CallerGone> {
     let begun = Cell::new(false);
     let mut response = Response {
         stream,
         version: Version::Http11,
         is_head: false,
-        keep_alive: false,
+        keep_alive,
         framing: Framing::None,
         out: Vec::new(),
         begun: &begun,
         registered,
     };
-    registered.expect_by(Instant::now() + limits::LINGER);
-    // The caller may not wait for the answer; the connection closes either way.
-    let _ = response.whole(error.response(core.ids.next_id())).await;
-    linger(stream, registered).await;
+    response.whole(error.response(core.ids.next_id())).await
 }
 
 /// Closes after a response to a request that was not read to its end: what still arrives is thrown away for a while,

@@ -5,11 +5,29 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// Capacity and refill of a bucket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct Rate {
     burst: u32,
     refill_per_minute: u32,
+}
+
+/// A rate as it is written down.
+#[derive(Deserialize)]
+struct Unchecked {
+    burst: u32,
+    refill_per_minute: u32,
+}
+
+impl TryFrom<Unchecked> for Rate {
+    type Error = &'static str;
+
+    fn try_from(Unchecked { burst, refill_per_minute }: Unchecked) -> Result<Self, Self::Error> {
+        Self::new(burst, refill_per_minute).ok_or("burst and refill_per_minute must be at least 1")
+    }
 }
 
 impl Rate {
@@ -52,19 +70,28 @@ impl Bucket {
 
     /// Takes one request out, or says after what time there will be one.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let full_at = self.full_at.max(now) + self.rate.interval();
-        let wait = full_at.saturating_duration_since(now).saturating_sub(self.rate.time_to_fill());
+        let wait = self.until_one(now);
         if wait.is_zero() {
-            self.full_at = full_at;
+            self.full_at = self.full_at.max(now) + self.rate.interval();
             Ok(())
         } else {
             Err(wait)
         }
     }
 
+    /// After what time there will be a request to take; zero if there is one.
+    pub fn until_one(&self, now: Instant) -> Duration {
+        (self.until_full(now) + self.rate.interval()).saturating_sub(self.rate.time_to_fill())
+    }
+
+    /// After what time there will be the whole burst again; zero if there is.
+    pub fn until_full(&self, now: Instant) -> Duration {
+        self.full_at.saturating_duration_since(now)
+    }
+
     /// Whether a new bucket would be no different.
     pub fn is_full(&self, now: Instant) -> bool {
-        self.full_at <= now
+        self.until_full(now).is_zero()
     }
 
     /// Goes on with another rate. What was taken stays taken, as far as the new capacity goes.
@@ -72,7 +99,7 @@ impl Bucket {
         if rate == self.rate {
             return;
         }
-        let missing = self.full_at.saturating_duration_since(now).as_nanos();
+        let missing = self.until_full(now).as_nanos();
         let requests_missing = missing.div_ceil(self.rate.interval().as_nanos()).min(u128::from(rate.burst));
         self.full_at = now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst);
         self.rate = rate;
@@ -124,6 +151,21 @@ mod tests {
     }
 
     #[test]
+    fn looking_takes_nothing() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(2, 60), start);
+        assert_eq!((bucket.until_one(start), bucket.until_full(start)), (Duration::ZERO, Duration::ZERO));
+        bucket.take(start).unwrap();
+        bucket.take(start).unwrap();
+        let seconds = |until: Duration| until.as_secs_f64();
+        assert_eq!((seconds(bucket.until_one(start)), seconds(bucket.until_full(start))), (1.0, 2.0));
+        let later = start + Duration::from_millis(1500);
+        assert_eq!((seconds(bucket.until_one(later)), seconds(bucket.until_full(later))), (0.0, 0.5));
+        assert!(!bucket.is_full(later));
+        bucket.take(later).unwrap();
+    }
+
+    #[test]
     fn changing_the_rate_gives_nothing_back() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(10, 60), start);
@@ -158,7 +200,12 @@ mod tests {
                 } else {
                     Err(Duration::from_nanos(u64::try_from(interval - level).unwrap()))
                 };
-                prop_assert_eq!(bucket.take(now), expected);
+                let until_one = bucket.until_one(now);
+                let taken = bucket.take(now);
+                prop_assert_eq!(taken, expected);
+                prop_assert_eq!(until_one, expected.err().unwrap_or_default());
+                let missing = Duration::from_nanos(u64::try_from(capacity - level).unwrap());
+                prop_assert_eq!(bucket.until_full(now), missing);
             }
         }
     }

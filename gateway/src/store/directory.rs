@@ -1,22 +1,29 @@
 //! The immutable snapshot of all records that every worker holds a reference to.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
-use gw_shared::secret::SecretHash;
+use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
 
-use super::{Modes, Records};
+use super::{Grant, Modes, Records};
+use crate::auth::jwt;
+use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
 use crate::limit::Rate;
 use crate::ownership::{self, WorkerId};
 
+pub use crate::auth::jwt::SigningKey;
+
 /// What admission needs to know, indexed the way it asks.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Directory {
     services: HashMap<Arc<str>, Arc<Service>>,
-    service_keys: HashMap<KeyId, ServiceKey>,
+    service_keys: HashMap<KeyId, Grant>,
+    credentials: HashMap<ClientId, Grant>,
     agents: HashMap<AgentId, Agent>,
+    signing_keys: HashMap<SigningKeyId, SigningKey>,
+    jwks: bytes::Bytes,
 }
 
 #[derive(Debug)]
@@ -24,6 +31,8 @@ pub struct Service {
     /// `{account}--{service}`: the first label of the hostname, and the name by which workers know the service.
     pub label: Arc<str>,
     pub hostname: String,
+    /// `aud` of its tokens: `https://{hostname}`, never with a port.
+    pub audience: String,
     /// The worker that holds this service's bucket and tunnels.
     pub owner: WorkerId,
     pub account: AccountId,
@@ -34,72 +43,114 @@ pub struct Service {
 }
 
 #[derive(Debug)]
-pub struct ServiceKey {
-    pub id: KeyId,
-    pub account: AccountId,
-    pub secret: SecretHash,
-    pub allowed_services: Vec<ServiceId>,
-    pub enabled: bool,
-}
-
-#[derive(Debug)]
 pub struct Agent {
     pub account: AccountId,
-    pub services: Vec<ServiceId>,
-    pub revoked: bool,
+    pub services: BTreeSet<ServiceId>,
+    pub status: EnrollmentStatus,
+    /// When its newest certificate expires; `None` while it has none.
+    pub certificate_not_after: Option<Timestamp>,
 }
 
 impl Directory {
     /// Indexes `records` for `workers` workers. Services whose hostname DNS has no room for cannot be reached and are
-    /// left out; the store does not take them in the first place.
-    pub fn new(records: Records, region: &Region, workers: usize) -> Self {
-        let services = records.services.into_iter().filter_map(|record| {
+    /// left out; the control plane does not take them in the first place.
+    pub fn new(records: &Records, region: &Region, workers: usize) -> Self {
+        let services = records.services.values().filter_map(|record| {
             let label: Arc<str> = tenant_label(&record.account, &record.id)?.into();
             let hostname = region.tenant_hostname(&record.account, &record.id)?;
             let service = Service {
                 label: Arc::clone(&label),
                 owner: ownership::owner(&hostname, workers),
+                audience: format!("https://{hostname}"),
                 hostname,
-                account: record.account,
-                id: record.id,
+                account: record.account.clone(),
+                id: record.id.clone(),
                 modes: record.modes,
                 enabled: record.enabled,
                 rate: record.rate,
             };
             Some((label, Arc::new(service)))
         });
-        let service_keys = records.service_keys.into_iter().map(|record| {
-            let key = ServiceKey {
-                id: record.id.clone(),
-                account: record.account,
-                secret: record.secret,
-                allowed_services: record.allowed_services,
-                enabled: record.enabled,
+        let service_keys = records.service_keys.values().map(|record| (record.id.clone(), record.grant.clone()));
+        let credentials = records.credentials.values().map(|record| (record.id.clone(), record.grant.clone()));
+        let agents = records.agents.values().map(|record| {
+            let agent = Agent {
+                account: record.account.clone(),
+                services: record.services.clone(),
+                status: record.status,
+                certificate_not_after: record.certificate_not_after,
             };
-            (record.id, key)
+            (record.id.clone(), agent)
         });
-        let agents = records.agents.into_iter().map(|record| {
-            (record.id, Agent { account: record.account, services: record.services, revoked: record.revoked })
-        });
-        Self { services: services.collect(), service_keys: service_keys.collect(), agents: agents.collect() }
+        let signing_keys = records.signing_keys.values().filter_map(SigningKey::from_record);
+        Self {
+            services: services.collect(),
+            service_keys: service_keys.collect(),
+            credentials: credentials.collect(),
+            agents: agents.collect(),
+            signing_keys: signing_keys.map(|key| (key.id.clone(), key)).collect(),
+            jwks: jwt::key_set(records.signing_keys.values()),
+        }
     }
 
     pub fn service(&self, label: &str) -> Option<&Arc<Service>> {
         self.services.get(label)
     }
 
-    pub fn service_key(&self, id: &str) -> Option<&ServiceKey> {
-        self.service_keys.get(id)
+    pub fn service_key(&self, id: &str) -> Option<(&KeyId, &Grant)> {
+        self.service_keys.get_key_value(id)
+    }
+
+    pub fn credential(&self, id: &str) -> Option<(&ClientId, &Grant)> {
+        self.credentials.get_key_value(id)
     }
 
     pub fn agent(&self, id: &str) -> Option<&Agent> {
         self.agents.get(id)
+    }
+
+    /// Hostnames of what an agent serves.
+    pub fn hostnames(&self, agent: &Agent) -> Vec<String> {
+        let label = |service| tenant_label(&agent.account, service);
+        let services = agent.services.iter().filter_map(|service| self.service(&label(service)?));
+        services.map(|service| service.hostname.clone()).collect()
+    }
+
+    pub fn signing_key(&self, id: &str) -> Option<&SigningKey> {
+        self.signing_keys.get(id)
+    }
+
+    /// The key that signs at `now`: of those that may, the latest.
+    pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
+        self.signing_keys
+            .values()
+            .filter(|key| key.active_from <= now)
+            .max_by(|a, b| (a.active_from, &a.id).cmp(&(b.active_from, &b.id)))
+    }
+
+    /// The public keys as a JWK Set (RFC 7517 §5), JSON.
+    pub fn jwks(&self) -> &bytes::Bytes {
+        &self.jwks
+    }
+}
+
+impl Grant {
+    /// Whether its holder may use `service` now.
+    pub(crate) fn opens(&self, service: &Service) -> bool {
+        self.enabled && self.account == service.account && self.allowed_services.contains(&service.id)
     }
 }
 
 impl Agent {
     /// Whether this agent may serve `service` now.
     pub fn may_serve(&self, service: &Service) -> bool {
-        !self.revoked && self.account == service.account && self.services.contains(&service.id)
+        self.status == EnrollmentStatus::Approved
+            && self.account == service.account
+            && self.services.contains(&service.id)
+    }
+
+    /// Whether its newest certificate has expired.
+    pub fn is_expired(&self, now: Timestamp) -> bool {
+        self.certificate_not_after.is_some_and(|not_after| not_after <= now)
     }
 }

@@ -1,84 +1,90 @@
-//! What is kept: accounts, services, service keys, agents. An interface, with SQLite as its first implementation, and
-//! the snapshots that workers read instead of a database.
+//! What is kept, and where: an interface, with SQLite as its first implementation, and the snapshots that workers read
+//! instead of a database.
 
 mod directory;
+mod records;
 mod sqlite;
 
-use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
-use gw_shared::secret::SecretHash;
+use gw_shared::id::AccountId;
 
-pub use directory::{Agent, Directory, Service, ServiceKey};
+pub use directory::{Agent, Directory, Service, SigningKey};
+pub use records::{
+    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Grant, Modes,
+    PublicKeyHash, Record, RecordId, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
+};
 pub use sqlite::SqliteStore;
 
-use crate::limit::Rate;
+use crate::clock::Timestamp;
 
-/// Where records are kept. Every method either takes effect whole, and then survives a crash, or not at all.
+/// Where records are kept.
 pub trait Store: Send {
-    /// Everything that admission needs, in one consistent reading.
+    /// Everything, in one consistent reading.
     fn load(&self) -> Result<Records, StoreError>;
-    /// Creates or replaces the record of the same identity.
-    fn put(&mut self, record: Record) -> Result<(), StoreError>;
+    /// Takes all steps and appends the entry to the audit log. Either all of it takes effect, and then survives a
+    /// crash, or none.
+    fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError>;
+    /// Entries of the audit log, the newest first.
+    fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
 }
 
-/// One record of any kind.
+/// Who changed what, when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Record {
-    Account(AccountId),
-    Service(ServiceRecord),
-    ServiceKey(ServiceKeyRecord),
-    Agent(AgentRecord),
+pub struct AuditEntry {
+    pub at: Timestamp,
+    /// `admin`, `gateway`, `agent ag_…`, `enrollment-token …`.
+    pub actor: String,
+    /// For example `service.create`.
+    pub action: &'static str,
+    /// The account it belongs to, if any.
+    pub account: Option<AccountId>,
+    /// Identity of what was changed.
+    pub target: String,
+    /// What it was changed to, as the administration API would show it. No secrets.
+    pub detail: serde_json::Value,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Records {
-    pub accounts: Vec<AccountId>,
-    pub services: Vec<ServiceRecord>,
-    pub service_keys: Vec<ServiceKeyRecord>,
-    pub agents: Vec<AgentRecord>,
-}
-
-/// Ways in which callers of a service may authenticate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Modes {
-    pub jwt: bool,
-    pub service_key: bool,
-}
-
+/// An entry as it is kept. Numbers grow.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceRecord {
-    pub account: AccountId,
-    pub id: ServiceId,
-    pub modes: Modes,
-    pub enabled: bool,
-    pub rate: Rate,
+pub struct NumberedEntry {
+    pub number: i64,
+    pub at: Timestamp,
+    pub actor: String,
+    pub action: String,
+    pub account: Option<String>,
+    pub target: String,
+    pub detail: serde_json::Value,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceKeyRecord {
-    pub id: KeyId,
-    pub account: AccountId,
-    pub secret: SecretHash,
-    pub allowed_services: Vec<ServiceId>,
-    pub enabled: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentRecord {
-    pub id: AgentId,
-    pub account: AccountId,
-    pub name: String,
-    pub services: Vec<ServiceId>,
-    pub revoked: bool,
+/// Which entries.
+#[derive(Debug, Clone)]
+pub struct AuditQuery {
+    pub account: Option<String>,
+    /// Entries before this one.
+    pub before: Option<i64>,
+    pub limit: usize,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("store: {0}")]
-    Sqlite(#[from] rusqlite::Error),
+    Sqlite(rusqlite::Error),
+    #[error("store: another process has it open: one gateway per data folder")]
+    InUse,
+    #[error("store: the disk is full; nothing was changed")]
+    Full,
     #[error("store: the database is of schema {found}, this program knows up to {known}: run the newer version")]
     NewerSchema { found: usize, known: usize },
     #[error("store: a stored record cannot be read: {0}")]
     Corrupt(String),
-    #[error("no account {0}; create it first")]
-    NoSuchAccount(AccountId),
+    #[error("store: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DiskFull) => Self::Full,
+            _ => Self::Sqlite(error),
+        }
+    }
 }

@@ -1,16 +1,18 @@
-//! The store on SQLite: write-ahead log, every commit synced.
+//! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use gw_shared::id::{AccountId, ServiceId};
-use gw_shared::secret::SecretHash;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
+use serde::de::DeserializeOwned;
 
-use super::{AgentRecord, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, Store, StoreError};
-use crate::limit::Rate;
+use super::{AuditEntry, AuditQuery, NumberedEntry, Record, RecordId, Records, Step, Store, StoreError};
+use crate::clock::Timestamp;
 
 /// Each entry brings a database from the schema numbered by its index to the next. Append only.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE accounts (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
     CREATE TABLE services (
         account TEXT NOT NULL REFERENCES accounts (id),
@@ -36,25 +38,73 @@ const MIGRATIONS: &[&str] = &["
         services TEXT NOT NULL,
         revoked INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
-"];
+",
+    "
+    -- One table for records of every kind, each a JSON document, and the audit log beside it.
+    CREATE TABLE records (
+        kind TEXT NOT NULL,
+        id TEXT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (kind, id)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        at INTEGER NOT NULL,
+        actor TEXT NOT NULL,
+        action TEXT NOT NULL,
+        account TEXT,
+        target TEXT NOT NULL,
+        detail TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX audit_of_account ON audit (account, number);
+    INSERT INTO records SELECT 'account', id, json_object('id', id, 'created_at', 0) FROM accounts;
+    INSERT INTO records SELECT 'service', account || '/' || id, json_object(
+        'account', account, 'id', id,
+        'modes', json_object(
+            'jwt', json(iif(mode_jwt, 'true', 'false')), 'service_key', json(iif(mode_service_key, 'true', 'false'))),
+        'enabled', json(iif(enabled, 'true', 'false')),
+        'rate', json_object('burst', burst, 'refill_per_minute', refill_per_minute)
+    ) FROM services;
+    INSERT INTO records SELECT 'service_key', id, json_object(
+        'id', id, 'account', account, 'secret', lower(hex(secret_sha256)),
+        'allowed_services', json('[\"' || replace(allowed_services, ' ', '\",\"') || '\"]'),
+        'enabled', json(iif(enabled, 'true', 'false'))
+    ) FROM service_keys;
+    INSERT INTO records SELECT 'agent', id, json_object(
+        'id', id, 'account', account, 'name', name,
+        'services', json('[\"' || replace(services, ' ', '\",\"') || '\"]'),
+        'status', iif(revoked, 'revoked', 'approved')
+    ) FROM agents;
+    DROP TABLE agents;
+    DROP TABLE service_keys;
+    DROP TABLE services;
+    DROP TABLE accounts;
+",
+];
 
 /// A store in one SQLite file.
 pub struct SqliteStore(Connection);
 
 impl SqliteStore {
-    /// Opens or creates the database at `path` and brings its schema up to date.
+    /// Opens or creates the database at `path` (mode 0600) and brings its schema up to date.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        // SQLite gives the files beside it the same permissions.
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let connection = Connection::open(path)?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
+        // Also keeps the log's index in memory instead of a mapped file, which a full disk could take away under us.
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        connection.pragma_update(None, "journal_mode", "WAL").map_err(|error| match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
+            _ => error.into(),
+        })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "foreign_keys", "ON")?;
         let mut store = Self(connection);
         store.migrate()?;
         Ok(store)
     }
 
     fn migrate(&mut self) -> Result<(), StoreError> {
-        let transaction = self.0.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
         let found = found as usize;
         let Some(missing) = MIGRATIONS.get(found..) else {
@@ -71,215 +121,298 @@ impl SqliteStore {
 
 impl Store for SqliteStore {
     fn load(&self) -> Result<Records, StoreError> {
-        // One transaction, so that what is read fits together.
-        let reading = self.0.unchecked_transaction()?;
-        let records = Records {
-            accounts: read(&reading, "SELECT id FROM accounts", |row| parse(row, 0))?,
-            services: read(
-                &reading,
-                "SELECT account, id, mode_jwt, mode_service_key, enabled, burst, refill_per_minute FROM services",
-                read_service,
-            )?,
-            service_keys: read(
-                &reading,
-                "SELECT id, account, secret_sha256, allowed_services, enabled FROM service_keys",
-                read_service_key,
-            )?,
-            agents: read(&reading, "SELECT id, account, name, services, revoked FROM agents", read_agent)?,
-        };
-        reading.finish()?;
+        let mut statement = self.0.prepare("SELECT kind, document FROM records")?;
+        let mut rows = statement.query([])?;
+        let mut records = Records::default();
+        while let Some(row) = rows.next()? {
+            let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
+            records.put(read_record(&kind, &document)?);
+        }
         Ok(records)
     }
 
-    fn put(&mut self, record: Record) -> Result<(), StoreError> {
-        let account = match &record {
-            Record::Account(_) => None,
-            Record::Service(service) => Some(service.account.clone()),
-            Record::ServiceKey(key) => Some(key.account.clone()),
-            Record::Agent(agent) => Some(agent.account.clone()),
-        };
-        let written = match record {
-            Record::Account(id) => {
-                self.0.execute("INSERT INTO accounts (id) VALUES (?1) ON CONFLICT DO NOTHING", params![id.as_str()])
+    fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError> {
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for step in steps {
+            match step {
+                Step::Put(record) => {
+                    let (kind, id) = key(&record.id());
+                    transaction
+                        .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
+                        .execute(params![kind, id, document(record)?])?;
+                }
+                Step::Delete(record) => {
+                    let (kind, id) = key(record);
+                    transaction
+                        .prepare_cached("DELETE FROM records WHERE kind = ?1 AND id = ?2")?
+                        .execute(params![kind, id])?;
+                }
             }
-            Record::Service(service) => self.0.execute(
-                "INSERT OR REPLACE INTO services VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-                params![
-                    service.account.as_str(),
-                    service.id.as_str(),
-                    service.modes.jwt,
-                    service.modes.service_key,
-                    service.enabled,
-                    service.rate.burst(),
-                    service.rate.refill_per_minute(),
-                ],
-            ),
-            Record::ServiceKey(key) => self.0.execute(
-                "INSERT OR REPLACE INTO service_keys VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![
-                    key.id.as_str(),
-                    key.account.as_str(),
-                    key.secret.as_bytes(),
-                    join(&key.allowed_services),
-                    key.enabled,
-                ],
-            ),
-            Record::Agent(agent) => self.0.execute(
-                "INSERT OR REPLACE INTO agents VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![agent.id.as_str(), agent.account.as_str(), agent.name, join(&agent.services), agent.revoked,],
-            ),
-        };
-        match (written, account) {
-            (Err(rusqlite::Error::SqliteFailure(error, _)), Some(account))
-                if error.extended_code == rusqlite::ffi::SQLITE_CONSTRAINT_FOREIGNKEY =>
-            {
-                Err(StoreError::NoSuchAccount(account))
-            }
-            (written, _) => written.map(drop).map_err(Into::into),
         }
+        transaction
+            .prepare_cached(
+                "INSERT INTO audit (at, actor, action, account, target, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
+            .execute(params![
+                entry.at.0,
+                entry.actor,
+                entry.action,
+                entry.account.as_ref().map(|account| account.as_str()),
+                entry.target,
+                entry.detail.to_string(),
+            ])?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
+        let mut statement = self.0.prepare_cached(
+            "SELECT number, at, actor, action, account, target, detail FROM audit
+             WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3",
+        )?;
+        let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+        let mut rows = statement.query(params![query.account, query.before.unwrap_or(i64::MAX), limit])?;
+        let mut entries = Vec::new();
+        while let Some(row) = rows.next()? {
+            let detail: String = row.get(6)?;
+            entries.push(NumberedEntry {
+                number: row.get(0)?,
+                at: Timestamp(row.get(1)?),
+                actor: row.get(2)?,
+                action: row.get(3)?,
+                account: row.get(4)?,
+                target: row.get(5)?,
+                detail: serde_json::from_str(&detail).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+            });
+        }
+        Ok(entries)
     }
 }
 
-fn read<T>(
-    connection: &Connection,
-    query: &str,
-    mut record: impl FnMut(&Row<'_>) -> Result<T, StoreError>,
-) -> Result<Vec<T>, StoreError> {
-    let mut statement = connection.prepare(query)?;
-    let mut rows = statement.query([])?;
-    let mut records = Vec::new();
-    while let Some(row) = rows.next()? {
-        records.push(record(row)?);
+/// `kind` and `id` of a record's row.
+fn key(id: &RecordId) -> (&'static str, String) {
+    match id {
+        RecordId::Account(id) => ("account", id.to_string()),
+        RecordId::Service(account, id) => ("service", format!("{account}/{id}")),
+        RecordId::Credential(id) => ("credential", id.to_string()),
+        RecordId::ServiceKey(id) => ("service_key", id.to_string()),
+        RecordId::EnrollmentToken(id) => ("enrollment_token", id.to_string()),
+        RecordId::Agent(id) => ("agent", id.to_string()),
+        RecordId::SigningKey(id) => ("signing_key", id.to_string()),
     }
-    Ok(records)
 }
 
-fn read_service(row: &Row<'_>) -> Result<ServiceRecord, StoreError> {
-    Ok(ServiceRecord {
-        account: parse(row, 0)?,
-        id: parse(row, 1)?,
-        modes: Modes { jwt: row.get(2)?, service_key: row.get(3)? },
-        enabled: row.get(4)?,
-        rate: Rate::new(row.get(5)?, row.get(6)?)
-            .ok_or_else(|| StoreError::Corrupt("a service's rate is zero".to_owned()))?,
+fn document(record: &Record) -> Result<String, StoreError> {
+    match record {
+        Record::Account(record) => serde_json::to_string(record),
+        Record::Service(record) => serde_json::to_string(record),
+        Record::Credential(record) => serde_json::to_string(record),
+        Record::ServiceKey(record) => serde_json::to_string(record),
+        Record::EnrollmentToken(record) => serde_json::to_string(record),
+        Record::Agent(record) => serde_json::to_string(record),
+        Record::SigningKey(record) => serde_json::to_string(record),
+    }
+    .map_err(|error| StoreError::Corrupt(error.to_string()))
+}
+
+fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
+    fn read<T: DeserializeOwned>(kind: &str, document: &str) -> Result<T, StoreError> {
+        serde_json::from_str(document).map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
+    }
+    Ok(match kind {
+        "account" => Record::Account(read(kind, document)?),
+        "service" => Record::Service(read(kind, document)?),
+        "credential" => Record::Credential(read(kind, document)?),
+        "service_key" => Record::ServiceKey(read(kind, document)?),
+        "enrollment_token" => Record::EnrollmentToken(read(kind, document)?),
+        "agent" => Record::Agent(read(kind, document)?),
+        "signing_key" => Record::SigningKey(read(kind, document)?),
+        other => return Err(StoreError::Corrupt(format!("records of kind {other:?} are not known"))),
     })
-}
-
-fn read_service_key(row: &Row<'_>) -> Result<ServiceKeyRecord, StoreError> {
-    let secret: Vec<u8> = row.get(2)?;
-    Ok(ServiceKeyRecord {
-        id: parse(row, 0)?,
-        account: parse(row, 1)?,
-        secret: SecretHash::from_bytes(&secret)
-            .ok_or_else(|| StoreError::Corrupt("a service key's hash is not 32 bytes".to_owned()))?,
-        allowed_services: split(row, 3)?,
-        enabled: row.get(4)?,
-    })
-}
-
-fn read_agent(row: &Row<'_>) -> Result<AgentRecord, StoreError> {
-    Ok(AgentRecord {
-        id: parse(row, 0)?,
-        account: parse::<AccountId>(row, 1)?,
-        name: row.get(2)?,
-        services: split(row, 3)?,
-        revoked: row.get(4)?,
-    })
-}
-
-fn parse<T: std::str::FromStr<Err: ToString>>(row: &Row<'_>, column: usize) -> Result<T, StoreError> {
-    let text: String = row.get(column)?;
-    text.parse().map_err(|error: T::Err| StoreError::Corrupt(error.to_string()))
-}
-
-/// Service ids have no spaces: a list of them is kept as text with spaces between.
-fn join(services: &[ServiceId]) -> String {
-    services.iter().map(ServiceId::as_str).collect::<Vec<_>>().join(" ")
-}
-
-fn split(row: &Row<'_>, column: usize) -> Result<Vec<ServiceId>, StoreError> {
-    let text: String = row.get(column)?;
-    text.split_whitespace()
-        .map(|id| ServiceId::new(id).map_err(|error| StoreError::Corrupt(error.to_string())))
-        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use gw_shared::id::{AgentId, KeyId};
+    use std::collections::BTreeSet;
 
+    use gw_shared::enrollment::EnrollmentStatus;
+    use gw_shared::id::{
+        AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
+    };
+    use gw_shared::secret::{Secret, SecretHash};
+
+    use super::super::*;
     use super::*;
+    use crate::limit::Rate;
 
-    fn sample() -> Records {
-        let account = AccountId::new("acme").unwrap();
-        let services = vec![ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()];
-        Records {
-            accounts: vec![account.clone()],
-            services: vec![ServiceRecord {
-                account: account.clone(),
-                id: services[0].clone(),
-                modes: Modes { jwt: true, service_key: false },
-                enabled: true,
-                rate: Rate::new(1000, 300).unwrap(),
-            }],
-            service_keys: vec![ServiceKeyRecord {
-                id: KeyId::random(),
-                account: account.clone(),
-                secret: SecretHash::of("x"),
-                allowed_services: services.clone(),
-                enabled: false,
-            }],
-            agents: vec![AgentRecord {
-                id: AgentId::random(),
-                account,
-                name: "it's \"mine\"".into(),
-                services,
-                revoked: true,
-            }],
+    fn entry(action: &'static str) -> AuditEntry {
+        AuditEntry {
+            at: Timestamp(7),
+            actor: "admin".into(),
+            action,
+            account: Some(AccountId::new("acme").unwrap()),
+            target: "x".into(),
+            detail: serde_json::json!({"a": [1, "it's"]}),
         }
     }
 
-    fn put_all(store: &mut SqliteStore, records: Records) {
-        let accounts = records.accounts.into_iter().map(Record::Account);
-        let services = records.services.into_iter().map(Record::Service);
-        let keys = records.service_keys.into_iter().map(Record::ServiceKey);
-        let agents = records.agents.into_iter().map(Record::Agent);
-        accounts.chain(services).chain(keys).chain(agents).for_each(|record| store.put(record).unwrap());
+    /// One of each kind.
+    fn samples() -> Vec<Record> {
+        let account = AccountId::new("acme").unwrap();
+        let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
+        let grant = Grant {
+            account: account.clone(),
+            name: Some("it's \"mine\"".into()),
+            secret: SecretHash::of("x"),
+            allowed_services: services.clone(),
+            enabled: false,
+            created_at: Timestamp(5),
+        };
+        vec![
+            Record::Account(AccountRecord { id: account.clone(), created_at: Timestamp(1) }),
+            Record::Service(ServiceRecord {
+                account: account.clone(),
+                id: ServiceId::new("api").unwrap(),
+                modes: Modes { jwt: true, service_key: false },
+                enabled: true,
+                rate: Rate::new(1000, 300).unwrap(),
+                request_logging: true,
+                capture_request_body: false,
+                capture_response_body: true,
+                created_at: Timestamp(2),
+            }),
+            Record::Credential(CredentialRecord { id: ClientId::random(), grant: grant.clone() }),
+            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), grant }),
+            Record::EnrollmentToken(EnrollmentTokenRecord {
+                id: EnrollmentTokenId::random(),
+                account: account.clone(),
+                secret: SecretHash::of("y"),
+                services: services.clone(),
+                approval: Approval::Manual,
+                created_at: Timestamp(3),
+                expires_at: Timestamp(4),
+                used_by: Some(AgentId::random()),
+            }),
+            Record::Agent(AgentRecord {
+                id: AgentId::random(),
+                account,
+                name: "a".into(),
+                services,
+                status: EnrollmentStatus::Pending,
+                version: Some("0.1.0".into()),
+                enrollment: Some(EnrollmentRecord {
+                    id: EnrollmentId::random(),
+                    secret: SecretHash::of("z"),
+                    expires_at: Timestamp(9),
+                }),
+                key: Some(PublicKeyHash::of(b"key")),
+                previous_key: None,
+                certificate_not_after: Some(Timestamp(10)),
+                created_at: Timestamp(6),
+            }),
+            Record::SigningKey(SigningKeyRecord {
+                id: SigningKeyId::new(&"k".repeat(43)).unwrap(),
+                private_key: Secret::new("private".into()),
+                public_key: "public".into(),
+                created_at: Timestamp(1),
+                active_from: Timestamp(2),
+            }),
+        ]
+    }
+
+    /// All that a store holds, in a form that can be compared, secrets included.
+    fn contents(store: &SqliteStore) -> Vec<String> {
+        let records = store.load().unwrap();
+        let mut all: Vec<Record> = Vec::new();
+        all.extend(records.accounts.into_values().map(Record::Account));
+        all.extend(records.services.into_values().map(Record::Service));
+        all.extend(records.credentials.into_values().map(Record::Credential));
+        all.extend(records.service_keys.into_values().map(Record::ServiceKey));
+        all.extend(records.enrollment_tokens.into_values().map(Record::EnrollmentToken));
+        all.extend(records.agents.into_values().map(Record::Agent));
+        all.extend(records.signing_keys.into_values().map(Record::SigningKey));
+        all.iter().map(|record| document(record).unwrap()).collect()
+    }
+
+    fn all() -> AuditQuery {
+        AuditQuery { account: None, before: None, limit: 100 }
     }
 
     #[test]
-    fn records_come_back_as_they_were_also_after_reopening() {
+    fn records_come_back_as_they_were_also_after_reopening_and_go_when_deleted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw.sqlite");
         let mut store = SqliteStore::open(&path).unwrap();
-        put_all(&mut store, sample_once());
-        put_all(&mut store, sample_once());
-        assert_eq!(store.load().unwrap(), sample_once());
+        let samples = samples();
+        let expected: Vec<String> = samples.iter().map(|record| document(record).unwrap()).collect();
+        let puts: Vec<Step> = samples.iter().cloned().map(Step::Put).collect();
+        store.commit(&puts, &entry("first")).unwrap();
+        store.commit(&puts, &entry("second")).unwrap();
+        assert_eq!(contents(&store), expected);
         drop(store);
-        assert_eq!(SqliteStore::open(&path).unwrap().load().unwrap(), sample_once());
-    }
-
-    /// The same sample each time, random ids included.
-    fn sample_once() -> Records {
-        static SAMPLE: std::sync::OnceLock<Records> = std::sync::OnceLock::new();
-        SAMPLE.get_or_init(sample).clone()
+        let mut store = SqliteStore::open(&path).unwrap();
+        assert_eq!(contents(&store), expected);
+        let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
+        store.commit(&deletes, &entry("third")).unwrap();
+        assert_eq!(contents(&store), Vec::<String>::new());
+        let actions: Vec<String> = store.audit_log(&all()).unwrap().into_iter().map(|entry| entry.action).collect();
+        assert_eq!(actions, ["third", "second", "first"]);
+        assert_eq!(store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].detail, entry("").detail);
+        assert!(store.audit_log(&AuditQuery { account: Some("other".to_owned()), ..all() }).unwrap().is_empty());
     }
 
     #[test]
-    fn what_refers_to_a_missing_account_is_refused_by_name() {
+    fn a_full_disk_refuses_the_whole_change_and_what_was_there_stays() {
         let directory = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
-        let service = sample().services.remove(0);
-        let error = store.put(Record::Service(service)).unwrap_err();
-        assert_eq!(error.to_string(), "no account acme; create it first");
-        assert_eq!(store.load().unwrap(), Records::default());
+        store.commit(&samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first")).unwrap();
+        let before = contents(&store);
+        let pages: u32 = store.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
+        store.0.pragma_update(None, "max_page_count", pages).unwrap();
+        let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
+        assert!(matches!(store.commit(&many, &entry("second")), Err(StoreError::Full)));
+        assert_eq!(contents(&store), before);
+        assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
+        store.0.pragma_update(None, "max_page_count", 1_000_000).unwrap();
+        store.commit(&many, &entry("third")).unwrap();
     }
 
     #[test]
-    fn a_database_of_a_newer_version_is_left_alone() {
+    fn a_database_of_the_first_schema_keeps_its_records() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw.sqlite");
-        SqliteStore::open(&path).unwrap().0.pragma_update(None, "user_version", 999).unwrap();
+        let (key, agent) = (KeyId::random(), AgentId::random());
+        let old = Connection::open(&path).unwrap();
+        old.execute_batch(MIGRATIONS[0]).unwrap();
+        old.execute_batch(&format!(
+            "PRAGMA user_version = 1;
+             INSERT INTO accounts VALUES ('acme');
+             INSERT INTO services VALUES ('acme', 'api', 1, 0, 1, 10, 20);
+             INSERT INTO service_keys VALUES ('{key}', 'acme', zeroblob(32), 'api b', 1);
+             INSERT INTO agents VALUES ('{agent}', 'acme', 'a', 'api', 1);"
+        ))
+        .unwrap();
+        drop(old);
+        let records = SqliteStore::open(&path).unwrap().load().unwrap();
+        let service = records.services.values().next().unwrap();
+        assert_eq!(
+            (service.rate, service.modes),
+            (Rate::new(10, 20).unwrap(), Modes { jwt: true, service_key: false })
+        );
+        let grant = &records.service_keys[&key].grant;
+        assert_eq!((grant.enabled, grant.allowed_services.len(), grant.secret.as_bytes()), (true, 2, &[0; 32][..]));
+        assert_eq!(records.agents[&agent].status, EnrollmentStatus::Revoked);
+        assert_eq!(records.accounts.len(), 1);
+    }
+
+    #[test]
+    fn a_second_process_and_a_newer_schema_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gw.sqlite");
+        let store = SqliteStore::open(&path).unwrap();
+        assert!(matches!(SqliteStore::open(&path), Err(StoreError::InUse)));
+        store.0.pragma_update(None, "user_version", 999).unwrap();
+        drop(store);
         assert!(matches!(SqliteStore::open(&path), Err(StoreError::NewerSchema { found: 999, .. })));
     }
 }

@@ -8,6 +8,7 @@ use gw_shared::tunnel::stream::{self, Received};
 use http::{Request, Uri, Version};
 
 use super::session::Session;
+use crate::clock::Timestamp;
 use crate::limits;
 use crate::worker::Core;
 
@@ -41,7 +42,7 @@ enum ControlError {
     Status(http::StatusCode),
 }
 
-async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError> {
+async fn converse(core: &Rc<Core>, session: &Rc<Session>) -> Result<(), ControlError> {
     let mut head = Request::new(());
     *head.method_mut() = http::Method::POST;
     *head.uri_mut() = Uri::from_static("https://gw.control/");
@@ -54,11 +55,12 @@ async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError
         return Err(ControlError::Status(response.status()));
     }
     // The records may have changed since the handshake, and the connection may have ended already.
-    if !session.is_allowed(&core.directory()) || !session.takes_requests() {
+    if !session.is_allowed(&core.directory(), Timestamp::now()) || !session.takes_requests() {
         return Err(ControlError::NotAllowed);
     }
     core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
+    session.announce_services(&core.directory());
     tracing::info!(
         agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
     );
@@ -70,7 +72,7 @@ async fn converse(core: &Core, session: &Rc<Session>) -> Result<(), ControlError
         stream::release(&mut body, data.len());
         decoder.push(&data);
         while let Some(message) = decoder.next_message()? {
-            session.hear(&message);
+            session.hear(core, message);
         }
     }
     Ok(())

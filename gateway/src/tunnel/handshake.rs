@@ -6,13 +6,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
+use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::http::RequestHead;
-use gw_shared::id::AgentId;
+use gw_shared::id::{AgentId, random_base62};
 use gw_shared::net::TlsStream;
-use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS};
+use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS, Proof};
+use http::header;
+use rustls::CertificateError;
+use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::session;
 use crate::caller::h1;
+use crate::clock::Timestamp;
 use crate::connections::Registered;
 use crate::error::Error;
 use crate::hostname::Destination;
@@ -21,15 +26,24 @@ use crate::pki;
 use crate::store::Service;
 use crate::worker::Core;
 
+/// Of base62: 256 bits.
+const CHALLENGE_LENGTH: usize = 43;
+
 /// Serves one tunnel, from its upgrade request to its end.
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, registered: Registered) {
     registered.expect_by(Instant::now() + limits::HEAD);
     let mut buffer = BytesMut::new();
-    let admitted = match h1::read_head(&stream, &mut buffer, &registered, HEAD_LIMITS).await {
-        Ok(Some(head)) => admit(&core, &stream, &head),
-        Ok(None) => return,
-        Err(invalid) => Err(Error::invalid_head(invalid)),
-    };
+    let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
+    let mut admitted = upgrade.and_then(|head| admit(&core, &stream, &head, None));
+    if let Err(Error::AgentChallenge { challenge }) = &admitted {
+        let challenge = challenge.clone();
+        let error = Error::AgentChallenge { challenge: challenge.clone() };
+        if h1::answer(&core, &stream, &error, &registered).await.is_err() {
+            return;
+        }
+        let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
+        admitted = upgrade.and_then(|head| admit(&core, &stream, &head, Some(&challenge)));
+    }
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
@@ -51,19 +65,40 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
     session::run(core, stream, agent, service).await;
 }
 
+/// The head of an upgrade request, or what is wrong with it; `None` when the agent has left.
+async fn read_upgrade(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    registered: &Registered,
+) -> Option<Result<RequestHead, Error>> {
+    h1::read_head(stream, buffer, registered, HEAD_LIMITS).await.map_err(Error::invalid_head).transpose()
+}
+
 /// Decides in the order in which the answers may be known: version, certificate, agent, service.
-fn admit(core: &Core, stream: &TlsStream, head: &RequestHead) -> Result<(AgentId, Arc<Service>), Error> {
+fn admit(
+    core: &Core,
+    stream: &TlsStream,
+    head: &RequestHead,
+    challenge: Option<&str>,
+) -> Result<(AgentId, Arc<Service>), Error> {
     handshake::check(head).map_err(|error| match error {
         BadUpgrade::VersionMismatch { .. } => Error::VersionMismatch(error.to_string()),
         BadUpgrade::NotAnUpgrade => Error::BadRequest(error.to_string()),
     })?;
-    let certificate = stream.peer_certificate().ok_or(Error::AgentCertificateRequired)?;
+    let certificate = match stream.peer_certificate() {
+        Some(verified) => verified,
+        None if core.policy.agent_mtls => return Err(Error::AgentCertificateRequired),
+        None => proved_certificate(core, head, challenge)?,
+    };
     let identity = pki::agent_identity(&certificate, &core.region).ok_or(Error::AgentCertificateRequired)?;
     let directory = core.directory();
     let agent = directory
         .agent(identity.agent.as_str())
-        .filter(|agent| !agent.revoked && agent.account == identity.account)
+        .filter(|agent| agent.status == EnrollmentStatus::Approved && agent.account == identity.account)
         .ok_or(Error::AgentRevoked)?;
+    if agent.is_expired(Timestamp::now()) {
+        return Err(Error::AgentCertificateExpired);
+    }
     let Destination::Tenant(label) = core.region.destination(head.authority.as_str()) else {
         return Err(Error::Misdirected);
     };
@@ -76,4 +111,34 @@ fn admit(core: &Core, stream: &TlsStream, head: &RequestHead) -> Result<(AgentId
         return Err(Error::Misdirected);
     }
     Ok((identity.agent, Arc::clone(service)))
+}
+
+/// The certificate of an agent that was not asked for one in the TLS handshake, once it has signed the challenge of this
+/// connection with its key.
+fn proved_certificate(
+    core: &Core,
+    head: &RequestHead,
+    challenge: Option<&str>,
+) -> Result<CertificateDer<'static>, Error> {
+    let proof = head.headers.get(header::AUTHORIZATION).and_then(|value| Proof::parse(value.to_str().ok()?));
+    let (Some(challenge), Some(proof)) = (challenge, proof) else {
+        // Only the first request of a connection is answered with a challenge.
+        return Err(match challenge {
+            None => Error::AgentChallenge { challenge: random_base62(CHALLENGE_LENGTH) },
+            Some(_) => Error::AgentCertificateRequired,
+        });
+    };
+    let certificate = CertificateDer::from(proof.certificate);
+    core.certificates().agents.verify_client_cert(&certificate, &[], UnixTime::now()).map_err(|error| match error {
+        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            Error::AgentCertificateExpired
+        }
+        _ => Error::AgentCertificateRequired,
+    })?;
+    let message = handshake::challenge_message(head.authority.as_str(), challenge);
+    if pki::verify_signature(&certificate, &message, &proof.signature) {
+        Ok(certificate)
+    } else {
+        Err(Error::AgentCertificateRequired)
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use gw_shared::tunnel::control::ToAgent;
 
 use super::session::Session;
+use crate::clock::Timestamp;
 use crate::counters::TunnelReport;
 use crate::error::Error;
 use crate::limit::Admitted;
@@ -77,11 +78,15 @@ impl Registry {
             .ok_or(Error::AgentUnavailable)
     }
 
-    /// Cuts the tunnels of agents that may not serve their service any more.
-    pub(crate) fn enforce(&mut self, directory: &Directory) {
+    /// Cuts the tunnels of agents that may not serve their service any more, and tells the others what they serve.
+    pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for session in self.by_service.values().flatten().chain(&self.replaced) {
-            if !session.is_allowed(directory) {
-                tracing::info!(agent = %session.agent, service = %session.service.label, "tunnel cut: revoked");
+            if session.is_allowed(directory, now) {
+                session.announce_services(directory);
+            } else if session.takes_requests() {
+                tracing::info!(
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: revoked, or its certificate expired"
+                );
                 session.cut();
             }
         }

@@ -1,12 +1,13 @@
 //! One tunnel: an HTTP/2 connection on which the gateway is the client.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use gw_shared::id::AgentId;
+use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
@@ -14,11 +15,21 @@ use gw_shared::tunnel::{heartbeat, settings};
 use http::Request;
 
 use super::control;
+use crate::clock::Timestamp;
+use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
 use crate::error::Error;
+use crate::limit::{Bucket, Rate};
+use crate::limits;
 use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
 use crate::worker::Core;
+
+/// Renewals of one tunnel: what an agent needs in a day, in a minute.
+const RENEWALS: Rate = match Rate::new(limits::RENEWALS_PER_MINUTE, limits::RENEWALS_PER_MINUTE) {
+    Some(rate) => rate,
+    None => panic!("not zero"),
+};
 
 /// A live tunnel, as the requests see it.
 pub(crate) struct Session {
@@ -30,6 +41,10 @@ pub(crate) struct Session {
     in_flight: Cell<usize>,
     /// The agent wants no more requests, or the tunnel was cut.
     closed_to_requests: Cell<bool>,
+    /// What the agent was last told that it serves.
+    announced: RefCell<BTreeSet<ServiceId>>,
+    /// Certificates that it may still ask for.
+    renewals: RefCell<Bucket>,
     /// Our half of the control stream.
     control: RefCell<Option<h2::SendStream<Bytes>>>,
     statistics: Cell<Option<(u32, u32)>>,
@@ -71,6 +86,8 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         requests,
         in_flight: Cell::new(0),
         closed_to_requests: Cell::new(false),
+        announced: RefCell::default(),
+        renewals: RefCell::new(Bucket::new(RENEWALS, Instant::now())),
         control: RefCell::default(),
         statistics: Cell::new(None),
         opened: Instant::now(),
@@ -124,21 +141,49 @@ impl Session {
     }
 
     /// Takes in what the agent says.
-    pub(super) fn hear(&self, message: &ToGateway) {
-        match *message {
+    pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) {
+        match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
             ToGateway::Drain => {
                 self.closed_to_requests.set(true);
                 self.tell(&ToAgent::Drained);
             }
+            ToGateway::Renew { csr } => runtime::spawn(Rc::clone(self).renew(core.desk.clone(), csr)),
+        }
+    }
+
+    /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
+    async fn renew(self: Rc<Self>, desk: Desk, csr: String) {
+        let taken = self.renewals.borrow_mut().take(Instant::now());
+        let reply = match taken {
+            Ok(()) => {
+                let proof = Proof::Tunnel(self.agent.clone());
+                desk.ask(move |control| control.sign(&proof, &csr)).await
+            }
+            Err(_) => Err(Error::Overloaded("asked for certificates too often")),
+        };
+        self.tell(&match reply {
+            Ok(certificate) => ToAgent::Certificate(certificate),
+            Err(error) => {
+                tracing::warn!(agent = %self.agent, %error, "certificate not renewed");
+                ToAgent::RenewalRefused { message: error.to_string() }
+            }
+        });
+    }
+
+    /// Tells the agent what it serves, if that has changed.
+    pub(super) fn announce_services(&self, directory: &Directory) {
+        let Some(agent) = directory.agent(self.agent.as_str()) else { return };
+        if *self.announced.borrow() != agent.services {
+            self.announced.borrow_mut().clone_from(&agent.services);
+            self.tell(&ToAgent::Services { hostnames: directory.hostnames(agent) });
         }
     }
 
     /// Whether its agent may serve its service, by the records of now.
-    pub(crate) fn is_allowed(&self, directory: &Directory) -> bool {
-        directory
-            .service(&self.service.label)
-            .is_some_and(|service| directory.agent(self.agent.as_str()).is_some_and(|agent| agent.may_serve(service)))
+    pub(crate) fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
+        let (service, agent) = (directory.service(&self.service.label), directory.agent(self.agent.as_str()));
+        service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service) && !agent.is_expired(now))
     }
 
     pub(crate) fn takes_requests(&self) -> bool {

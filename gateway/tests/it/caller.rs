@@ -29,15 +29,29 @@ pub(crate) fn connect_to(
     alpn: &[&[u8]],
     identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
 ) -> Caller {
+    Peer::new(StreamOwned::new(session(about, server_name, alpn, identity), socket(about)))
+}
+
+/// TLS that has yet to shake hands.
+pub(crate) fn session(
+    about: &About,
+    server_name: &str,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> ClientConnection {
     let config = client_config(&about.ca_file, alpn, identity);
+    let name = ServerName::try_from(server_name.to_owned()).unwrap();
+    ClientConnection::new(Arc::new(config), name).unwrap()
+}
+
+/// A TCP connection to the gateway.
+pub(crate) fn socket(about: &About) -> TcpStream {
     let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
     socket.set_nodelay(true).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket.set_write_timeout(Some(SOON)).unwrap();
-    let name = ServerName::try_from(server_name.to_owned()).unwrap();
-    let session = ClientConnection::new(Arc::new(config), name).unwrap();
-    Peer::new(StreamOwned::new(session, socket))
+    socket
 }
 
 fn client_config(

@@ -2,21 +2,29 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 
+mod admin;
+mod apex;
 mod backend;
 mod bucket;
 mod caller;
 mod certificates;
+mod commands;
+mod durability;
+mod enrollment;
 mod failures;
 mod http;
+mod process;
 mod processes;
+mod proxies;
 mod refusals;
 mod relaying;
+mod setup;
+mod tokens;
 mod tunnels;
 mod workers;
 
 use std::time::{Duration, Instant};
 
-use gw_gateway::config::HandOver;
 use gw_gateway::counters::TunnelReport;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
@@ -25,15 +33,7 @@ use gw_gateway::limit::Rate;
 const SOON: Duration = Duration::from_secs(30);
 
 fn options(backend: Option<String>) -> Options {
-    Options {
-        port: 0,
-        admin_port: 0,
-        backend,
-        data_dir: None,
-        workers: 2,
-        rate: Rate::new(1_000_000, 1_000_000).unwrap(),
-        hand_over: HandOver::Auto,
-    }
+    Options { backend, workers: 2, rate: Rate::new(1_000_000, 1_000_000).unwrap(), ..Options::default() }
 }
 
 /// A whole product in this process, in front of `backend` or the built-in echo.

@@ -4,54 +4,20 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
-use gw_shared::id::{AccountId, ServiceId};
 
 use crate::caller::{Caller, connect_to};
-use crate::eventually;
-
-fn gw_gateway() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_gw-gateway"))
-}
-
-/// The agent's program, which the workspace's tests build beside the gateway's.
-fn gw_agent() -> Command {
-    let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name("gw-agent");
-    assert!(path.exists(), "build the whole workspace: cargo test --workspace");
-    Command::new(path)
-}
-
-/// A process that does not outlive its test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-impl Running {
-    fn signal(&self, signal: &str) {
-        let pid = self.0.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
-    }
-
-    fn exit_code(&mut self) -> Option<i32> {
-        eventually("the process has ended", || self.0.try_wait().unwrap()).code()
-    }
-}
+use crate::process::{self, Running, config_text, gw_agent, gw_gateway};
+use crate::{eventually, setup};
 
 /// A data folder with the demo's account, service, key and agent, prepared without any process running.
 struct Prepared {
     directory: tempfile::TempDir,
     service_key: String,
 }
-
-const PORT_FILE_WAIT: &str = "the gateway logs its address";
 
 impl Prepared {
     fn new() -> Self {
@@ -61,15 +27,10 @@ impl Prepared {
         assert_eq!(config.certificate, CertificateSource::Development { data_dir: data_dir.clone() });
         let gateway = Gateway::start(&config).unwrap();
         let control = gateway.control();
-        let (account, service) = (AccountId::new("demo").unwrap(), ServiceId::new("echo").unwrap());
-        control.create_account(&account).unwrap();
-        control.create_service(&account, &service, None).unwrap();
-        let key = control.create_service_key(&account, std::slice::from_ref(&service)).unwrap();
-        let ca = fs::read_to_string(data_dir.join("dev-ca.crt")).unwrap();
-        let state = directory.path().join("agent");
-        let port = gateway.address().port();
-        control.create_agent(&account, "a", &[service], ("127.0.0.1", port), Some(&ca), &state).unwrap();
-        let service_key = key.text.reveal().to_owned();
+        setup::service(control, "demo", "echo");
+        let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
+        let (ca, state) = (data_dir.join("dev-ca.crt"), directory.path().join("agent"));
+        setup::agent(control, "demo", &["echo"], gateway.address().port(), &ca, &state);
         gateway.drain();
         Self { directory, service_key }
     }
@@ -81,22 +42,8 @@ impl Prepared {
     /// Starts `gw-gateway serve` on `port`; its address once it is up.
     fn serve(&self, port: u16) -> (Running, SocketAddr) {
         fs::write(self.path("gateway.toml"), config_text(&self.path("data"), port)).unwrap();
-        let mut command = gw_gateway();
-        command.arg("serve").arg("--config").arg(self.path("gateway.toml")).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap());
-        let mut lines = log.lines();
-        let address = lines
-            .by_ref()
-            .find_map(|line| {
-                let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
-                line["admin_address"].as_str()?;
-                line["address"].as_str()?.parse().ok()
-            })
-            .expect(PORT_FILE_WAIT);
-        // The log must be read on, or a full pipe would stop the gateway.
-        std::thread::spawn(move || lines.for_each(drop));
-        (Running(child), address)
+        let served = process::serve(&mut process::serve_command(&self.path("gateway.toml")));
+        (served.process, served.address)
     }
 
     /// Points the agent's state at `port` and starts it.
@@ -107,7 +54,7 @@ impl Prepared {
         fs::write(&path, state.to_string()).unwrap();
         let mut command = gw_agent();
         command.arg("run").arg("--state-dir").arg(self.path("agent")).args(["--backend", backend]);
-        Running(command.stderr(Stdio::null()).spawn().unwrap())
+        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
     fn about(&self, address: SocketAddr) -> About {
@@ -116,8 +63,8 @@ impl Prepared {
             tenant_url: String::new(),
             account: "demo",
             service: "echo",
-            client_id: None,
-            client_secret: None,
+            client_id: String::new(),
+            client_secret: String::new(),
             service_key: self.service_key.clone(),
             ca_file: self.path("data/dev-ca.crt"),
             admin_url: String::new(),
@@ -141,14 +88,6 @@ impl Prepared {
             (caller.response().status == 200).then_some(())
         });
     }
-}
-
-fn config_text(data_dir: &Path, port: u16) -> String {
-    format!(
-        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:{port}\"\n\
-         admin_listen = \"127.0.0.1:0\"\nworkers = 2\nlog_format = \"json\"\n",
-        data_dir.display()
-    )
 }
 
 #[test]
@@ -178,7 +117,7 @@ fn the_demo_prints_one_line_of_json_and_ends_with_0() {
         .unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut running = Running(child);
+    let mut running = Running::new(child);
     let about: serde_json::Value = serde_json::from_str(&line).unwrap();
     let keys: Vec<&str> = about.as_object().unwrap().keys().map(String::as_str).collect();
     let mut expected = [

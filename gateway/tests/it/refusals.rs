@@ -1,26 +1,19 @@
 //! What is refused, and how: the error table, over real sockets.
 
-use gw_gateway::store::Record;
-use gw_shared::id::{AccountId, ServiceId};
+use gw_gateway::control::{Actor, Mode, ServiceChanges};
 use http::Method;
 
 use crate::backend;
 use crate::caller::{HOST, connect, connect_to, get, request};
-use crate::{demo, eventually, tunnels};
-
-fn ids() -> (AccountId, ServiceId) {
-    (AccountId::new("demo").unwrap(), ServiceId::new("echo").unwrap())
-}
+use crate::{demo, eventually, setup, tunnels};
 
 #[test]
 fn policy_and_authentication() {
     let demo = demo(None);
     let key = demo.about.service_key.clone();
     let control = demo.gateway().control();
-    let (account, _) = ids();
-    let other = ServiceId::new("other").unwrap();
-    control.create_service(&account, &other, None).unwrap();
-    let other_key = control.create_service_key(&account, &[other]).unwrap();
+    setup::service(control, "demo", "other");
+    let (_, other_key) = setup::service_key(control, "demo", &["other"]);
     let mut caller = connect(&demo);
     let mut code = |host: &str, fields: &str| {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n"));
@@ -35,21 +28,20 @@ fn policy_and_authentication() {
     assert_eq!(code(HOST, &with(&key).repeat(2)), "502 AuthDenied GW_AUTH_AMBIGUOUS");
     assert_eq!(code(HOST, "X-Gw-Authorization: Bearer x\r\n"), "502 AuthDenied GW_TOKEN_INVALID");
     assert_eq!(code(HOST, &with("gw_sk_x.y")), "502 AuthDenied GW_SERVICE_KEY_INVALID");
-    assert_eq!(code(HOST, &with(other_key.text.reveal())), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED");
+    assert_eq!(code(HOST, &with(&other_key)), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED");
     let unknown = "demo--nothing.eu1.gw.localhost";
     assert_eq!(code(unknown, &with(&key)), "502 PolicyDenied GW_SERVICE_NOT_FOUND");
     assert_eq!(code("eu2.gw.localhost", &with(&key)), "421 Misdirected GW_MISDIRECTED");
     assert_eq!(code("eu1.gw.localhost", ""), "404 NotFound GW_NOT_FOUND");
     // The other service exists and has no agent.
     let other_host = "demo--other.eu1.gw.localhost";
-    assert_eq!(code(other_host, &with(other_key.text.reveal())), "504 AgentUnavailable AGENT_UNAVAILABLE");
+    assert_eq!(code(other_host, &with(&other_key)), "504 AgentUnavailable AGENT_UNAVAILABLE");
 }
 
 #[test]
 fn a_disabled_service_and_one_that_takes_no_keys() {
     let demo = demo(None);
     let control = demo.gateway().control();
-    let mut service = control.records().unwrap().services.remove(0);
     let mut caller = connect(&demo);
     let mut code_soon = |wanted: &str| {
         eventually(wanted, || {
@@ -58,12 +50,11 @@ fn a_disabled_service_and_one_that_takes_no_keys() {
             (response.status != 200 && response.code() == wanted).then_some(())
         });
     };
-    service.enabled = false;
-    control.put(Record::Service(service.clone())).unwrap();
+    let change = |changes| control.change_service(&Actor::Admin, "demo", "echo", &changes).unwrap();
+    change(ServiceChanges { enabled: Some(false), ..ServiceChanges::default() });
     code_soon("GW_SERVICE_DISABLED");
-    service.enabled = true;
-    service.modes.service_key = false;
-    control.put(Record::Service(service)).unwrap();
+    let modes = Some(vec![Mode::Jwt]);
+    change(ServiceChanges { enabled: Some(true), modes, ..ServiceChanges::default() });
     code_soon("GW_AUTH_MODE_NOT_ALLOWED");
 }
 
@@ -214,11 +205,10 @@ fn tunnels_are_for_agents_of_the_same_version() {
 fn an_agent_gets_tunnels_of_its_own_services_only() {
     let demo = demo(None);
     let control = demo.gateway().control();
-    let (account, _) = ids();
-    let other = ServiceId::new("other").unwrap();
-    control.create_service(&account, &other, None).unwrap();
+    setup::service(control, "demo", "other");
     let state = tempfile::tempdir().unwrap();
-    let agent = control.create_agent(&account, "other", &[other], ("127.0.0.1", 1), None, state.path()).unwrap();
+    let port = demo.gateway().address().port();
+    let agent = setup::agent(control, "demo", &["other"], port, &demo.about.ca_file, state.path());
     let upgrade = |host: &str| {
         let identity = gw_agent::state::StateDir::new(state.path()).identity().unwrap();
         let mut caller = connect_to(&demo.about, host, &[b"gw-tunnel/1"], Some((identity.certificate, identity.key)));
@@ -232,9 +222,7 @@ fn an_agent_gets_tunnels_of_its_own_services_only() {
     assert_eq!((response.status.as_u16(), response.code().as_str()), (403, "GW_AGENT_NOT_ALLOWED"));
     let accepted = upgrade("demo--other.eu1.gw.localhost").response_head(&Method::GET).unwrap();
     assert_eq!(accepted.status, 101);
-    let mut record = control.records().unwrap().agents.into_iter().find(|record| record.id == agent).unwrap();
-    record.revoked = true;
-    control.put(Record::Agent(record)).unwrap();
+    control.revoke_agent(&Actor::Admin, "demo", agent.as_str()).unwrap();
     eventually("revoked everywhere", || {
         let response = upgrade("demo--other.eu1.gw.localhost").try_response(&Method::GET).ok()?;
         (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())

@@ -3,22 +3,18 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
 use gw_gateway::store::Record;
-use gw_shared::id::{AccountId, ServiceId};
 
 use crate::backend;
 use crate::caller::{connect, get};
-use crate::{demo, eventually, tunnels};
+use crate::{demo, eventually, setup, tunnels};
 
 /// Starts another agent for the demo's service, of its own identity, in front of `backend`.
 fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
-    let ca = std::fs::read_to_string(&demo.about.ca_file).unwrap();
-    let services = [ServiceId::new("echo").unwrap()];
-    let gateway = ("127.0.0.1", demo.gateway().address().port());
-    let account = AccountId::new("demo").unwrap();
-    let control = demo.gateway().control();
-    control.create_agent(&account, "second", &services, gateway, Some(&ca), state_dir).unwrap();
+    let port = demo.gateway().address().port();
+    setup::agent(demo.gateway().control(), "demo", &["echo"], port, &demo.about.ca_file, state_dir);
     start_agent(state_dir, backend)
 }
 
@@ -34,17 +30,15 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
     caller.send(get(&demo, "/slow?ms=60000"));
     eventually("the request is on the tunnel", || (tunnels(&demo)[0].in_flight == 1).then_some(()));
     let control = demo.gateway().control();
-    let mut agent = control.records().unwrap().agents.remove(0);
-    agent.revoked = true;
+    let agent = control.records().agents.into_values().next().unwrap();
     let revoked = Instant::now();
-    control.put(Record::Agent(agent.clone())).unwrap();
+    control.revoke_agent(&Actor::Admin, "demo", agent.id.as_str()).unwrap();
     assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
     assert!(revoked.elapsed() < Duration::from_secs(1));
     caller.send(get(&demo, "/"));
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
     // Once it is allowed again, it comes back by itself.
-    agent.revoked = false;
     control.put(Record::Agent(agent)).unwrap();
     eventually("the tunnel is back", || {
         caller.send(get(&demo, "/"));

@@ -4,11 +4,10 @@ use std::thread;
 
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
-use gw_shared::id::{AccountId, ServiceId};
 
 use crate::backend;
 use crate::caller::{connect, connect_to, get, request};
-use crate::{eventually, tunnels};
+use crate::{eventually, setup, tunnels};
 
 /// Sends every body back.
 fn mirror() -> String {
@@ -83,11 +82,10 @@ fn a_caller_that_leaves_cancels_a_request_that_crosses() {
 fn a_connection_may_carry_requests_for_other_services_than_its_server_name_says() {
     let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::options(None) };
     let demo = Demo::start(&options).unwrap();
-    let account = AccountId::new("demo").unwrap();
     // Names that other workers own: requests for the demo's service cross from there.
     for number in 0..8 {
         let name = format!("other{number}");
-        demo.gateway().control().create_service(&account, &ServiceId::new(&name).unwrap(), None).unwrap();
+        setup::service(demo.gateway().control(), "demo", &name);
         let server_name = format!("demo--{name}.eu1.gw.localhost");
         let mut caller = connect_to(&demo.about, &server_name, &[b"http/1.1"], None);
         caller.send(get(&demo, "/coalesced"));

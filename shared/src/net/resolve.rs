@@ -1,7 +1,7 @@
 //! Name resolution and connecting, off the reactor where they block.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -15,10 +15,13 @@ use crate::runtime;
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Resolves `host` on a thread of its own: getaddrinfo(3) blocks. Addresses alternate between families, as
-/// RFC 8305 §4 asks; never empty.
+/// RFC 8305 §4 asks; never empty. Names of loopback are not asked for: not every resolver knows them.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.trim_matches(['[', ']']).parse() {
         return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    if is_loopback_name(host) {
+        return Ok(vec![(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into()]);
     }
     let (reply, answer) = tokio::sync::oneshot::channel();
     let name = host.to_owned();
@@ -54,6 +57,12 @@ pub async fn connect_any(addresses: &[SocketAddr]) -> io::Result<Socket> {
             Either::Left((None, _)) | Either::Right(_) => {}
         }
     }
+}
+
+/// `localhost` and every name under it (RFC 6761 §6.3).
+fn is_loopback_name(host: &str) -> bool {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.rsplit('.').next().is_some_and(|label| label.eq_ignore_ascii_case("localhost"))
 }
 
 fn alternate_families(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
@@ -99,12 +108,19 @@ mod tests {
     }
 
     #[test]
-    fn literals_and_names_resolve() {
-        let driver = Driver::choose().unwrap();
-        let (literal, name) = driver
-            .block_on(async { (resolve("[::1]", 7).await.unwrap(), resolve("localhost", 8).await.unwrap()) })
+    fn literals_and_names_of_loopback_resolve() {
+        let loopback: [SocketAddr; 2] = ["127.0.0.1:8".parse().unwrap(), "[::1]:8".parse().unwrap()];
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                assert_eq!(resolve("[::1]", 7).await.unwrap(), ["[::1]:7".parse().unwrap()]);
+                for name in ["localhost", "LocalHost.", "acme--api.eu1.gw.localhost"] {
+                    assert_eq!(resolve(name, 8).await.unwrap(), loopback, "{name}");
+                }
+            })
             .unwrap();
-        assert_eq!(literal, ["[::1]:7".parse().unwrap()]);
-        assert!(name.iter().all(|address| address.ip().is_loopback() && address.port() == 8));
+        for other in ["", ".", "localhost.example.com", "notlocalhost", "127.0.0.1"] {
+            assert!(!is_loopback_name(other), "{other}");
+        }
     }
 }

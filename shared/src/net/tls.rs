@@ -317,21 +317,13 @@ const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
 
 impl Greeting {
-    /// Reads a ClientHello from `socket`. A peer that sends something else gets the alert that RFC 8446 §6.2 asks for.
-    pub async fn read(socket: Socket) -> io::Result<Self> {
-        let mut received = BytesMut::new();
+    /// Reads a ClientHello from `socket`, of which `received` has come already. A peer that sends something else gets the
+    /// alert that RFC 8446 §6.2 asks for.
+    pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
+        if received.is_empty() {
+            receive(&socket, &mut received).await?;
+        }
         loop {
-            let count = std::future::poll_fn(|cx| {
-                SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-                    let count = ready!(socket.poll_recv(cx, &mut scratch[..CLIENT_HELLO_MAX]))?;
-                    received.extend_from_slice(&scratch[..count]);
-                    Poll::Ready(io::Result::Ok(count))
-                })
-            })
-            .await?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
             match parse_client_hello(&received) {
                 Ok(Some(accepted)) => {
                     let hello = accepted.client_hello();
@@ -341,7 +333,7 @@ impl Greeting {
                     };
                     return Ok(Self { socket, received: received.freeze(), hello });
                 }
-                Ok(None) if received.len() < CLIENT_HELLO_MAX => {}
+                Ok(None) if received.len() < CLIENT_HELLO_MAX => receive(&socket, &mut received).await?,
                 Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
                 Err((error, mut alert)) => {
                     // A method's first letter is no content type of TLS: somebody forgot the s in https.
@@ -374,6 +366,19 @@ impl Greeting {
             }
         }
     }
+}
+
+/// Receives once; at least one byte.
+async fn receive(socket: &Socket, received: &mut BytesMut) -> io::Result<()> {
+    let count = std::future::poll_fn(|cx| {
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            let count = ready!(socket.poll_recv(cx, &mut scratch[..CLIENT_HELLO_MAX]))?;
+            received.extend_from_slice(&scratch[..count]);
+            Poll::Ready(io::Result::Ok(count))
+        })
+    })
+    .await?;
+    if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
 }
 
 fn parse_client_hello(
@@ -425,7 +430,7 @@ mod tests {
         let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
         let client = TlsStream::new(socket, session);
         let accept = async {
-            let greeting = Greeting::read(accepted).await.unwrap();
+            let greeting = Greeting::read(accepted, BytesMut::new()).await.unwrap();
             assert_eq!(greeting.hello.server_name.as_deref(), Some("h"));
             greeting.accept(Arc::new(server)).await.unwrap()
         };
@@ -550,7 +555,7 @@ mod tests {
                 let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted).await.is_err());
+                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
                 let mut buffer = BytesMut::new();
                 std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
                 // Content type 21: alert (RFC 8446 §5.1).
@@ -559,7 +564,7 @@ mod tests {
                 let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted).await.is_err());
+                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
                 let mut buffer = BytesMut::new();
                 std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
                 assert!(buffer.ends_with(b"\r\n\r\nThis port speaks https, not http.\n"), "{buffer:?}");

@@ -3,6 +3,8 @@
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
+use crate::enrollment::CertificateReply;
+
 /// `:authority` of the control stream. Not a host name anybody can have: no account is called `gw.control`.
 pub const AUTHORITY: &str = "gw.control";
 
@@ -21,6 +23,12 @@ pub enum ToAgent {
     Drained,
     /// A newer tunnel of this agent has taken over; do not reconnect for this one.
     Replaced,
+    /// The services that this agent serves: when the tunnel becomes ready, and again whenever they change.
+    Services { hostnames: Vec<String> },
+    /// The answer to `Renew`.
+    Certificate(CertificateReply),
+    /// The other answer to `Renew`: what is wrong with the request.
+    RenewalRefused { message: String },
 }
 
 /// Agent to gateway.
@@ -34,6 +42,10 @@ pub enum ToGateway {
     },
     /// The agent is stopping: send no new requests on this tunnel.
     Drain,
+    /// A certificate for a new key is wanted: `csr` is a PEM certificate request signed by it (RFC 2986).
+    Renew {
+        csr: String,
+    },
 }
 
 /// A control stream carried something that is not a message.

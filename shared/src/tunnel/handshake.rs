@@ -1,12 +1,13 @@
 //! The upgrade that turns an agent's TLS connection into a tunnel (RFC 9110 §7.8): parsing and writing, no I/O.
 
-use bytes::Bytes;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use crate::http::fields::X_GW_VERSION;
-use crate::http::head::{self, Framing, HeadLimits, InvalidHead, RequestHead};
+use crate::http::head::{self, Framing, HeadLimits, RequestHead};
 use crate::version::VERSION;
 
 /// Path that the upgrade is requested on.
@@ -17,9 +18,6 @@ pub const PROTOCOL: &str = "gw-tunnel";
 /// Bounds on the heads of the handshake, either way.
 pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 64 };
 
-/// Largest refusal body that an agent reads, in bytes.
-pub const REFUSAL_MAX: u64 = 16 * 1024;
-
 /// Why a gateway refuses an upgrade request before it looks at who asks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUpgrade {
@@ -29,9 +27,64 @@ pub enum BadUpgrade {
     VersionMismatch { agent: String },
 }
 
-/// The head of an agent's request for a tunnel of the service at `host`.
-pub fn request(host: &str) -> Vec<u8> {
+/// What an agent answers a challenge with, where the gateway asks for no client certificate in the TLS handshake:
+/// `Authorization: Gw-Agent certificate="…", signature="…"`, both base64url without padding (RFC 9110 §11.4).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proof {
+    /// The agent's certificate, DER.
+    pub certificate: Vec<u8>,
+    /// By the certificate's key over [`challenge_message`]: ECDSA P-256 with SHA-256 (DER), or Ed25519.
+    pub signature: Vec<u8>,
+}
+
+/// Name of the authentication scheme.
+const SCHEME: &str = "Gw-Agent";
+
+/// The value of `WWW-Authenticate` that asks for a [`Proof`] over `challenge`.
+pub fn challenge_field(challenge: &str) -> String {
+    format!("{SCHEME} challenge=\"{challenge}\"")
+}
+
+/// The challenge in a value of `WWW-Authenticate`, if there is one.
+pub fn parse_challenge(field: &str) -> Option<&str> {
+    parameters(field)?.strip_prefix("challenge=\"")?.strip_suffix('"')
+}
+
+/// What is signed: bound to this use, this service, and the challenge, which the gateway draws anew for each connection.
+pub fn challenge_message(host: &str, challenge: &str) -> Vec<u8> {
+    format!("gw-tunnel agent authentication\0{host}\0{challenge}").into_bytes()
+}
+
+impl Proof {
+    /// The value of `Authorization`.
+    pub fn field(&self) -> String {
+        let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        format!("{SCHEME} certificate=\"{}\", signature=\"{}\"", encode(&self.certificate), encode(&self.signature))
+    }
+
+    /// Reads a value of `Authorization`.
+    pub fn parse(field: &str) -> Option<Self> {
+        let (certificate, signature) = parameters(field)?.split_once(',')?;
+        let value = |parameter: &str, name: &str| {
+            let quoted = parameter.trim().strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"')?;
+            URL_SAFE_NO_PAD.decode(quoted).ok()
+        };
+        Some(Self { certificate: value(certificate, "certificate")?, signature: value(signature, "signature")? })
+    }
+}
+
+fn parameters(field: &str) -> Option<&str> {
+    let (scheme, parameters) = field.split_once(' ')?;
+    scheme.eq_ignore_ascii_case(SCHEME).then(|| parameters.trim())
+}
+
+/// The head of an agent's request for a tunnel of the service at `host`, with the proof that a challenge asked for.
+pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     let mut headers = upgrade_fields();
+    if let Some(proof) = proof {
+        // base64url and ASCII words: always a valid value.
+        headers.extend(HeaderValue::try_from(proof.field()).ok().map(|value| (header::AUTHORIZATION, value)));
+    }
     headers.insert(X_GW_VERSION, HeaderValue::from_static(VERSION));
     let mut out = Vec::with_capacity(256);
     let path = PathAndQuery::from_static(PATH);
@@ -60,16 +113,6 @@ pub fn acceptance() -> Vec<u8> {
     out
 }
 
-/// Reads a gateway's answer: agreed, or refused with this status and a body framed so.
-pub fn parse_answer(head: &Bytes) -> Result<Result<(), (StatusCode, Framing)>, InvalidHead> {
-    let response = head::parse_response(head, &Method::GET, HEAD_LIMITS)?;
-    Ok(if response.status == StatusCode::SWITCHING_PROTOCOLS {
-        Ok(())
-    } else {
-        Err((response.status, response.framing))
-    })
-}
-
 fn upgrade_fields() -> HeaderMap {
     HeaderMap::from_iter([
         (header::CONNECTION, HeaderValue::from_static("upgrade")),
@@ -79,21 +122,36 @@ fn upgrade_fields() -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]
     fn an_agents_request_is_accepted_by_the_gateway_and_the_answer_by_the_agent() {
-        let head = head::parse_request(&request("acme--api.eu1.example.com").into(), HEAD_LIMITS).unwrap();
+        let head = head::parse_request(&request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
         assert_eq!(check(&head), Ok(()));
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
-        assert_eq!(parse_answer(&acceptance().into()).unwrap(), Ok(()));
-        let refusal = Bytes::from_static(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\n");
-        assert_eq!(parse_answer(&refusal).unwrap(), Err((StatusCode::FORBIDDEN, Framing::Length(2))));
+        let accepted = head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
+        assert_eq!(accepted.status, StatusCode::SWITCHING_PROTOCOLS);
+    }
+
+    #[test]
+    fn challenges_and_proofs_come_back_as_they_were() {
+        assert_eq!(parse_challenge(&challenge_field("abc_-9")), Some("abc_-9"));
+        assert_eq!(parse_challenge("Bearer challenge=\"x\""), None);
+        let proof = Proof { certificate: vec![0, 255, 7], signature: b"signed".to_vec() };
+        assert_eq!(Proof::parse(&proof.field()), Some(proof.clone()));
+        let head = head::parse_request(&request("h", Some(&proof)).into(), HEAD_LIMITS).unwrap();
+        assert_eq!(head.headers[header::AUTHORIZATION], proof.field().as_str());
+        for bad in ["", "Gw-Agent", "Gw-Agent certificate=\"AA\"", "Gw-Agent certificate=AA, signature=AA"] {
+            assert_eq!(Proof::parse(bad), None, "{bad}");
+        }
+        assert_ne!(challenge_message("a", "b"), challenge_message("a\0b", ""));
     }
 
     #[test]
     fn other_versions_and_other_requests_are_told_apart() {
-        let text = String::from_utf8(request("h")).unwrap();
+        let text = String::from_utf8(request("h", None)).unwrap();
         let check_text = |text: String| check(&head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap());
         let older = check_text(text.replace(VERSION, "0.0.9")).unwrap_err();
         assert_eq!(older, BadUpgrade::VersionMismatch { agent: "0.0.9".into() });

@@ -6,15 +6,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Writes a file that only its owner can read (mode 0600), so that a crash leaves the old one or the new one.
-pub(crate) fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     // A left-over of a crash may have other permissions.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    remove_if_there(Path::new(&temporary))?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(contents)?;
     file.sync_all()?;
@@ -23,13 +20,21 @@ pub(crate) fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
 }
 
 /// Creates a folder that only its owner can enter (mode 0700), unless it is there.
-pub(crate) fn create_private_dir(path: &Path) -> io::Result<()> {
+pub fn create_private_dir(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
+/// Removes a file, unless there is none.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Reads a text file; an error names it.
-pub(crate) fn read_text(path: &Path) -> io::Result<String> {
+pub fn read_text(path: &Path) -> io::Result<String> {
     fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 

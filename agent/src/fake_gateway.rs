@@ -1,0 +1,157 @@
+//! A gateway for unit tests: an authority, and a TLS server that answers HTTP/1.1 requests as a test says.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use gw_shared::enrollment::CertificateReply;
+use gw_shared::error_body::{ErrorBody, ErrorDetail};
+use gw_shared::id::AgentId;
+use gw_shared::tunnel;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, PublicKeyData,
+    date_time_ymd,
+};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use serde::Serialize;
+
+use crate::agent::Agent;
+use crate::config::Config;
+use crate::desk::Desk;
+use crate::state::{Enrollment, StateDir};
+
+pub(crate) const APEX: &str = "eu1.gw.localhost";
+/// The service of the tests' agents.
+pub(crate) const HOSTNAME: &str = "acme--api.eu1.gw.localhost";
+
+/// Years in which a certificate is valid now, and in which one was.
+pub(crate) const NOW: Range<i32> = 2020..4000;
+pub(crate) const LONG_AGO: Range<i32> = 2020..2021;
+
+/// Issues what a gateway issues.
+pub(crate) struct Authority {
+    pub(crate) pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    fn sign(&self, key: &impl PublicKeyData, names: &[&str], years: Range<i32>) -> String {
+        let mut params = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(years.start, 1, 1), date_time_ymd(years.end, 1, 1));
+        params.signed_by(key, &self.issuer).unwrap().pem()
+    }
+
+    /// What `/csr` answers.
+    pub(crate) fn certify(&self, csr: &str, years: Range<i32>) -> CertificateReply {
+        let key = CertificateSigningRequestParams::from_pem(csr).unwrap().public_key;
+        CertificateReply {
+            certificate: self.sign(&key, &[], years),
+            chain: self.pem.clone(),
+            not_after: "as in the certificate".into(),
+            agent_id: AgentId::random(),
+            services: vec![HOSTNAME.into()],
+        }
+    }
+
+    /// Private key and certificate of an agent.
+    pub(crate) fn identity_pem(&self, years: Range<i32>) -> String {
+        let key = KeyPair::generate().unwrap();
+        key.serialize_pem() + &self.sign(&key, &[], years)
+    }
+
+    fn server_config(&self) -> ServerConfig {
+        let key = KeyPair::generate().unwrap();
+        let certificate = self.sign(&key, &[APEX, &format!("*.{APEX}")], NOW);
+        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()],
+                PrivateKeyDer::from(key),
+            )
+            .unwrap();
+        config.alpn_protocols = vec![tunnel::ALPN.to_vec(), b"http/1.1".to_vec()];
+        config
+    }
+}
+
+/// A request as the fake gateway read it.
+pub(crate) struct Request {
+    /// Start line and fields.
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Answers every request on loopback with what `answer` writes, head and all. Returns the port.
+pub(crate) fn serve(authority: &Authority, mut answer: impl FnMut(&Request) -> String + Send + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let config = Arc::new(authority.server_config());
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let session = ServerConnection::new(Arc::clone(&config)).unwrap();
+            let mut stream = BufReader::new(StreamOwned::new(session, socket.unwrap()));
+            while let Some(request) = read_request(&mut stream) {
+                let answer = answer(&request);
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+                stream.get_mut().flush().unwrap();
+            }
+        }
+    });
+    port
+}
+
+fn read_request(stream: &mut impl BufRead) -> Option<Request> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if stream.read_line(&mut head).unwrap_or(0) == 0 {
+            return None;
+        }
+    }
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |it| it.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    Some(Request { head, body })
+}
+
+/// An answer with a JSON body; `fields` are whole lines.
+pub(crate) fn json(status: u16, fields: &str, body: &impl Serialize) -> String {
+    let body = serde_json::to_string(body).unwrap();
+    format!("HTTP/1.1 {status} X\r\n{fields}content-length: {}\r\n\r\n{body}", body.len())
+}
+
+/// An answer with the gateway's error body.
+pub(crate) fn refusal(status: u16, fields: &str, code: &str) -> String {
+    let error = ErrorDetail { code: code.into(), message: "because".into(), request_id: String::new() };
+    json(status, fields, &ErrorBody { error })
+}
+
+/// An agent of [`HOSTNAME`] that was enrolled at a gateway on `port`, not started.
+pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str, port: u16) -> Agent {
+    let state = StateDir::new(state_dir);
+    let enrollment = Enrollment {
+        agent_id: AgentId::random(),
+        gateway_name: APEX.into(),
+        gateway_host: "127.0.0.1".into(),
+        gateway_port: port,
+        services: vec![HOSTNAME.into()],
+    };
+    state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
+    let config = Config::load(None, Some(state_dir.into()), Some("http://backend.invalid"), |_| None).unwrap();
+    Agent { config, desk: Desk::new([HOSTNAME.to_owned()]), recovering: Default::default() }
+}

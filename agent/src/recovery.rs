@@ -1,0 +1,57 @@
+//! A certificate that expired while the agent was away: the gateway replaces it for the same key, for 30 days.
+
+use std::time::SystemTime;
+
+use gw_shared::enrollment::CsrRequest;
+use http::StatusCode;
+
+use crate::agent::Agent;
+use crate::gateway::{GatewayError, Refusal};
+use crate::identity::{self, Identity, UnfitIdentity};
+use crate::platform::Platform;
+use crate::state::StateError;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecoveryError {
+    #[error(
+        "the agent's certificate has expired and the gateway issues no other ({0}): enroll this agent anew with \
+         `gw-agent enroll --force`"
+    )]
+    Refused(Refusal),
+    #[error("the agent's certificate has expired and cannot be replaced now: {0}")]
+    Gateway(#[from] GatewayError),
+    #[error("the agent's certificate has expired and the new one cannot be used: {0}")]
+    Unfit(#[from] UnfitIdentity),
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+/// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile.
+pub(crate) async fn recover(agent: &Agent, expired: &Identity) -> Result<Identity, RecoveryError> {
+    let _one_at_a_time = agent.recovering.lock().await;
+    let (state, to) = (&agent.config.state, &agent.config.enrollment);
+    let identity = state.identity()?;
+    if identity.certificate != expired.certificate {
+        return Ok(identity);
+    }
+    let key = identity.key_pair()?;
+    let csr = identity::certificate_request(&key).map_err(UnfitIdentity::Key)?;
+    let platform = Platform::new(&to.gateway_name, &to.gateway_host, to.gateway_port, state.gateway_authorities()?)?;
+    let request = CsrRequest { csr, agent_id: Some(to.agent_id.clone()) };
+    let reply = platform.sign(&request, None).await.map_err(|error| match error {
+        GatewayError::Refused(refusal) if is_final(&refusal) => RecoveryError::Refused(refusal),
+        error => RecoveryError::Gateway(error),
+    })?;
+    state.write_identity(&identity::identity_pem(&key, &reply, SystemTime::now())?)?;
+    tracing::info!(not_after = reply.not_after, "the certificate had expired; the gateway has issued another");
+    agent.desk.services_are(reply.services);
+    Ok(state.identity()?)
+}
+
+/// Trying again will not help.
+fn is_final(refusal: &Refusal) -> bool {
+    matches!(
+        refusal.status,
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
+    )
+}

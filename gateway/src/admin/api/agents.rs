@@ -1,0 +1,101 @@
+//! `/accounts/{account}/agents`
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::admin::Admin;
+use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{Actor, AgentChanges, AgentView, Page, PageQuery};
+
+pub(super) fn routes() -> OpenApiRouter<Admin> {
+    OpenApiRouter::new()
+        .routes(routes!(list_agents))
+        .routes(routes!(show_agent, change_agent, delete_agent))
+        .routes(routes!(approve_agent))
+        .routes(routes!(revoke_agent))
+}
+
+/// List the agents of an account, with their live tunnels.
+#[utoipa::path(
+    get, path = "/accounts/{account}/agents", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), PageQuery),
+    responses((status = 200, description = "A page", body = Page<AgentView>), ReadProblems),
+)]
+async fn list_agents(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+    Query(page): Query<PageQuery>,
+) -> Result<Json<Page<AgentView>>, Problem> {
+    admin.ask(move |control| control.agents(&account, &page)).await.map(Json)
+}
+
+/// Show an agent, with its live tunnels.
+#[utoipa::path(
+    get, path = "/accounts/{account}/agents/{agent}", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    responses((status = 200, description = "The agent", body = AgentView), ReadProblems),
+)]
+async fn show_agent(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Json<AgentView>, Problem> {
+    admin.ask(move |control| control.agent(&account, &agent)).await.map(Json)
+}
+
+/// Change an agent's name or services. A live agent hears of it and opens or ends tunnels.
+#[utoipa::path(
+    patch, path = "/accounts/{account}/agents/{agent}", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    request_body = AgentChanges,
+    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+)]
+async fn change_agent(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+    Body(changes): Body<AgentChanges>,
+) -> Result<Json<AgentView>, Problem> {
+    admin.ask(move |control| control.change_agent(&Actor::Admin, &account, &agent, &changes)).await.map(Json)
+}
+
+/// Delete an agent. Its tunnels end within a second, and its certificate is worth nothing.
+#[utoipa::path(
+    delete, path = "/accounts/{account}/agents/{agent}", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
+)]
+async fn delete_agent(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<StatusCode, Problem> {
+    admin.ask(move |control| control.delete_agent(&Actor::Admin, &account, &agent)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Let an agent have its certificate that waits for that.
+#[utoipa::path(
+    post, path = "/accounts/{account}/agents/{agent}/approve", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+)]
+async fn approve_agent(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Json<AgentView>, Problem> {
+    admin.ask(move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await.map(Json)
+}
+
+/// Cut an agent off for good. Its tunnels end within a second.
+#[utoipa::path(
+    post, path = "/accounts/{account}/agents/{agent}/revoke", tag = "agents",
+    params(("account" = String, Path, description = "Account id"), ("agent" = String, Path, description = "Agent id")),
+    responses((status = 200, description = "As it is now", body = AgentView), ReadProblems, WriteProblems),
+)]
+async fn revoke_agent(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Json<AgentView>, Problem> {
+    admin.ask(move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await.map(Json)
+}

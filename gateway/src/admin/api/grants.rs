@@ -1,0 +1,183 @@
+//! `/accounts/{account}/credentials` and `/accounts/{account}/service-keys`: the same routes for two kinds of record.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{created, secret};
+use crate::admin::Admin;
+use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{
+    Actor, CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, Page, PageQuery,
+    ServiceKeyView,
+};
+use crate::store::{CredentialRecord, ServiceKeyRecord};
+
+pub(super) fn routes() -> OpenApiRouter<Admin> {
+    credentials::routes().merge(service_keys::routes())
+}
+
+/// The routes of one kind. `$record` is what is kept, `$view` and `$new_view` how it is shown without and with its
+/// secret; the names of the functions are the operations' ids.
+macro_rules! grant_routes {
+    (
+        $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $record:ty, $view:ty, $new_view:ty,
+        $new_id:ident, $new_field:ident,
+        [$create:ident, $list:ident, $show:ident, $change:ident, $rotate:ident, $delete:ident]
+    ) => {
+        mod $module {
+            use super::*;
+
+            pub(super) fn routes() -> OpenApiRouter<Admin> {
+                OpenApiRouter::new()
+                    .routes(routes!($create, $list))
+                    .routes(routes!($show, $change, $delete))
+                    .routes(routes!($rotate))
+            }
+
+            /// Create one. Its secret is shown this once. With a name, creating it again changes nothing.
+            #[utoipa::path(
+                post, path = $collection, tag = $tag,
+                params(("account" = String, Path, description = "Account id")),
+                request_body = NewGrant,
+    responses(
+                    (status = 201, description = "Created", body = $new_view, headers(("Location" = String))),
+                    (status = 200, description = "It was there already; without its secret", body = $new_view),
+                    ReadProblems, WriteProblems,
+                ),
+            )]
+            async fn $create(
+                State(admin): State<Admin>,
+                Path(account): Path<String>,
+                Body(new): Body<NewGrant>,
+            ) -> Result<Response, Problem> {
+                let made = admin.ask(move |control| control.create_grant::<$record>(&Actor::Admin, &account, &new)).await?;
+                let view = &made.0.$new_field;
+                let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
+                Ok(secret(created(made, &location)))
+            }
+
+            /// List those of an account, without their secrets.
+            #[utoipa::path(
+                get, path = $collection, tag = $tag,
+                params(("account" = String, Path, description = "Account id"), PageQuery),
+                responses((status = 200, description = "A page", body = Page<$view>), ReadProblems),
+            )]
+            async fn $list(
+                State(admin): State<Admin>,
+                Path(account): Path<String>,
+                Query(page): Query<PageQuery>,
+            ) -> Result<Json<Page<$view>>, Problem> {
+                admin.ask(move |control| control.grants::<$record>(&account, &page)).await.map(Json)
+            }
+
+            /// Show one, without its secret.
+            #[utoipa::path(
+                get, path = $item, tag = $tag,
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                responses((status = 200, description = "As it is", body = $view), ReadProblems),
+            )]
+            async fn $show(
+                State(admin): State<Admin>,
+                Path((account, id)): Path<(String, String)>,
+            ) -> Result<Json<$view>, Problem> {
+                admin.ask(move |control| control.grant::<$record>(&account, &id)).await.map(Json)
+            }
+
+            /// Change one. What is left out stays. In force on every core at once.
+            #[utoipa::path(
+                patch, path = $item, tag = $tag,
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                request_body = GrantChanges,
+    responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
+            )]
+            async fn $change(
+                State(admin): State<Admin>,
+                Path((account, id)): Path<(String, String)>,
+                Body(changes): Body<GrantChanges>,
+            ) -> Result<Json<$view>, Problem> {
+                let change = move |control: &crate::Control| {
+                    control.change_grant::<$record>(&Actor::Admin, &account, &id, &changes)
+                };
+                admin.ask(change).await.map(Json)
+            }
+
+            /// Give it a new secret, which is shown this once. The old one opens nothing from now on.
+            #[utoipa::path(
+                post, path = $rotate_path, tag = $tag,
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                responses((status = 200, description = "With its new secret", body = $new_view), ReadProblems, WriteProblems),
+            )]
+            async fn $rotate(
+                State(admin): State<Admin>,
+                Path((account, id)): Path<(String, String)>,
+            ) -> Result<Response, Problem> {
+                let rotate = move |control: &crate::Control| {
+                    control.rotate_secret::<$record>(&Actor::Admin, &account, &id)
+                };
+                Ok(secret(Json(admin.ask(rotate).await?).into_response()))
+            }
+
+            /// Delete one. It opens nothing from now on.
+            #[utoipa::path(
+                delete, path = $item, tag = $tag,
+                params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
+                responses((status = 204, description = "Deleted"), ReadProblems, WriteProblems),
+            )]
+            async fn $delete(
+                State(admin): State<Admin>,
+                Path((account, id)): Path<(String, String)>,
+            ) -> Result<StatusCode, Problem> {
+                admin.ask(move |control| control.delete_grant::<$record>(&Actor::Admin, &account, &id)).await?;
+                Ok(StatusCode::NO_CONTENT)
+            }
+        }
+    };
+}
+
+grant_routes!(
+    credentials,
+    "credentials",
+    "/accounts/{account}/credentials",
+    "/accounts/{account}/credentials/{client_id}",
+    "/accounts/{account}/credentials/{client_id}/rotate-secret",
+    "client_id",
+    CredentialRecord,
+    CredentialView,
+    NewCredentialView,
+    client_id,
+    credential,
+    [
+        create_credential,
+        list_credentials,
+        show_credential,
+        change_credential,
+        rotate_credential_secret,
+        delete_credential
+    ]
+);
+
+grant_routes!(
+    service_keys,
+    "service-keys",
+    "/accounts/{account}/service-keys",
+    "/accounts/{account}/service-keys/{key_id}",
+    "/accounts/{account}/service-keys/{key_id}/rotate-secret",
+    "key_id",
+    ServiceKeyRecord,
+    ServiceKeyView,
+    NewServiceKeyView,
+    key_id,
+    key,
+    [
+        create_service_key,
+        list_service_keys,
+        show_service_key,
+        change_service_key,
+        rotate_service_key_secret,
+        delete_service_key
+    ]
+);

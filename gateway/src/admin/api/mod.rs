@@ -1,0 +1,103 @@
+//! The administration API, `/api/v1`. Each route is declared together with its description: the document at
+//! `openapi.json` is made of the same declarations.
+
+mod accounts;
+mod agents;
+mod audit_log;
+mod enrollment_tokens;
+mod grants;
+mod services;
+mod signing_keys;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use gw_shared::secret::SecretHash;
+use serde::Serialize;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::{Modify, OpenApi};
+use utoipa_axum::router::OpenApiRouter;
+
+use super::Admin;
+use super::problem::Problem;
+
+/// Largest request body, in bytes.
+const BODY_MAX: usize = 64 * 1024;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Gw gateway administration",
+        description = "Accounts, services, credentials, service keys, agents and signing keys of one gateway."
+    ),
+    servers((url = "/api/v1")),
+    security(("admin_token" = [])),
+    modifiers(&AdminToken),
+)]
+struct Document;
+
+struct AdminToken;
+
+impl Modify for AdminToken {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("admin_token", scheme);
+    }
+}
+
+/// The routes, behind the admin token, and their description, in front of it.
+pub(super) fn router(admin: &Admin) -> Router<Admin> {
+    let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
+        .merge(accounts::routes())
+        .merge(services::routes())
+        .merge(grants::routes())
+        .merge(enrollment_tokens::routes())
+        .merge(agents::routes())
+        .merge(signing_keys::routes())
+        .merge(audit_log::routes())
+        .split_for_parts();
+    routes
+        .fallback(async || {
+            Problem::new(StatusCode::NOT_FOUND, "nothing is at this path; /api/v1/openapi.json says what is")
+        })
+        .method_not_allowed_fallback(async || {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the Allow field says which methods this path takes")
+        })
+        .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(from_fn_with_state(admin.clone(), authorize))
+        .route("/openapi.json", get(async move || Json(document.clone())))
+}
+
+/// Lets a request through that brings the admin token (RFC 6750 §2.1).
+async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = authorization
+        .and_then(|value| value.split_once(' '))
+        .and_then(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()));
+    // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
+    let is_admin = token.is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
+    if !is_admin {
+        let detail = "send Authorization: Bearer and the contents of data_dir/admin.token";
+        return Problem::new(StatusCode::UNAUTHORIZED, detail).into_response();
+    }
+    next.run(request).await
+}
+
+/// 201 with its address for what was created; 200 for what was there already.
+fn created<T: Serialize>((view, created): (T, bool), location: &str) -> Response {
+    if created {
+        (StatusCode::CREATED, [(header::LOCATION, format!("/api/v1{location}"))], Json(view)).into_response()
+    } else {
+        Json(view).into_response()
+    }
+}
+
+/// A secret is in it: nobody on the way keeps it.
+fn secret(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    response
+}

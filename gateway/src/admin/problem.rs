@@ -1,0 +1,188 @@
+//! Errors of the administration API: problem details (RFC 9457).
+
+use std::borrow::Cow;
+
+use axum::Json;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::{IntoResponses, ToSchema};
+
+use crate::control::ControlError;
+use crate::store::StoreError;
+
+const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// Why a request was not done, and what would be right.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Problem {
+    /// `urn:gw:problem:` and a word for programs.
+    #[serde(rename = "type")]
+    kind: Cow<'static, str>,
+    /// The same for people.
+    title: Cow<'static, str>,
+    /// The response's status code.
+    status: u16,
+    /// What was wrong this time.
+    detail: String,
+    /// The field or parameter that was wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    field: Option<Cow<'static, str>>,
+}
+
+/// What any request can meet with.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes responses, makes none")]
+pub(crate) enum ReadProblems {
+    /// Not understood: path or query.
+    #[response(status = 400, content_type = "application/problem+json")]
+    BadRequest(#[to_schema] Problem),
+    /// The bearer token is missing or wrong.
+    #[response(status = 401, content_type = "application/problem+json", headers(("WWW-Authenticate" = String)))]
+    Unauthorized(#[to_schema] Problem),
+    /// There is no such thing.
+    #[response(status = 404, content_type = "application/problem+json")]
+    NotFound(#[to_schema] Problem),
+    /// A value is not what it has to be.
+    #[response(status = 422, content_type = "application/problem+json")]
+    Invalid(#[to_schema] Problem),
+    /// The gateway's fault.
+    #[response(status = 500, content_type = "application/problem+json")]
+    Internal(#[to_schema] Problem),
+}
+
+/// What a request that changes something can meet with besides.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes responses, makes none")]
+pub(crate) enum WriteProblems {
+    /// It does not fit what is there.
+    #[response(status = 409, content_type = "application/problem+json")]
+    Conflict(#[to_schema] Problem),
+    /// The body is larger than 64 KiB.
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(#[to_schema] Problem),
+    /// The body is not JSON by its Content-Type.
+    #[response(status = 415, content_type = "application/problem+json")]
+    UnsupportedMediaType(#[to_schema] Problem),
+    /// The disk is full; nothing was changed.
+    #[response(status = 507, content_type = "application/problem+json")]
+    InsufficientStorage(#[to_schema] Problem),
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        let (kind, title) = match status {
+            StatusCode::BAD_REQUEST => ("bad-request", "The request is not understood"),
+            StatusCode::UNAUTHORIZED => ("unauthorized", "The admin token is missing or wrong"),
+            StatusCode::NOT_FOUND => ("not-found", "There is no such thing"),
+            StatusCode::METHOD_NOT_ALLOWED => ("method-not-allowed", "This path does not take this method"),
+            StatusCode::CONFLICT => ("conflict", "It does not fit what is there"),
+            StatusCode::PAYLOAD_TOO_LARGE => ("too-large", "The body is too large"),
+            StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported-media-type", "The body must be JSON"),
+            StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "A value is not what it has to be"),
+            StatusCode::INSUFFICIENT_STORAGE => ("full", "The disk is full; nothing was changed"),
+            _ => ("internal", "The gateway failed"),
+        };
+        Self {
+            kind: format!("urn:gw:problem:{kind}").into(),
+            title: title.into(),
+            status: status.as_u16(),
+            detail: detail.into(),
+            field: None,
+        }
+    }
+}
+
+impl From<ControlError> for Problem {
+    fn from(error: ControlError) -> Self {
+        let detail = error.to_string();
+        match error {
+            ControlError::NotFound { .. } => Self::new(StatusCode::NOT_FOUND, detail),
+            ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, detail),
+            ControlError::Invalid { field, .. } => {
+                Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
+            }
+            ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
+            _ => {
+                tracing::error!(error = detail, "administration failed");
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+            }
+        }
+    }
+}
+
+impl From<JsonRejection> for Problem {
+    fn from(rejection: JsonRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, [(header::CONTENT_TYPE, MEDIA_TYPE)]).into_response();
+        if status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gw admin\""));
+        }
+        // A struct of strings always serializes.
+        *response.body_mut() = serde_json::to_vec(&self).unwrap_or_default().into();
+        response
+    }
+}
+
+/// A JSON object, or the problem with it.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        // By way of a map: serde would take an array for a struct as well.
+        let Json(mut object) = Json::<Map<String, Value>>::from_request(request, state).await?;
+        object.values_mut().for_each(make_whole);
+        serde_json::from_value(Value::Object(object))
+            .map(Self)
+            .map_err(|error| Self::Rejection::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
+    }
+}
+
+/// Makes 5.0 the 5 that it is to everybody but serde (RFC 8259 §6 knows numbers only).
+fn make_whole(value: &mut Value) {
+    // Whole numbers up to 2^53 are exact.
+    if let Some(number) = value.as_f64()
+        && !value.is_u64()
+        && !value.is_i64()
+        && number.fract() == 0.0
+        && number.abs() <= 9_007_199_254_740_992.0
+    {
+        *value = Value::from(number as i64);
+    }
+}
+
+/// Path parameters, or the problem with them.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(Problem))]
+pub(crate) struct Path<T>(pub(crate) T);
+
+/// Query parameters, or the problem with them.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Query), rejection(Problem))]
+pub(crate) struct Query<T>(pub(crate) T);

@@ -1,0 +1,227 @@
+//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), minted and verified
+//! as RFC 8725 asks.
+
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+use std::time::Duration;
+
+use aws_lc_rs::digest;
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
+use gw_shared::secret::Secret;
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
+use lru::LruCache;
+use serde::{Deserialize, Serialize};
+
+use super::Checks;
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limits;
+use crate::store::{Directory, Service, SigningKeyRecord};
+
+/// `typ` of an access token (RFC 9068 §2.1): no other kind of token can be taken for one.
+const TYPE: &str = "at+jwt";
+/// Of base62: 131 bits.
+const TOKEN_ID_LENGTH: usize = 22;
+
+/// A signing key, ready for use.
+pub struct SigningKey {
+    pub id: SigningKeyId,
+    pub active_from: Timestamp,
+    private: EncodingKey,
+    public: DecodingKey,
+}
+
+/// What a token says (RFC 9068 §2.2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    /// {base_url} of the region.
+    pub iss: String,
+    pub sub: ClientId,
+    pub client_id: ClientId,
+    /// {tenant_url} of the one service it is for.
+    pub aud: String,
+    pub scope: String,
+    pub iat: i64,
+    pub nbf: i64,
+    pub exp: i64,
+    pub jti: String,
+}
+
+/// The header of our tokens, and nothing else: a token that brings `jku`, `jwk`, `x5u`, `crit` or anything we do not
+/// write ourselves is not ours.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header<'a> {
+    alg: &'a str,
+    typ: &'a str,
+    kid: &'a str,
+}
+
+/// A token whose signature was verified, by a key that must still be published each time it is used.
+#[derive(Debug)]
+struct Verified {
+    claims: Claims,
+    key: SigningKeyId,
+}
+
+/// The tokens that one worker has verified, by their SHA-256: the tokens themselves are not kept.
+///
+/// Only what never changes about a token is remembered, its signature and what it says. Expiry, audience, key and
+/// credential are looked at on every request.
+pub struct VerifiedTokens(LruCache<[u8; digest::SHA256_OUTPUT_LEN], Rc<Verified>>);
+
+impl Default for VerifiedTokens {
+    fn default() -> Self {
+        const CAPACITY: NonZeroUsize = NonZeroUsize::new(limits::VERIFIED_TOKENS).unwrap();
+        Self(LruCache::new(CAPACITY))
+    }
+}
+
+/// Verifies the value of `X-Gw-Authorization`, and names the client that the token was issued to.
+pub(super) fn verify(
+    checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
+    tokens: &mut VerifiedTokens,
+    value: &[u8],
+) -> Result<ClientId, Error> {
+    let Checks { directory, issuer, service, now, may_verify } = checks;
+    let token = bearer(value).ok_or(Error::TokenInvalid("X-Gw-Authorization is `Bearer` and a token"))?;
+    let mut fingerprint = [0; digest::SHA256_OUTPUT_LEN];
+    fingerprint.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
+    let verified = match tokens.0.get(&fingerprint) {
+        Some(verified) if directory.signing_key(verified.key.as_str()).is_some() => Rc::clone(verified),
+        _ => {
+            let (claims, key) = verify_signature(directory, token, may_verify)?;
+            let verified = Rc::new(Verified { claims, key });
+            tokens.0.put(fingerprint, Rc::clone(&verified));
+            verified
+        }
+    };
+    check_claims(directory, &verified.claims, issuer, service, now())
+}
+
+/// The token of a `Bearer` value (RFC 6750 §2.1); the scheme's case does not matter (RFC 9110 §11.1).
+fn bearer(value: &[u8]) -> Option<&str> {
+    let (scheme, token) = std::str::from_utf8(value).ok()?.split_once(' ')?;
+    let token = token.trim_matches(' ');
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= limits::TOKEN).then_some(token)
+}
+
+fn verify_signature(
+    directory: &Directory,
+    token: &str,
+    may_verify: impl FnOnce() -> Result<(), Error>,
+) -> Result<(Claims, SigningKeyId), Error> {
+    const MALFORMED: Error = Error::TokenInvalid("not a JSON Web Token of this gateway");
+    let (header, _) = token.split_once('.').ok_or(MALFORMED)?;
+    let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| MALFORMED)?;
+    let header: Header<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
+    if header.alg != "EdDSA" || header.typ != TYPE {
+        return Err(Error::TokenInvalid("not an access token signed with EdDSA"));
+    }
+    let key = directory.signing_key(header.kid).ok_or(Error::TokenInvalid("signed by no key of this region"))?;
+    may_verify()?;
+    // The algorithm is the key's, whatever the token says (RFC 8725 §3.1). What it claims is looked at by us.
+    let mut validation = Validation::new(Algorithm::EdDSA);
+    validation.validate_exp = false;
+    validation.validate_aud = false;
+    validation.required_spec_claims.clear();
+    let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation)
+        .map_err(|_| Error::TokenInvalid("its signature or its claims are wrong"))?;
+    Ok((decoded.claims, key.id.clone()))
+}
+
+/// Everything about a token that depends on the moment and the request.
+fn check_claims(
+    directory: &Directory,
+    claims: &Claims,
+    issuer: &str,
+    service: &Service,
+    now: Timestamp,
+) -> Result<ClientId, Error> {
+    if claims.iss != issuer {
+        return Err(Error::TokenInvalid("issued by another region"));
+    }
+    if now.0 >= claims.exp {
+        return Err(Error::TokenExpired("it has expired: mint a new one"));
+    }
+    if now.0 < claims.nbf {
+        return Err(Error::TokenExpired("it is not valid yet"));
+    }
+    if claims.aud != service.audience {
+        return Err(Error::TokenAudienceMismatch);
+    }
+    match directory.credential(claims.client_id.as_str()) {
+        Some((id, grant)) if grant.opens(service) => Ok(id.clone()),
+        _ => Err(Error::CredentialRevoked),
+    }
+}
+
+impl SigningKey {
+    /// A new key that signs from `active_from` on.
+    pub fn generate(now: Timestamp, active_from: Timestamp) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
+        let pair = Ed25519KeyPair::generate()?;
+        let public_key = URL_SAFE_NO_PAD.encode(pair.public_key());
+        let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
+        // The thumbprint of its JWK (RFC 7638 §3): members in lexicographic order, no spaces.
+        let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{public_key}"}}"#);
+        let thumbprint = URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, canonical.as_bytes()));
+        let id = SigningKeyId::new(&thumbprint).map_err(|_| aws_lc_rs::error::Unspecified)?;
+        Ok(SigningKeyRecord { id, private_key, public_key, created_at: now, active_from })
+    }
+
+    /// `None` if the record is not a key: it signs nothing and verifies nothing then.
+    pub(crate) fn from_record(record: &SigningKeyRecord) -> Option<Self> {
+        let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal()).ok()?;
+        Some(Self {
+            id: record.id.clone(),
+            active_from: record.active_from,
+            private: EncodingKey::from_ed_der(&private),
+            public: DecodingKey::from_ed_components(&record.public_key).ok()?,
+        })
+    }
+
+    /// Signs `claims`, whatever they say.
+    pub fn sign(&self, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
+        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
+        header.typ = Some(TYPE.to_owned());
+        header.kid = Some(self.id.to_string());
+        jsonwebtoken::encode(&header, claims, &self.private)
+    }
+}
+
+impl Claims {
+    /// What a token for `service` says that `client` gets at `now`.
+    pub fn new(issuer: &str, client: &ClientId, service: &Service, now: Timestamp, lifetime: Duration) -> Self {
+        Self {
+            iss: issuer.to_owned(),
+            sub: client.clone(),
+            client_id: client.clone(),
+            aud: service.audience.clone(),
+            scope: scope(&service.account, &service.id),
+            iat: now.0,
+            nbf: now.0,
+            exp: now.after(lifetime).0,
+            jti: random_base62(TOKEN_ID_LENGTH),
+        }
+    }
+}
+
+fn scope(account: &AccountId, service: &ServiceId) -> String {
+    format!("account:{account} service:{service}")
+}
+
+/// The public keys as a JWK Set (RFC 7517 §5).
+pub(crate) fn key_set<'a>(keys: impl Iterator<Item = &'a SigningKeyRecord>) -> Bytes {
+    let keys: Vec<_> = keys
+        .map(|key| {
+            serde_json::json!({
+                "kty": "OKP", "crv": "Ed25519", "x": key.public_key, "kid": key.id, "use": "sig", "alg": "EdDSA",
+            })
+        })
+        .collect();
+    serde_json::json!({ "keys": keys }).to_string().into()
+}

@@ -1,0 +1,157 @@
+//! Whose request it is, when proxies stand in front of the gateway.
+
+use std::net::IpAddr;
+
+use gw_shared::http::fields::X_FORWARDED_FOR;
+use http::HeaderMap;
+use ipnet::{IpNet, Ipv4Net};
+
+/// The proxies whose word is taken for where a connection or a request came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrustedProxies(Vec<IpNet>);
+
+impl TrustedProxies {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
+        // Without proxies, nothing but the end of an empty list is looked at.
+        self.0.iter().any(|block| block.contains(&address.to_canonical()))
+    }
+}
+
+impl FromIterator<IpNet> for TrustedProxies {
+    fn from_iter<I: IntoIterator<Item = IpNet>>(blocks: I) -> Self {
+        Self(blocks.into_iter().map(canonical).collect())
+    }
+}
+
+/// A block of IPv4-mapped addresses (RFC 4291 §2.5.5.2) as the block of IPv4 addresses that it is.
+fn canonical(block: IpNet) -> IpNet {
+    const MAPPED_PREFIX: u8 = 96;
+    match (block.addr().to_canonical(), block.prefix_len().checked_sub(MAPPED_PREFIX)) {
+        (IpAddr::V4(address), Some(length)) if matches!(block, IpNet::V6(_)) => {
+            Ipv4Net::new(address, length).map_or(block, IpNet::V4)
+        }
+        _ => block,
+    }
+}
+
+/// Who made the request that `peer` sent.
+///
+/// Of a trusted proxy's request, that is the rightmost address in `X-Forwarded-For` that is not a trusted proxy's: each
+/// hop appends whom it heard, and what stands to the left of the first untrusted one is anybody's claim. If all are
+/// trusted, it is the leftmost. Something that is no address ends the search at the last one that was.
+pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &TrustedProxies) -> IpAddr {
+    let mut client = peer.to_canonical();
+    if !trusted.contains(client) {
+        return client;
+    }
+    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
+    let elements = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
+    // Empty elements count as not there (RFC 9110 §5.6.1.2).
+    for element in elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty()) {
+        let Some(address) = parse_element(element) else { break };
+        client = address;
+        if !trusted.contains(client) {
+            break;
+        }
+    }
+    client
+}
+
+/// `ip`, `ip:port`, `[v6]` or `[v6]:port`: all that proxies are known to write.
+fn parse_element(element: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(element).ok()?;
+    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
+    let with_port = || text.parse().map(|address: std::net::SocketAddr| address.ip()).ok();
+    let address = text.parse().ok().or_else(bracketed).or_else(with_port)?;
+    Some(address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn trusted(blocks: &[&str]) -> TrustedProxies {
+        blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect()
+    }
+
+    /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and fd00::/8.
+    fn client(peer: &str, lines: &[&str]) -> String {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(X_FORWARDED_FOR, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        client_address(peer.parse().unwrap(), &headers, &trusted(&["10.0.0.0/8", "fd00::/8"])).to_string()
+    }
+
+    #[test]
+    fn an_untrusted_peer_is_the_client_whatever_it_claims() {
+        assert_eq!(client("192.0.2.1", &["198.51.100.7"]), "192.0.2.1");
+        assert_eq!(client("2001:db8::1", &["198.51.100.7, 10.0.0.1"]), "2001:db8::1");
+        assert_eq!(client("::ffff:192.0.2.1", &[]), "192.0.2.1");
+        let mut headers = HeaderMap::new();
+        headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
+        let nobody = TrustedProxies::default();
+        assert_eq!(client_address("10.0.0.1".parse().unwrap(), &headers, &nobody).to_string(), "10.0.0.1");
+    }
+
+    #[test]
+    fn the_rightmost_address_that_is_no_trusted_proxy_is_the_client() {
+        assert_eq!(client("10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
+        assert_eq!(client("::ffff:10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
+        assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.7"]), "198.51.100.7");
+        assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.7,10.9.9.9 ,\t10.8.8.8"]), "198.51.100.7");
+        assert_eq!(client("fd00::1", &["2001:db8::7, ::ffff:10.0.0.1"]), "2001:db8::7");
+    }
+
+    #[test]
+    fn field_lines_are_one_list() {
+        assert_eq!(client("10.0.0.1", &["6.6.6.6", "198.51.100.7", "10.0.0.2"]), "198.51.100.7");
+        assert_eq!(client("10.0.0.1", &["198.51.100.7, ,", "", " , 10.0.0.2,"]), "198.51.100.7");
+    }
+
+    #[test]
+    fn ports_and_brackets_are_understood() {
+        for (element, address) in [
+            ("198.51.100.7:443", "198.51.100.7"),
+            ("2001:db8::7", "2001:db8::7"),
+            ("[2001:db8::7]", "2001:db8::7"),
+            ("[2001:db8::7]:443", "2001:db8::7"),
+            ("::ffff:198.51.100.7", "198.51.100.7"),
+            ("[::ffff:198.51.100.7]:1", "198.51.100.7"),
+        ] {
+            assert_eq!(client("10.0.0.1", &[element]), address, "{element}");
+        }
+    }
+
+    #[test]
+    fn if_all_are_trusted_the_leftmost_is_the_client() {
+        assert_eq!(client("10.0.0.1", &["10.0.0.3, 10.0.0.2"]), "10.0.0.3");
+        assert_eq!(client("10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(client("::ffff:10.0.0.1", &[""]), "10.0.0.1");
+    }
+
+    #[test]
+    fn what_is_no_address_ends_the_search() {
+        for garbage in
+            ["unknown", "_hidden", "198.51.100", "198.51.100.7:x", "[198.51.100.7]", "[::1", "1.2.3.4 5", "é"]
+        {
+            assert_eq!(client("10.0.0.1", &[&format!("6.6.6.6, {garbage}")]), "10.0.0.1", "{garbage}");
+            assert_eq!(client("10.0.0.1", &[&format!("6.6.6.6, {garbage}, 10.0.0.2")]), "10.0.0.2", "{garbage}");
+            assert_eq!(client("10.0.0.1", &[&format!("{garbage}, 198.51.100.7")]), "198.51.100.7", "{garbage}");
+        }
+    }
+
+    #[test]
+    fn blocks_of_mapped_addresses_are_blocks_of_ipv4() {
+        let mapped = trusted(&["::ffff:10.0.0.0/104", "::ffff:192.0.2.1/128"]);
+        assert_eq!(mapped, trusted(&["10.0.0.0/8", "192.0.2.1/32"]));
+        assert!(mapped.contains("10.255.0.1".parse().unwrap()));
+        assert!(mapped.contains("::ffff:192.0.2.1".parse().unwrap()));
+        assert!(!mapped.contains("192.0.2.2".parse().unwrap()));
+        let all = trusted(&["::/0"]);
+        assert!(all.contains("2001:db8::1".parse().unwrap()) && !all.contains("192.0.2.1".parse().unwrap()));
+        assert!(!trusted(&["::ffff:0:0/95"]).contains("192.0.2.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,167 @@
+//! The administration API, seen from outside.
+
+use std::time::Duration;
+
+use gw_gateway::control::Page;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use http::{Method, Request, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::connection::Endpoint;
+
+const BASE_PATH: &str = "/api/v1";
+/// Longer than anything the API does; shorter than anybody's patience.
+const TIMEOUT: Duration = Duration::from_secs(30);
+const ITEMS_PER_PAGE: usize = 500;
+/// Largest answer that is read, in bytes; a page of records is far below.
+const BODY_MAX: u64 = 64 << 20;
+
+pub(crate) struct Api {
+    http: ureq::Agent,
+    endpoint: Endpoint,
+}
+
+/// The API did what it was asked.
+pub(crate) struct Reply {
+    status: StatusCode,
+    /// JSON; empty when there is nothing to say.
+    pub(crate) text: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    #[error("no answer from {url} ({error}): does the gateway run, and is this its admin listener (--admin-url)?")]
+    Unreachable { url: String, error: Box<ureq::Error> },
+    #[error("the gateway at {url} refuses the admin token (from {token_source})")]
+    Unauthorized { url: String, token_source: String },
+    #[error("{0}")]
+    Refused(Problem),
+    #[error("{url} answers {status}, but not as a gateway's admin listener does")]
+    Stranger { url: String, status: StatusCode },
+    #[error("the gateway's answer is not understood: {0}; does it run the same version?")]
+    NotUnderstood(#[from] serde_json::Error),
+}
+
+/// RFC 9457.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Problem {
+    title: String,
+    detail: Option<String>,
+    /// Name of the value that is wrong.
+    field: Option<String>,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let detail = self.detail.as_ref().unwrap_or(&self.title);
+        match &self.field {
+            // The detail may begin with it.
+            Some(field) if !detail.starts_with(field.as_str()) => write!(f, "{field}: {detail}"),
+            _ => f.write_str(detail),
+        }
+    }
+}
+
+impl Api {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        let config = ureq::Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .http_status_as_error(false)
+            // The token is for this listener and nobody else.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .proxy(None);
+        Self { http: config.build().new_agent(), endpoint }
+    }
+
+    /// Sends a request without a body to `path`, for example `/accounts/acme`.
+    pub(crate) fn request(&self, method: Method, path: &str) -> Result<Reply, ApiError> {
+        self.send(method, path, None)
+    }
+
+    /// Sends a request with `body`.
+    pub(crate) fn request_with(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
+        self.send(method, path, Some(body))
+    }
+
+    /// Follows the pages of a list to its end, or until there are `at_most` items.
+    pub(crate) fn list(
+        &self,
+        path: &str,
+        filter: &[(&str, &str)],
+        at_most: Option<usize>,
+    ) -> Result<Page<Value>, ApiError> {
+        let mut list = Page { items: Vec::new(), next_cursor: None };
+        loop {
+            let missing = at_most.map_or(usize::MAX, |at_most| at_most.saturating_sub(list.items.len()));
+            let mut query = form_urlencoded::Serializer::new(String::new());
+            query.append_pair("limit", &missing.min(ITEMS_PER_PAGE).to_string()).extend_pairs(filter);
+            query.extend_pairs(list.next_cursor.take().map(|cursor| ("cursor", cursor)));
+            let page: Page<Value> = self.request(Method::GET, &format!("{path}?{}", query.finish()))?.parse()?;
+            let page_length = page.items.len();
+            list.items.extend(page.items);
+            list.next_cursor = page.next_cursor;
+            if list.next_cursor.is_none() || page_length >= missing {
+                return Ok(list);
+            }
+        }
+    }
+
+    fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Reply, ApiError> {
+        let Endpoint { url, token, token_source } = &self.endpoint;
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{url}{BASE_PATH}{path}"))
+            .header(ACCEPT, "application/json")
+            .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
+        let sent = match body {
+            Some(body) => request
+                .header(CONTENT_TYPE, "application/json")
+                .body(body.to_string())
+                .map_err(ureq::Error::from)
+                .and_then(|request| self.http.run(request)),
+            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.http.run(request)),
+        };
+        let answer = sent.and_then(|mut response| {
+            let text = response.body_mut().with_config().limit(BODY_MAX).read_to_string()?;
+            Ok((response.status(), text))
+        });
+        let (status, text) =
+            answer.map_err(|error| ApiError::Unreachable { url: url.clone(), error: Box::new(error) })?;
+        if status == StatusCode::UNAUTHORIZED {
+            return Err(ApiError::Unauthorized { url: url.clone(), token_source: token_source.clone() });
+        }
+        if !status.is_success() {
+            return Err(serde_json::from_str(&text)
+                .map_or_else(|_| ApiError::Stranger { url: url.clone(), status }, ApiError::Refused));
+        }
+        Ok(Reply { status, text })
+    }
+}
+
+impl Reply {
+    /// Whether what was to be created is new.
+    pub(crate) fn created(&self) -> bool {
+        self.status == StatusCode::CREATED
+    }
+
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        Ok(serde_json::from_str(&self.text)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_name_the_field_once() {
+        let text = |json: &str| serde_json::from_str::<Problem>(json).unwrap().to_string();
+        assert_eq!(text(r#"{"title":"Not Found","detail":"no account acme"}"#), "no account acme");
+        assert_eq!(text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#), "burst: at least 1");
+        assert_eq!(text(r#"{"title":"Invalid","detail":"burst: at least 1","field":"burst"}"#), "burst: at least 1");
+        assert_eq!(text(r#"{"type":"about:blank","title":"Conflict","status":409}"#), "Conflict");
+    }
+}

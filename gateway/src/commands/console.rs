@@ -1,0 +1,162 @@
+//! What the families of commands have in common: ask the API, then tell a person or a script.
+
+use std::io::{self, StdoutLock, Write};
+
+use http::Method;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::api::{Api, ApiError, Reply};
+use super::table;
+
+/// The API on one side, standard output on the other.
+pub(crate) struct Console {
+    pub(crate) api: Api,
+    /// For a script: the API's JSON, one line.
+    pub(crate) json: bool,
+    out: StdoutLock<'static>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CommandError {
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    #[error("nothing to change; --help lists what can be changed")]
+    NothingToChange,
+    #[error("standard output: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// A view of the API that people can read.
+pub(crate) trait Shown: DeserializeOwned {
+    /// Labels and values, the most important first.
+    fn facts(&self) -> Vec<(&'static str, String)>;
+
+    /// What else there is to know.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// One that comes in lists.
+pub(crate) trait Listed: Shown {
+    const PLURAL: &'static str;
+    /// How many of the facts are columns of the list.
+    const COLUMNS: usize;
+}
+
+impl Console {
+    pub(crate) fn new(api: Api, json: bool) -> Self {
+        Self { api, json, out: io::stdout().lock() }
+    }
+
+    pub(crate) fn create<T: Shown>(&mut self, path: &str, new: &impl Serialize) -> Result<(), CommandError> {
+        let reply = self.api.request_with(Method::POST, path, &json!(new))?;
+        let created = reply.created();
+        self.tell(&reply, |view: T, out| {
+            writeln!(out, "{}", if created { "Created:" } else { "There already, as wanted:" })?;
+            write_facts(&view, out)
+        })
+    }
+
+    pub(crate) fn list<T: Listed>(
+        &mut self,
+        path: &str,
+        filter: &[(&str, &str)],
+        at_most: Option<usize>,
+    ) -> Result<(), CommandError> {
+        let page = self.api.list(path, filter, at_most)?;
+        if self.json {
+            self.print(&json!(page).to_string())?;
+        } else if page.items.is_empty() {
+            self.print(&format!("No {}.", T::PLURAL))?;
+        } else {
+            let views: Vec<T> =
+                page.items.into_iter().map(serde_json::from_value).collect::<Result<_, _>>().map_err(ApiError::from)?;
+            table::write(&mut self.out, &rows(&views))?;
+            self.out.flush()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn show<T: Shown>(&mut self, path: &str) -> Result<(), CommandError> {
+        let reply = self.api.request(Method::GET, path)?;
+        self.tell(&reply, |view: T, out| write_facts(&view, out))
+    }
+
+    /// Shows it as it is after the change.
+    pub(crate) fn change<T: Shown>(&mut self, path: &str, changes: &impl Serialize) -> Result<(), CommandError> {
+        let changes = json!(changes);
+        if changes.as_object().is_some_and(serde_json::Map::is_empty) {
+            return Err(CommandError::NothingToChange);
+        }
+        let reply = self.api.request_with(Method::PATCH, path, &changes)?;
+        self.tell(&reply, |view: T, out| write_facts(&view, out))
+    }
+
+    /// Has something done to it, and shows it as it is then.
+    pub(crate) fn act<T: Shown>(&mut self, path: &str, body: Option<&Value>) -> Result<(), CommandError> {
+        let reply = match body {
+            Some(body) => self.api.request_with(Method::POST, path, body)?,
+            None => self.api.request(Method::POST, path)?,
+        };
+        self.tell(&reply, |view: T, out| write_facts(&view, out))
+    }
+
+    pub(crate) fn delete(&mut self, path: &str) -> Result<(), CommandError> {
+        self.api.request(Method::DELETE, path)?;
+        if self.json { Ok(()) } else { self.print("Deleted.") }
+    }
+
+    /// Writes a reply: as it is for a script, `in_words` for a person.
+    pub(crate) fn tell<T: DeserializeOwned>(
+        &mut self,
+        reply: &Reply,
+        in_words: impl FnOnce(T, &mut StdoutLock<'static>) -> io::Result<()>,
+    ) -> Result<(), CommandError> {
+        if self.json {
+            return self.print(&reply.text);
+        }
+        in_words(reply.parse()?, &mut self.out)?;
+        Ok(self.out.flush()?)
+    }
+
+    fn print(&mut self, line: &str) -> Result<(), CommandError> {
+        writeln!(self.out, "{}", line.trim_end())?;
+        Ok(self.out.flush()?)
+    }
+}
+
+/// Writes each fact on its own line.
+pub(crate) fn write_facts(view: &impl Shown, out: &mut impl Write) -> io::Result<()> {
+    let lines: Vec<Vec<String>> =
+        view.facts().into_iter().map(|(label, value)| vec![format!("  {label}"), value]).collect();
+    table::write(out, &lines)?;
+    view.note().map_or(Ok(()), |note| writeln!(out, "{note}"))
+}
+
+fn rows<T: Listed>(views: &[T]) -> Vec<Vec<String>> {
+    let columns = |view: &T| view.facts().into_iter().take(T::COLUMNS);
+    let header = views.first().map(|view| columns(view).map(|(label, _)| label.to_uppercase()).collect());
+    header.into_iter().chain(views.iter().map(|view| columns(view).map(|(_, value)| value).collect())).collect()
+}
+
+/// A value of an enumeration, as the API writes it.
+pub(crate) fn word(value: impl Serialize) -> String {
+    json!(value).as_str().unwrap_or_default().to_owned()
+}
+
+pub(crate) fn yes_or_no(value: bool) -> String {
+    (if value { "yes" } else { "no" }).to_owned()
+}
+
+pub(crate) fn or_dash<T: ToString>(value: Option<&T>) -> String {
+    value.map_or_else(|| "-".to_owned(), T::to_string)
+}
+
+/// With commas; a dash if there are none.
+pub(crate) fn joined(values: impl IntoIterator<Item = impl ToString>) -> String {
+    let values: Vec<String> = values.into_iter().map(|value| value.to_string()).collect();
+    if values.is_empty() { "-".to_owned() } else { values.join(", ") }
+}

@@ -1,0 +1,99 @@
+//! Accounts.
+
+use gw_shared::id::AccountId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use crate::store::{AccountRecord, Record, RecordId, Records, Step};
+
+/// Whose the services, credentials, keys and agents are.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Account)]
+pub struct AccountView {
+    #[schema(value_type = String)]
+    pub id: AccountId,
+    /// RFC 3339.
+    #[schema(format = DateTime)]
+    pub created_at: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewAccount {
+    /// 3 to 15 characters of a-z and 0-9: the first part of its hostnames.
+    #[schema(pattern = "^[a-z0-9]{3,15}$")]
+    pub id: String,
+}
+
+impl From<&AccountRecord> for AccountView {
+    fn from(record: &AccountRecord) -> Self {
+        Self { id: record.id.clone(), created_at: record.created_at.to_string() }
+    }
+}
+
+impl Control {
+    /// Creates an account, unless it is there; whether it was created.
+    pub fn create_account(&self, actor: &Actor, new: &NewAccount) -> Result<(AccountView, bool), ControlError> {
+        let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
+        self.change(actor, |records, now| {
+            if let Some(record) = records.accounts.get(&id) {
+                return Ok(Plan::already((record.into(), false)));
+            }
+            let record = AccountRecord { id, created_at: now };
+            Ok(Plan {
+                action: "account.create",
+                account: Some(record.id.clone()),
+                target: record.id.to_string(),
+                detail: json!({}),
+                output: ((&record).into(), true),
+                steps: vec![Step::Put(Record::Account(record))],
+            })
+        })
+    }
+
+    pub fn accounts(&self, query: &PageQuery) -> Result<Page<AccountView>, ControlError> {
+        let state = self.state();
+        Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)
+    }
+
+    pub fn account(&self, id: &str) -> Result<AccountView, ControlError> {
+        find(&self.state().records, id).map(AccountView::from)
+    }
+
+    /// Deletes an account that has nothing left in it.
+    pub fn delete_account(&self, actor: &Actor, id: &str) -> Result<(), ControlError> {
+        self.change(actor, |records, _| {
+            let id = &find(records, id)?.id;
+            let left = [
+                ("services", records.services.values().any(|record| record.account == *id)),
+                ("credentials", records.credentials.values().any(|record| record.grant.account == *id)),
+                ("service keys", records.service_keys.values().any(|record| record.grant.account == *id)),
+                ("agents", records.agents.values().any(|record| record.account == *id)),
+            ];
+            let left: Vec<&str> = left.into_iter().filter_map(|(what, any)| any.then_some(what)).collect();
+            if !left.is_empty() {
+                return Err(ControlError::Conflict(format!(
+                    "account {id} still has {}; delete them first",
+                    left.join(", ")
+                )));
+            }
+            let tokens = records.enrollment_tokens.values().filter(|token| token.account == *id);
+            let tokens = tokens.map(|token| Step::Delete(RecordId::EnrollmentToken(token.id.clone())));
+            Ok(Plan {
+                steps: tokens.chain([Step::Delete(RecordId::Account(id.clone()))]).collect(),
+                action: "account.delete",
+                account: Some(id.clone()),
+                target: id.to_string(),
+                detail: json!({}),
+                output: (),
+            })
+        })
+    }
+}
+
+/// The account of this id, which somebody wrote.
+pub(super) fn find<'a>(records: &'a Records, id: &str) -> Result<&'a AccountRecord, ControlError> {
+    records.accounts.get(id).ok_or_else(|| ControlError::not_found("account", id))
+}

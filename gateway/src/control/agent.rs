@@ -1,0 +1,177 @@
+//! Agents, once they have enrolled.
+
+use std::collections::BTreeSet;
+
+use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::id::{AccountId, AgentId, ServiceId};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::service::{ServiceIdText, checked_list};
+use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name};
+use crate::counters::TunnelReport;
+use crate::store::{AgentRecord, Record, RecordId, Records, Step};
+
+/// What runs beside a backend.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = Agent)]
+pub struct AgentView {
+    #[schema(value_type = String)]
+    pub agent_id: AgentId,
+    #[schema(value_type = String)]
+    pub account: AccountId,
+    pub name: String,
+    /// What it serves.
+    #[schema(value_type = Vec<String>)]
+    pub services: BTreeSet<ServiceId>,
+    #[schema(value_type = String, example = "approved")]
+    pub status: EnrollmentStatus,
+    pub version: Option<String>,
+    /// When its newest certificate expires.
+    #[schema(format = DateTime)]
+    pub certificate_not_after: Option<String>,
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// Its live tunnels, one a service.
+    pub tunnels: Vec<TunnelReport>,
+}
+
+/// What is left out stays as it is.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentChanges {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
+    pub name: Option<String>,
+    /// The agent hears of it through its tunnels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<ServiceIdText>>)]
+    pub services: Option<Vec<String>>,
+}
+
+impl AgentView {
+    fn new(record: &AgentRecord, tunnels: &[TunnelReport]) -> Self {
+        Self {
+            agent_id: record.id.clone(),
+            account: record.account.clone(),
+            name: record.name.clone(),
+            services: record.services.clone(),
+            status: record.status,
+            version: record.version.clone(),
+            certificate_not_after: record.certificate_not_after.map(|at| at.to_string()),
+            created_at: record.created_at.to_string(),
+            tunnels: tunnels.iter().filter(|tunnel| tunnel.agent_id == record.id.as_str()).cloned().collect(),
+        }
+    }
+}
+
+impl Control {
+    pub fn agents(&self, account: &str, query: &PageQuery) -> Result<Page<AgentView>, ControlError> {
+        let tunnels = self.tunnels();
+        let state = self.state();
+        let account = &account::find(&state.records, account)?.id;
+        let agents = state.records.agents.values().filter(|record| record.account == *account);
+        Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))
+    }
+
+    pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {
+        let tunnels = self.tunnels();
+        find(&self.state().records, account, id).map(|record| AgentView::new(record, &tunnels))
+    }
+
+    pub fn change_agent(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+        changes: &AgentChanges,
+    ) -> Result<AgentView, ControlError> {
+        let name = changes.name.as_deref().map(checked_name).transpose()?;
+        self.edit_agent(actor, account, id, "agent.change", json!(changes), |records, record| {
+            if let Some(services) = &changes.services {
+                record.services = checked_list(records, &record.account, "services", services)?;
+            }
+            if let Some(name) = name {
+                record.name = name;
+            }
+            Ok(())
+        })
+    }
+
+    /// Lets an agent have its certificate that is waiting for that.
+    pub fn approve_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
+        self.edit_agent(actor, account, id, "agent.approve", json!({}), |_, record| {
+            if record.status == EnrollmentStatus::Revoked {
+                return Err(ControlError::Conflict("this agent is revoked; enroll it anew".to_owned()));
+            }
+            record.status = EnrollmentStatus::Approved;
+            Ok(())
+        })
+    }
+
+    /// Cuts an agent off for good: its tunnels end, its certificate and its key are worth nothing.
+    pub fn revoke_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
+        self.edit_agent(actor, account, id, "agent.revoke", json!({}), |_, record| {
+            record.status = EnrollmentStatus::Revoked;
+            record.enrollment = None;
+            Ok(())
+        })
+    }
+
+    pub fn delete_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
+        self.change(actor, |records, _| {
+            let record = find(records, account, id)?;
+            Ok(Plan {
+                steps: vec![Step::Delete(RecordId::Agent(record.id.clone()))],
+                action: "agent.delete",
+                account: Some(record.account.clone()),
+                target: record.id.to_string(),
+                detail: json!({ "name": record.name }),
+                output: (),
+            })
+        })
+    }
+
+    fn edit_agent(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+        action: &'static str,
+        detail: serde_json::Value,
+        edit: impl FnOnce(&Records, &mut AgentRecord) -> Result<(), ControlError>,
+    ) -> Result<AgentView, ControlError> {
+        let edited = self.change(actor, |records, _| {
+            let record = find(records, account, id)?;
+            let mut edited = record.clone();
+            edit(records, &mut edited)?;
+            if edited == *record {
+                return Ok(Plan::already(edited));
+            }
+            Ok(Plan {
+                steps: vec![Step::Put(Record::Agent(edited.clone()))],
+                action,
+                account: Some(edited.account.clone()),
+                target: edited.id.to_string(),
+                detail,
+                output: edited,
+            })
+        })?;
+        Ok(AgentView::new(&edited, &self.tunnels()))
+    }
+
+    /// Every live tunnel.
+    pub fn tunnels(&self) -> Vec<TunnelReport> {
+        self.reports().into_iter().flat_map(|report| report.tunnels).collect()
+    }
+}
+
+fn find<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a AgentRecord, ControlError> {
+    let account = &account::find(records, account)?.id;
+    records
+        .agents
+        .get(id)
+        .filter(|record| record.account == *account)
+        .ok_or_else(|| ControlError::not_found("agent", id))
+}

@@ -1,0 +1,90 @@
+//! Where workers have the control plane do what blocks: one thread, one errand after another.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use tokio::sync::oneshot;
+
+use super::{Control, ControlError};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limits;
+
+/// How often the control plane looks what is due.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
+
+enum Errand {
+    Work(Box<dyn FnOnce(&Control) + Send>),
+    Stop,
+}
+
+/// The way to the control plane. Cheap to clone; never blocks.
+#[derive(Clone)]
+pub(crate) struct Desk(Sender<Errand>);
+
+/// The other end; served by a thread of its own.
+pub(crate) struct Errands(Receiver<Errand>);
+
+pub(crate) fn desk() -> (Desk, Errands) {
+    let (sender, receiver) = crossbeam_channel::bounded(limits::ERRANDS);
+    (Desk(sender), Errands(receiver))
+}
+
+impl Desk {
+    /// Has `work` done and waits for what comes of it. Refuses at once when too much is waiting already.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (reply, answer) = oneshot::channel();
+        let work = Box::new(move |control: &Control| {
+            // Whoever asked may have left.
+            let _ = reply.send(work(control));
+        });
+        self.0.try_send(Errand::Work(work)).map_err(|_| Error::Overloaded("overloaded"))?;
+        // Dropped unanswered: the work panicked, or the gateway stops.
+        answer.await.map_err(|_| Error::Overloaded("not able to do this now"))?.map_err(refusal)
+    }
+
+    /// Ends the thread behind it, once what waits is done.
+    pub(crate) fn close(&self) {
+        // Fails only when it has ended.
+        let _ = self.0.send(Errand::Stop);
+    }
+}
+
+/// What an agent or caller is told of it.
+fn refusal(error: ControlError) -> Error {
+    match error {
+        ControlError::Refused(error) => error,
+        error => {
+            tracing::error!(%error, "the control plane failed");
+            Error::Overloaded("not able to store this now")
+        }
+    }
+}
+
+impl Errands {
+    /// Does errands, and what is due, until the desk is closed.
+    pub(crate) fn serve(self, control: &Arc<Control>) {
+        let mut next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
+        loop {
+            match self.0.recv_deadline(next_maintenance) {
+                Ok(Errand::Work(work)) => {
+                    if catch_unwind(AssertUnwindSafe(|| work(control))).is_err() {
+                        tracing::error!("an errand of the control plane panicked");
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = control.maintain(Timestamp::now()) {
+                        tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+                    }
+                    next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
+                }
+                Ok(Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}

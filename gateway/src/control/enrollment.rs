@@ -1,0 +1,402 @@
+//! How agents come to their certificates: enrollment tokens, enrollment, certificate requests.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use gw_shared::enrollment::{CertificateReply, EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
+use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
+use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::version::VERSION;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::service::{ServiceIdText, checked_list};
+use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name, new_secret};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::pki::CertificateRequest;
+use crate::store::{
+    AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
+};
+
+/// Lifetime of an enrollment token, unless a shorter one is asked for.
+const TOKEN_LIFETIME: Duration = Duration::from_secs(600);
+/// How long a used or expired token stays in the list.
+const TOKEN_SHOWN: Duration = Duration::from_secs(24 * 3600);
+/// How long an enrollment may wait for its approval and its first certificate.
+const ENROLLMENT_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+/// How long the first certificate can be asked for again, should the reply have been lost.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+/// How long after its certificate has expired an agent can still recover with its key.
+const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How often an agent should look whether it was approved.
+const POLL_AFTER_SECONDS: u32 = 5;
+
+const TOKEN_PREFIX: &str = "gw_et_";
+
+/// Lets one agent enroll, once.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = EnrollmentToken)]
+pub struct EnrollmentTokenView {
+    #[schema(value_type = String)]
+    pub id: EnrollmentTokenId,
+    #[schema(value_type = String)]
+    pub account: AccountId,
+    /// What the agent will serve.
+    #[schema(value_type = Vec<String>)]
+    pub services: BTreeSet<ServiceId>,
+    pub approval: Approval,
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    #[schema(format = DateTime)]
+    pub expires_at: String,
+    /// The agent that used it.
+    #[schema(value_type = Option<String>)]
+    pub used_by: Option<AgentId>,
+}
+
+/// An enrollment token and its text.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = NewEnrollmentTokenCreated)]
+pub struct NewEnrollmentTokenView {
+    #[serde(flatten)]
+    pub enrollment_token: EnrollmentTokenView,
+    /// `gw_et_{id}.{secret}`. Shown this once.
+    pub token: String,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewEnrollmentToken {
+    /// Services of the account that the agent will serve, at least one.
+    #[schema(min_items = 1, value_type = Vec<ServiceIdText>)]
+    pub services: Vec<String>,
+    /// Whether the agent has to wait for an administrator.
+    #[serde(default)]
+    pub approval: Approval,
+    /// 10 minutes unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 600)]
+    pub expires_in_seconds: Option<u64>,
+}
+
+/// By what an agent may have a certificate.
+#[derive(Debug, Clone)]
+pub enum Proof {
+    /// It knows the secret of its enrollment, and may say which one that is.
+    Enrollment { id: Option<String>, secret: Secret },
+    /// It signs with the key of its last certificate.
+    OldKey(AgentId),
+    /// It asks through a live tunnel.
+    Tunnel(AgentId),
+}
+
+impl From<&EnrollmentTokenRecord> for EnrollmentTokenView {
+    fn from(record: &EnrollmentTokenRecord) -> Self {
+        Self {
+            id: record.id.clone(),
+            account: record.account.clone(),
+            services: record.services.clone(),
+            approval: record.approval,
+            created_at: record.created_at.to_string(),
+            expires_at: record.expires_at.to_string(),
+            used_by: record.used_by.clone(),
+        }
+    }
+}
+
+impl Control {
+    /// Creates an enrollment token. Its text is in the result and nowhere else.
+    pub fn create_enrollment_token(
+        &self,
+        actor: &Actor,
+        account: &str,
+        new: &NewEnrollmentToken,
+    ) -> Result<NewEnrollmentTokenView, ControlError> {
+        let lifetime = new.expires_in_seconds.map_or(TOKEN_LIFETIME, Duration::from_secs);
+        if lifetime.is_zero() || lifetime > TOKEN_LIFETIME {
+            let message = format!("a whole number from 1 to {}", TOKEN_LIFETIME.as_secs());
+            return Err(ControlError::invalid("expires_in_seconds", message));
+        }
+        self.change(actor, |records, now| {
+            let account = &account::find(records, account)?.id;
+            let services = checked_list(records, account, "services", &new.services)?;
+            if services.is_empty() {
+                return Err(ControlError::invalid("services", "at least one: what the agent will serve"));
+            }
+            let secret = new_secret();
+            let record = EnrollmentTokenRecord {
+                id: EnrollmentTokenId::random(),
+                account: account.clone(),
+                secret: SecretHash::of(secret.reveal()),
+                services,
+                approval: new.approval,
+                created_at: now,
+                expires_at: now.after(lifetime),
+                used_by: None,
+            };
+            Ok(Plan {
+                action: "enrollment_token.create",
+                account: Some(account.clone()),
+                target: record.id.to_string(),
+                detail: json!(new),
+                output: NewEnrollmentTokenView {
+                    enrollment_token: (&record).into(),
+                    token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
+                },
+                steps: vec![Step::Put(Record::EnrollmentToken(record))],
+            })
+        })
+    }
+
+    pub fn enrollment_tokens(
+        &self,
+        account: &str,
+        query: &PageQuery,
+    ) -> Result<Page<EnrollmentTokenView>, ControlError> {
+        let state = self.state();
+        let account = &account::find(&state.records, account)?.id;
+        let tokens = state.records.enrollment_tokens.values().filter(|record| record.account == *account);
+        Page::of(tokens, |record| record.id.as_str(), query, EnrollmentTokenView::from)
+    }
+
+    pub fn enrollment_token(&self, account: &str, id: &str) -> Result<EnrollmentTokenView, ControlError> {
+        find_token(&self.state().records, account, id).map(EnrollmentTokenView::from)
+    }
+
+    /// Withdraws a token. An agent that has used it stays enrolled.
+    pub fn delete_enrollment_token(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
+        self.change(actor, |records, _| {
+            let record = find_token(records, account, id)?;
+            Ok(Plan {
+                steps: vec![Step::Delete(RecordId::EnrollmentToken(record.id.clone()))],
+                action: "enrollment_token.delete",
+                account: Some(record.account.clone()),
+                target: record.id.to_string(),
+                detail: json!({}),
+                output: (),
+            })
+        })
+    }
+
+    /// Enrolls an agent, using up its token.
+    pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
+        if request.version != VERSION {
+            let theirs: String = request.version.chars().take(40).collect();
+            let message = format!("gateway runs version {VERSION}, the agent version {theirs}: they must be equal");
+            return Err(ControlError::Refused(Error::VersionMismatch(message)));
+        }
+        let name = checked_name(&request.name)
+            .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
+        let (id, secret) = parse_token(&request.token).ok_or(ControlError::Refused(Error::EnrollmentTokenInvalid))?;
+        self.change(&Actor::EnrollmentToken(id.clone()), |records, now| {
+            let token = records
+                .enrollment_tokens
+                .get(&id)
+                .filter(|token| token.secret.matches(secret) && token.used_by.is_none() && now < token.expires_at)
+                .ok_or(ControlError::Refused(Error::EnrollmentTokenInvalid))?;
+            let status = match token.approval {
+                Approval::Auto => EnrollmentStatus::Approved,
+                Approval::Manual => EnrollmentStatus::Pending,
+            };
+            let enrollment_secret = format!("gw_es_{}", new_secret().reveal());
+            let enrollment = EnrollmentRecord {
+                id: EnrollmentId::random(),
+                secret: SecretHash::of(&enrollment_secret),
+                expires_at: now.after(ENROLLMENT_LIFETIME),
+            };
+            let reply = EnrollReply {
+                enrollment_id: enrollment.id.clone(),
+                enrollment_secret,
+                status,
+                poll_after_seconds: POLL_AFTER_SECONDS,
+            };
+            let agent = AgentRecord {
+                id: AgentId::random(),
+                account: token.account.clone(),
+                name,
+                services: token.services.clone(),
+                status,
+                version: Some(request.version.clone()),
+                enrollment: Some(enrollment),
+                key: None,
+                previous_key: None,
+                certificate_not_after: None,
+                created_at: now,
+            };
+            let used = EnrollmentTokenRecord { used_by: Some(agent.id.clone()), ..token.clone() };
+            Ok(Plan {
+                action: "agent.enroll",
+                account: Some(agent.account.clone()),
+                target: agent.id.to_string(),
+                detail: json!({ "name": agent.name, "services": agent.services, "status": status }),
+                output: reply,
+                steps: vec![Step::Put(Record::EnrollmentToken(used)), Step::Put(Record::Agent(agent))],
+            })
+        })
+    }
+
+    /// How far an enrollment is.
+    pub fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, ControlError> {
+        let state = self.state();
+        let agent = find_enrollment(&state.records, Some(id), secret, Timestamp::now())?;
+        Ok(StatusReply {
+            status: agent.status,
+            agent_id: (agent.status == EnrollmentStatus::Approved).then(|| agent.id.clone()),
+            poll_after_seconds: POLL_AFTER_SECONDS,
+        })
+    }
+
+    /// Issues a certificate for the key of a certificate request. Nothing else is taken from the request.
+    pub fn sign(&self, proof: &Proof, csr: &str) -> Result<CertificateReply, ControlError> {
+        self.sign_at(proof, csr, Timestamp::now())
+    }
+
+    fn sign_at(&self, proof: &Proof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
+        // The proof first: it says who may have us verify signatures.
+        entitled(&self.state().records, proof, now)?;
+        let request = CertificateRequest::parse(csr)
+            .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
+        let key = PublicKeyHash::of(request.subject_public_key_info());
+        let agent = entitled(&self.state().records, proof, now)?.clone();
+        check_key(&agent, proof, &key)?;
+        let not_after = now.after(self.certificate_lifetime);
+        let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
+        let hostnames =
+            agent.services.iter().filter_map(|service| self.region.tenant_hostname(&agent.account, service));
+        let reply = CertificateReply {
+            certificate,
+            chain: self.agents.certificate_pem().to_owned(),
+            not_after: not_after.to_string(),
+            agent_id: agent.id.clone(),
+            services: hostnames.collect(),
+        };
+        self.change(&Actor::Agent(agent.id.clone()), |records, _| {
+            // Its record may have changed since.
+            let mut agent = entitled(records, proof, now)?.clone();
+            check_key(&agent, proof, &key)?;
+            if agent.key.as_ref() != Some(&key) {
+                agent.previous_key = agent.key.replace(key);
+            }
+            agent.certificate_not_after = Some(not_after);
+            if let (Some(enrollment), Proof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+                enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
+            }
+            Ok(Plan {
+                action: "agent.certificate",
+                account: Some(agent.account.clone()),
+                target: agent.id.to_string(),
+                detail: json!({ "not_after": reply.not_after, "by": proof.name() }),
+                output: reply,
+                steps: vec![Step::Put(Record::Agent(agent))],
+            })
+        })
+    }
+
+    /// Drops tokens that can be used no more, and enrollments that nobody approved.
+    pub(super) fn forget_old_enrollments(&self, now: Timestamp) -> Result<(), ControlError> {
+        self.change(&Actor::Gateway, |records, _| {
+            let tokens = records
+                .enrollment_tokens
+                .values()
+                .filter(|token| now > token.expires_at.after(TOKEN_SHOWN))
+                .map(|token| RecordId::EnrollmentToken(token.id.clone()));
+            let agents = records
+                .agents
+                .values()
+                .filter(|agent| agent.status == EnrollmentStatus::Pending)
+                .filter(|agent| agent.enrollment.as_ref().is_none_or(|enrollment| now >= enrollment.expires_at))
+                .map(|agent| RecordId::Agent(agent.id.clone()));
+            let old: Vec<RecordId> = tokens.chain(agents).collect();
+            Ok(Plan {
+                action: "enrollment.expire",
+                account: None,
+                target: format!("{} records", old.len()),
+                detail: json!({}),
+                output: (),
+                steps: old.into_iter().map(Step::Delete).collect(),
+            })
+        })
+    }
+}
+
+impl Proof {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Enrollment { .. } => "enrollment",
+            Self::OldKey(_) => "old key",
+            Self::Tunnel(_) => "tunnel",
+        }
+    }
+}
+
+/// The agent that a proof speaks for, if it may have a certificate at `now`.
+fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
+    let refused = |error| Err(ControlError::Refused(error));
+    let agent = match proof {
+        Proof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
+        Proof::OldKey(id) | Proof::Tunnel(id) => {
+            records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
+        }
+    };
+    match agent.status {
+        EnrollmentStatus::Revoked => return refused(Error::AgentRevoked),
+        EnrollmentStatus::Pending => return refused(Error::EnrollmentPending),
+        EnrollmentStatus::Approved => {}
+    }
+    if matches!(proof, Proof::OldKey(_))
+        && agent.certificate_not_after.is_none_or(|not_after| now > not_after.after(RECOVERY))
+    {
+        return refused(Error::AgentCertificateExpired);
+    }
+    Ok(agent)
+}
+
+/// Whether the proof reaches as far as this key.
+fn check_key(agent: &AgentRecord, proof: &Proof, key: &PublicKeyHash) -> Result<(), ControlError> {
+    let known = |known: &Option<PublicKeyHash>| known.as_ref() == Some(key);
+    let reaches = match proof {
+        // For its first key; asked again, for the same.
+        Proof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
+        // The request is signed by this key: it must be the one whose certificate has expired.
+        Proof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
+        Proof::Tunnel(_) => true,
+    };
+    if reaches { Ok(()) } else { Err(ControlError::Refused(Error::EnrollmentInvalid)) }
+}
+
+fn find_enrollment<'a>(
+    records: &'a Records,
+    id: Option<&str>,
+    secret: &Secret,
+    now: Timestamp,
+) -> Result<&'a AgentRecord, ControlError> {
+    let secret = SecretHash::of(secret.reveal());
+    records
+        .agents
+        .values()
+        .find(|agent| {
+            agent.enrollment.as_ref().is_some_and(|enrollment| {
+                enrollment.secret == secret
+                    && id.is_none_or(|id| enrollment.id.as_str() == id)
+                    && now < enrollment.expires_at
+            })
+        })
+        .ok_or(ControlError::Refused(Error::EnrollmentInvalid))
+}
+
+fn find_token<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a EnrollmentTokenRecord, ControlError> {
+    let account = &account::find(records, account)?.id;
+    records
+        .enrollment_tokens
+        .get(id)
+        .filter(|record| record.account == *account)
+        .ok_or_else(|| ControlError::not_found("enrollment token", id))
+}
+
+/// Id and secret of `gw_et_{id}.{secret}`.
+pub(crate) fn parse_token(token: &str) -> Option<(EnrollmentTokenId, &str)> {
+    let (id, secret) = token.strip_prefix(TOKEN_PREFIX)?.split_once('.')?;
+    Some((EnrollmentTokenId::new(id).ok()?, secret))
+}

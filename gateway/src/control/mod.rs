@@ -1,0 +1,319 @@
+//! The control plane: the records, the certificate authority, and what they tell the workers. Ordinary blocking code,
+//! off the cores.
+//!
+//! Every change goes one way: `Control::change` plans it on the records in memory, commits it to the store together
+//! with its entry in the audit log, and only then has the workers act on it and answers.
+
+mod account;
+mod agent;
+mod desk;
+mod enrollment;
+mod grant;
+mod page;
+mod service;
+mod signing_key;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gw_shared::files;
+use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
+use gw_shared::secret::Secret;
+
+pub use account::{AccountView, NewAccount};
+pub use agent::{AgentChanges, AgentView};
+pub(crate) use desk::{Desk, desk};
+pub(crate) use enrollment::parse_token;
+pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
+pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
+pub use page::{Page, PageQuery};
+pub use service::{Mode, NewService, ServiceChanges, ServiceView};
+pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
+
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::counters::WorkerReport;
+use crate::hostname::Region;
+use crate::limit::Rate;
+use crate::mailbox::Message;
+use crate::pki::{Authority, PkiError};
+use crate::store::{AuditEntry, AuditQuery, Directory, NumberedEntry, Records, SqliteStore, Step, Store, StoreError};
+use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
+use crate::worker::Peers;
+
+/// How long a worker may take to report.
+const REPORT_WITHIN: Duration = Duration::from_secs(2);
+/// 43 of base62 hold 256 bits: the length of every secret we make.
+pub(crate) const SECRET_LENGTH: usize = 43;
+
+/// Administration of one gateway process.
+pub struct Control {
+    region: Region,
+    default_rate: Rate,
+    signing_key_rotation: Option<Duration>,
+    certificate_lifetime: Duration,
+    state: Mutex<State>,
+    agents: Authority,
+    tls: TlsMaterial,
+    admin_token: Secret,
+    peers: Arc<Peers>,
+}
+
+/// The records, and where they are kept: always the same.
+struct State {
+    records: Records,
+    store: Box<dyn Store>,
+}
+
+/// In whose name something changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Actor {
+    /// Who holds the admin token.
+    Admin,
+    /// The gateway itself: rotation by age, what has expired.
+    Gateway,
+    Agent(AgentId),
+    EnrollmentToken(EnrollmentTokenId),
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Admin => f.write_str("admin"),
+            Self::Gateway => f.write_str("gateway"),
+            Self::Agent(id) => write!(f, "agent {id}"),
+            Self::EnrollmentToken(id) => write!(f, "enrollment-token {id}"),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("no {kind} {id}")]
+    NotFound { kind: &'static str, id: String },
+    /// What is wrong with a value, by the name of its field.
+    #[error("{field}: {message}")]
+    Invalid { field: &'static str, message: String },
+    #[error("{0}")]
+    Conflict(String),
+    /// An agent asked for what it may not have.
+    #[error("{0}")]
+    Refused(crate::error::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("cryptography: {0}")]
+    Crypto(#[from] aws_lc_rs::error::Unspecified),
+}
+
+impl ControlError {
+    fn not_found(kind: &'static str, id: impl fmt::Display) -> Self {
+        Self::NotFound { kind, id: id.to_string() }
+    }
+
+    pub(crate) fn invalid(field: &'static str, message: impl Into<String>) -> Self {
+        Self::Invalid { field, message: message.into() }
+    }
+
+    pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {
+        move |error| Self::invalid(field, error.to_string())
+    }
+}
+
+/// A change that was decided on and not made yet.
+struct Plan<T> {
+    /// None: everything is as wanted already.
+    steps: Vec<Step>,
+    action: &'static str,
+    account: Option<AccountId>,
+    target: String,
+    detail: serde_json::Value,
+    /// What whoever asked gets once it is made.
+    output: T,
+}
+
+impl<T> Plan<T> {
+    /// Nothing to do.
+    fn already(output: T) -> Self {
+        Self {
+            steps: Vec::new(),
+            action: "",
+            account: None,
+            target: String::new(),
+            detail: serde_json::Value::Null,
+            output,
+        }
+    }
+}
+
+impl Control {
+    /// Opens the data folder: records, authority, admin token; makes what is not there.
+    pub(crate) fn open(config: &Config, peers: Arc<Peers>) -> Result<Self, ControlError> {
+        files::create_private_dir(&config.data_dir)?;
+        // First: it says whether another process uses the folder.
+        let store = SqliteStore::open(&config.data_dir.join("gw.sqlite"))?;
+        let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
+        let tls = TlsMaterial::new(
+            config.certificate.clone(),
+            config.region.clone(),
+            agents.certificate_pem(),
+            config.agent_mtls,
+        )?;
+        let control = Self {
+            region: config.region.clone(),
+            default_rate: config.default_rate,
+            signing_key_rotation: config.signing_key_rotation,
+            certificate_lifetime: config.agent_certificate_lifetime,
+            state: Mutex::new(State { records: store.load()?, store: Box::new(store) }),
+            agents,
+            tls,
+            admin_token: admin_token(&config.data_dir.join("admin.token"))?,
+            peers,
+        };
+        control.maintain(Timestamp::now())?;
+        Ok(control)
+    }
+
+    /// What workers start with.
+    pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
+        Ok((Arc::new(self.directory(&self.state().records)), Arc::new(self.tls.load()?)))
+    }
+
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub fn admin_token(&self) -> &Secret {
+        &self.admin_token
+    }
+
+    /// A copy of all records.
+    pub fn records(&self) -> Records {
+        self.state().records.clone()
+    }
+
+    pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {
+        Ok(self.state().store.audit_log(query)?)
+    }
+
+    /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
+    #[doc(hidden)]
+    pub fn put(&self, record: crate::store::Record) -> Result<(), ControlError> {
+        self.change(&Actor::Admin, |_, _| {
+            Ok(Plan {
+                target: format!("{:?}", record.id()),
+                steps: vec![Step::Put(record)],
+                action: "put",
+                account: None,
+                detail: serde_json::Value::Null,
+                output: (),
+            })
+        })
+    }
+
+    /// What is due by `now` without anybody asking: a new signing key, records whose time is over.
+    pub(crate) fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
+        self.rotate_signing_key_by_age(now)?;
+        self.forget_old_signing_keys(now)?;
+        self.forget_old_enrollments(now)
+    }
+
+    /// Makes a change: plans it, stores it with its audit entry, has every worker act on it. When this returns it is
+    /// durable, and workers follow at once; on an error nothing has changed.
+    fn change<T>(
+        &self,
+        actor: &Actor,
+        plan: impl FnOnce(&Records, Timestamp) -> Result<Plan<T>, ControlError>,
+    ) -> Result<T, ControlError> {
+        let now = Timestamp::now();
+        let mut state = self.state();
+        let plan = plan(&state.records, now)?;
+        if plan.steps.is_empty() {
+            return Ok(plan.output);
+        }
+        let entry = AuditEntry {
+            at: now,
+            actor: actor.to_string(),
+            action: plan.action,
+            account: plan.account,
+            target: plan.target,
+            detail: plan.detail,
+        };
+        state.store.commit(&plan.steps, &entry)?;
+        tracing::info!(actor = entry.actor, action = entry.action, target = entry.target, "changed");
+        for step in plan.steps {
+            state.records.apply(step);
+        }
+        let directory = Arc::new(self.directory(&state.records));
+        // Under the lock, so that of two changes the later snapshot arrives later.
+        self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
+        Ok(plan.output)
+    }
+
+    /// Reads the server certificate again. On failure the old one stays in use.
+    pub fn reload_certificates(&self) -> Result<(), ControlError> {
+        let certificates = Arc::new(self.tls.load()?);
+        self.tell_workers(|| Message::Certificates(Arc::clone(&certificates)));
+        Ok(())
+    }
+
+    /// Asks every worker for its counters and tunnels; those that do not answer in time are missing.
+    pub fn reports(&self) -> Vec<WorkerReport> {
+        let (reply, reports) = crossbeam_channel::bounded(self.peers.mailboxes.len());
+        self.tell_workers(|| Message::Scrape(reply.clone()));
+        drop(reply);
+        let mut received: Vec<WorkerReport> = std::iter::from_fn(|| reports.recv_timeout(REPORT_WITHIN).ok()).collect();
+        received.sort_by_key(|report| report.worker);
+        received
+    }
+
+    pub(crate) fn workers(&self) -> usize {
+        self.peers.mailboxes.len()
+    }
+
+    pub(crate) fn tell_workers(&self, message: impl Fn() -> Message) {
+        for mailbox in &self.peers.mailboxes {
+            // Fails only for a worker that has ended.
+            let _ = mailbox.post_blocking(message());
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held left the store as SQLite's transactions leave it, whole; records are applied after.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn directory(&self, records: &Records) -> Directory {
+        Directory::new(records, &self.region, self.peers.mailboxes.len())
+    }
+}
+
+/// A new secret of 256 bits.
+fn new_secret() -> Secret {
+    Secret::new(random_base62(SECRET_LENGTH))
+}
+
+/// Checks what people call a thing.
+fn checked_name(name: &str) -> Result<String, ControlError> {
+    let name = name.trim();
+    if (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
+        Ok(name.to_owned())
+    } else {
+        Err(ControlError::invalid("name", "1 to 100 characters, none of them control characters"))
+    }
+}
+
+fn admin_token(path: &Path) -> io::Result<Secret> {
+    if !path.exists() {
+        files::write_private(path, new_secret().reveal().as_bytes())?;
+    }
+    files::read_text(path).map(|text| Secret::new(text.trim().to_owned()))
+}

@@ -1,0 +1,195 @@
+//! Keys that sign access tokens: published before they sign, and until their last token has expired.
+
+use std::time::Duration;
+
+use gw_shared::id::SigningKeyId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use crate::clock::Timestamp;
+use crate::limits;
+use crate::store::{Record, RecordId, Records, SigningKey, SigningKeyRecord, Step};
+
+/// How long a new key is published before it signs: longer than anybody caches the set (`max-age` of the JWKS).
+const PUBLISHED_AHEAD: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[schema(as = SigningKey)]
+pub struct SigningKeyView {
+    /// RFC 7638 thumbprint, as in the JWKS.
+    #[schema(value_type = String)]
+    pub kid: SigningKeyId,
+    pub status: SigningKeyStatus,
+    #[schema(format = DateTime)]
+    pub created_at: String,
+    /// When it signs from.
+    #[schema(format = DateTime)]
+    pub active_from: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SigningKeyStatus {
+    /// Published, not signing yet.
+    Next,
+    Active,
+    /// Published until the tokens it signed have expired.
+    Retired,
+}
+
+/// How to go to a new key.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rotation {
+    /// Sign with the new key now, although verifiers may not know it yet: for when the old one is in the wrong hands.
+    #[serde(default)]
+    pub immediately: bool,
+}
+
+impl Control {
+    /// Makes the key that follows the active one. One that is waiting already is that key.
+    pub fn rotate_signing_key(&self, actor: &Actor, rotation: &Rotation) -> Result<SigningKeyView, ControlError> {
+        self.change(actor, |records, now| {
+            let waiting = records.signing_keys.values().find(|key| key.active_from > now);
+            let active_from = if rotation.immediately {
+                // After every key that signs already, were it made in this very second.
+                let signing = records.signing_keys.values().map(|key| key.active_from).filter(|from| *from <= now);
+                signing.max().map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))))
+            } else {
+                now.after(PUBLISHED_AHEAD)
+            };
+            let record = match waiting {
+                Some(key) if !rotation.immediately => return Ok(Plan::already(view(records, key, now))),
+                Some(key) => SigningKeyRecord { active_from, ..key.clone() },
+                None => SigningKey::generate(now, active_from)?,
+            };
+            Ok(rotated(records, record, now))
+        })
+    }
+
+    pub(super) fn rotate_signing_key_by_age(&self, now: Timestamp) -> Result<(), ControlError> {
+        self.change(&Actor::Gateway, |records, _| {
+            let newest = records.signing_keys.values().map(|key| key.active_from).max();
+            let active_from = match (newest, self.signing_key_rotation) {
+                (None, _) => now,
+                (Some(newest), Some(age)) if now.since(newest) >= age => now.after(PUBLISHED_AHEAD),
+                (Some(_), _) => return Ok(Plan::already(())),
+            };
+            let Plan { steps, action, account, target, detail, .. } =
+                rotated(records, SigningKey::generate(now, active_from)?, now);
+            Ok(Plan { steps, action, account, target, detail, output: () })
+        })
+    }
+
+    /// Drops the keys whose last token has expired.
+    pub(super) fn forget_old_signing_keys(&self, now: Timestamp) -> Result<(), ControlError> {
+        self.change(&Actor::Gateway, |records, _| {
+            let old: Vec<SigningKeyId> = records
+                .signing_keys
+                .values()
+                .filter(|key| is_forgotten(records, key, now))
+                .map(|key| key.id.clone())
+                .collect();
+            Ok(Plan {
+                action: "signing_key.retire",
+                account: None,
+                target: old.iter().map(SigningKeyId::as_str).collect::<Vec<_>>().join(" "),
+                detail: json!({}),
+                output: (),
+                steps: old.into_iter().map(|id| Step::Delete(RecordId::SigningKey(id))).collect(),
+            })
+        })
+    }
+
+    pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
+        let (state, now) = (self.state(), Timestamp::now());
+        let records = &state.records;
+        Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))
+    }
+
+    /// Withdraws a key that does not sign any more. The tokens it signed are refused from now on.
+    pub fn delete_signing_key(&self, actor: &Actor, kid: &str) -> Result<(), ControlError> {
+        self.change(actor, |records, now| {
+            let key = records.signing_keys.get(kid).ok_or_else(|| ControlError::not_found("signing key", kid))?;
+            if status(records, key, now) == SigningKeyStatus::Active {
+                return Err(ControlError::Conflict("this key is signing; rotate immediately first".to_owned()));
+            }
+            Ok(Plan {
+                steps: vec![Step::Delete(RecordId::SigningKey(key.id.clone()))],
+                action: "signing_key.delete",
+                account: None,
+                target: kid.to_owned(),
+                detail: json!({}),
+                output: (),
+            })
+        })
+    }
+}
+
+fn rotated(records: &Records, record: SigningKeyRecord, now: Timestamp) -> Plan<SigningKeyView> {
+    Plan {
+        action: "signing_key.rotate",
+        account: None,
+        target: record.id.to_string(),
+        detail: json!({ "active_from": record.active_from.to_string() }),
+        output: view(records, &record, now),
+        steps: vec![Step::Put(Record::SigningKey(record))],
+    }
+}
+
+/// When the next key takes over from `key`, if there is one.
+fn superseded_at(records: &Records, key: &SigningKeyRecord) -> Option<Timestamp> {
+    let order = |key: &SigningKeyRecord| (key.active_from, key.id.clone());
+    records.signing_keys.values().filter(|other| order(other) > order(key)).map(|other| other.active_from).min()
+}
+
+/// Whether every token of `key` has expired: also those of the longest lifetime that can be configured, because it may
+/// have been longer than it is now.
+fn is_forgotten(records: &Records, key: &SigningKeyRecord, now: Timestamp) -> bool {
+    superseded_at(records, key).is_some_and(|at| now > at.after(limits::TOKEN_LIFETIME_MAX))
+}
+
+fn status(records: &Records, key: &SigningKeyRecord, now: Timestamp) -> SigningKeyStatus {
+    if key.active_from > now {
+        SigningKeyStatus::Next
+    } else if superseded_at(records, key).is_some_and(|at| at <= now) {
+        SigningKeyStatus::Retired
+    } else {
+        SigningKeyStatus::Active
+    }
+}
+
+fn view(records: &Records, key: &SigningKeyRecord, now: Timestamp) -> SigningKeyView {
+    SigningKeyView {
+        kid: key.id.clone(),
+        status: status(records, key, now),
+        created_at: key.created_at.to_string(),
+        active_from: key.active_from.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(records: &mut Records, active_from: i64) -> SigningKeyRecord {
+        let key = SigningKey::generate(Timestamp(0), Timestamp(active_from)).unwrap();
+        records.put(Record::SigningKey(key.clone()));
+        key
+    }
+
+    #[test]
+    fn a_key_is_published_then_active_then_retired_then_forgotten() {
+        let mut records = Records::default();
+        let (first, second) = (key(&mut records, 0), key(&mut records, 1000));
+        let at = |now| (status(&records, &first, Timestamp(now)), status(&records, &second, Timestamp(now)));
+        assert_eq!(at(999), (SigningKeyStatus::Active, SigningKeyStatus::Next));
+        assert_eq!(at(1000), (SigningKeyStatus::Retired, SigningKeyStatus::Active));
+        let last_token_expires = 1000 + limits::TOKEN_LIFETIME_MAX.as_secs().cast_signed();
+        assert!(!is_forgotten(&records, &first, Timestamp(last_token_expires)));
+        assert!(is_forgotten(&records, &first, Timestamp(last_token_expires + 1)));
+        assert!(!is_forgotten(&records, &second, Timestamp(i64::MAX)));
+    }
+}

@@ -1,0 +1,181 @@
+//! Limits per client address, for whoever has not said yet who they are.
+
+use std::collections::hash_map::RandomState;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+
+use super::{Bucket, Rate};
+use crate::limits;
+use crate::ownership::{self, WorkerId};
+
+/// A bucket for each client address that was heard of lately.
+///
+/// Bounded: a flood from more addresses than [`limits::ADDRESSES`] makes it forget those silent for longest, whose
+/// buckets have had the most time to fill again.
+pub(crate) struct AddressLimits {
+    rate: Rate,
+    /// Callers choose the keys: they are hashed so that nobody can choose collisions.
+    buckets: LruCache<AddressKey, Bucket, RandomState>,
+}
+
+/// What counts as one client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum AddressKey {
+    V4(Ipv4Addr),
+    /// The /64 that RFC 4291 §2.5.4 gives to one link: whoever has one address of it has them all.
+    V6([u8; 8]),
+}
+
+impl From<IpAddr> for AddressKey {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address),
+            IpAddr::V6(address) => {
+                let [network @ .., _, _, _, _, _, _, _, _] = address.octets();
+                Self::V6(network)
+            }
+        }
+    }
+}
+
+impl AddressKey {
+    /// The worker out of `workers` (at least one) that counts what this client asks of the platform.
+    pub(crate) fn owner(self, workers: usize) -> WorkerId {
+        match self {
+            Self::V4(address) => ownership::owner(address.octets(), workers),
+            Self::V6(network) => ownership::owner(network, workers),
+        }
+    }
+}
+
+/// An address has used up what it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exhausted {
+    /// When one more will be admitted.
+    pub(crate) until_one: Duration,
+    /// When as many as at first will be.
+    pub(crate) until_full: Duration,
+}
+
+impl AddressLimits {
+    /// Bytes of what is remembered of one address.
+    pub(crate) const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
+
+    /// `rate` is every address's own.
+    pub(crate) fn new(rate: Rate) -> Self {
+        Self { rate, buckets: LruCache::with_hasher(limits::ADDRESSES, RandomState::new()) }
+    }
+
+    pub(crate) fn take(&mut self, address: IpAddr, now: Instant) -> Result<(), Exhausted> {
+        let bucket = self.buckets.get_or_insert_mut(address.into(), || Bucket::new(self.rate, now));
+        bucket.take(now).map_err(|until_one| Exhausted { until_one, until_full: bucket.until_full(now) })
+    }
+
+    /// What [`Self::take`] would refuse with, if it would. Takes nothing and remembers no address that was unknown, so
+    /// asking before each request costs those nothing who are not limited.
+    pub(crate) fn is_exhausted(&mut self, address: IpAddr, now: Instant) -> Option<Exhausted> {
+        // Who keeps asking is not forgotten.
+        let bucket = self.buckets.get(&address.into())?;
+        let until_one = bucket.until_one(now);
+        (!until_one.is_zero()).then(|| Exhausted { until_one, until_full: bucket.until_full(now) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn limits(per_minute: u32) -> AddressLimits {
+        AddressLimits::new(Rate::new(per_minute, per_minute).unwrap())
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_address_gets_what_is_configured_and_not_one_more() {
+        let (mut limits, start, client) = (limits(60), Instant::now(), address("192.0.2.1"));
+        for _ in 0..60 {
+            assert_eq!(limits.is_exhausted(client, start), None);
+            limits.take(client, start).unwrap();
+        }
+        let exhausted = Exhausted { until_one: Duration::from_secs(1), until_full: Duration::from_secs(60) };
+        for _ in 0..100 {
+            assert_eq!(limits.is_exhausted(client, start), Some(exhausted));
+            assert_eq!(limits.take(client, start), Err(exhausted));
+        }
+        assert_eq!(limits.take(address("192.0.2.2"), start), Ok(()));
+
+        let one_refilled = start + exhausted.until_one;
+        assert_eq!(limits.is_exhausted(client, one_refilled), None);
+        limits.take(client, one_refilled).unwrap();
+        limits.take(client, one_refilled).unwrap_err();
+        let refilled = one_refilled + exhausted.until_full;
+        assert_eq!((0..100).filter(|_| limits.take(client, refilled).is_ok()).count(), 60);
+    }
+
+    #[test]
+    fn a_flood_of_addresses_stays_bounded_and_frees_nobody_who_keeps_trying() {
+        let (mut limits, now, stubborn) = (limits(1), Instant::now(), address("192.0.2.1"));
+        limits.take(stubborn, now).unwrap();
+        let capacity = u32::try_from(limits::ADDRESSES.get()).unwrap();
+        for n in 0..capacity * 2 {
+            let network = u128::from(n) << 64;
+            limits.take(IpAddr::V6(Ipv6Addr::from(0x2001_0db8 << 96 | network)), now).unwrap();
+            if n % 1000 == 0 {
+                assert!(limits.is_exhausted(stubborn, now).is_some(), "after {n}");
+            }
+        }
+        assert_eq!(limits.buckets.len(), limits::ADDRESSES.get());
+        // The first of the flood was silent since.
+        limits.take(address("2001:db8::"), now).unwrap();
+        assert_eq!(limits.buckets.len(), limits::ADDRESSES.get());
+    }
+
+    #[test]
+    fn asking_remembers_nobody() {
+        let mut limits = limits(1);
+        assert_eq!(limits.is_exhausted(address("192.0.2.1"), Instant::now()), None);
+        assert!(limits.buckets.is_empty());
+    }
+
+    #[test]
+    fn one_client_is_one_ipv4_address_or_one_ipv6_network_of_64_bits() {
+        let key = |text: &str| AddressKey::from(address(text));
+        assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
+        assert_ne!(key("::ffff:192.0.2.1"), key("::ffff:192.0.2.2"));
+        assert_ne!(key("192.0.2.1"), key("192.0.2.2"));
+        assert_eq!(key("2001:db8:1:2::"), key("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_ne!(key("2001:db8:1:2::"), key("2001:db8:1:3::"));
+    }
+
+    proptest! {
+        /// Each client has the bucket it would have alone, however they mix.
+        #[test]
+        fn clients_do_not_see_each_other(
+            per_minute in 1u32..20,
+            requests in prop::collection::vec((0u8..4, any::<u64>(), 0u64..5_000), 1..200),
+        ) {
+            let start = Instant::now();
+            let mut limits = limits(per_minute);
+            let mut alone = vec![Bucket::new(Rate::new(per_minute, per_minute).unwrap(), start); 4];
+            let mut now = start;
+            for (client, host, gap) in requests {
+                now += Duration::from_millis(gap);
+                let network = u128::from(client) << 64 | 0x2001_0db8 << 96;
+                let address = IpAddr::V6(Ipv6Addr::from(network | u128::from(host)));
+                let asked = limits.is_exhausted(address, now);
+                let taken = limits.take(address, now);
+                prop_assert_eq!(asked, taken.err());
+                prop_assert_eq!(taken.map_err(|exhausted| exhausted.until_one), alone[usize::from(client)].take(now));
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What is kept, and the whole of it in memory. Records say how things are; what may change and how is the control
+//! plane's to decide.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::id::{AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
+use gw_shared::secret::{Secret, SecretHash};
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::limit::Rate;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountRecord {
+    pub id: AccountId,
+    pub created_at: Timestamp,
+}
+
+/// Ways in which callers of a service may authenticate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Modes {
+    pub jwt: bool,
+    pub service_key: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceRecord {
+    pub account: AccountId,
+    pub id: ServiceId,
+    pub modes: Modes,
+    pub enabled: bool,
+    pub rate: Rate,
+    #[serde(default)]
+    pub request_logging: bool,
+    #[serde(default)]
+    pub capture_request_body: bool,
+    #[serde(default)]
+    pub capture_response_body: bool,
+    #[serde(default)]
+    pub created_at: Timestamp,
+}
+
+/// What a secret opens: the part that credentials and service keys have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    pub account: AccountId,
+    /// What people call it; no two of one kind in one account have the same.
+    #[serde(default)]
+    pub name: Option<String>,
+    pub secret: SecretHash,
+    pub allowed_services: BTreeSet<ServiceId>,
+    pub enabled: bool,
+    #[serde(default)]
+    pub created_at: Timestamp,
+}
+
+/// An OAuth client that mints access tokens.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CredentialRecord {
+    pub id: ClientId,
+    #[serde(flatten)]
+    pub grant: Grant,
+}
+
+/// A key that callers send with each request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceKeyRecord {
+    pub id: KeyId,
+    #[serde(flatten)]
+    pub grant: Grant,
+}
+
+/// Whether an agent that enrolls has to wait for an administrator.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Approval {
+    #[default]
+    Auto,
+    Manual,
+}
+
+/// Lets one agent enroll, once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnrollmentTokenRecord {
+    pub id: EnrollmentTokenId,
+    pub account: AccountId,
+    pub secret: SecretHash,
+    pub services: BTreeSet<ServiceId>,
+    pub approval: Approval,
+    pub created_at: Timestamp,
+    pub expires_at: Timestamp,
+    /// The agent that used it.
+    pub used_by: Option<AgentId>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentRecord {
+    pub id: AgentId,
+    pub account: AccountId,
+    pub name: String,
+    pub services: BTreeSet<ServiceId>,
+    pub status: EnrollmentStatus,
+    /// As it said when it enrolled.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// Until its first certificate, and for a while after, should the reply have been lost.
+    #[serde(default)]
+    pub enrollment: Option<EnrollmentRecord>,
+    /// Of the newest certificate.
+    #[serde(default)]
+    pub key: Option<PublicKeyHash>,
+    /// Of the certificate before it: an agent that never got the newest still has this one.
+    #[serde(default)]
+    pub previous_key: Option<PublicKeyHash>,
+    /// When the newest certificate expires.
+    #[serde(default)]
+    pub certificate_not_after: Option<Timestamp>,
+    #[serde(default)]
+    pub created_at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnrollmentRecord {
+    pub id: EnrollmentId,
+    pub secret: SecretHash,
+    /// From then on the enrollment secret opens nothing.
+    pub expires_at: Timestamp,
+}
+
+/// SHA-256 of a public key's SubjectPublicKeyInfo: enough to know it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PublicKeyHash(String);
+
+impl PublicKeyHash {
+    pub fn of(subject_public_key_info: &[u8]) -> Self {
+        use base64::Engine;
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, subject_public_key_info);
+        Self(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(digest))
+    }
+}
+
+/// A key that signs access tokens. One signs from its `active_from` to that of the next.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SigningKeyRecord {
+    pub id: SigningKeyId,
+    /// Ed25519, PKCS #8, base64url. As secret as the authority's key beside it in the data folder.
+    #[serde(with = "gw_shared::secret::revealed")]
+    pub private_key: Secret,
+    /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
+    pub public_key: String,
+    pub created_at: Timestamp,
+    pub active_from: Timestamp,
+}
+
+/// One record of any kind.
+#[derive(Debug, Clone)]
+pub enum Record {
+    Account(AccountRecord),
+    Service(ServiceRecord),
+    Credential(CredentialRecord),
+    ServiceKey(ServiceKeyRecord),
+    EnrollmentToken(EnrollmentTokenRecord),
+    Agent(AgentRecord),
+    SigningKey(SigningKeyRecord),
+}
+
+/// Which record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordId {
+    Account(AccountId),
+    Service(AccountId, ServiceId),
+    Credential(ClientId),
+    ServiceKey(KeyId),
+    EnrollmentToken(EnrollmentTokenId),
+    Agent(AgentId),
+    SigningKey(SigningKeyId),
+}
+
+/// One step of a change. The steps of a change take effect together or not at all.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Creates or replaces the record of the same identity.
+    Put(Record),
+    Delete(RecordId),
+}
+
+/// Every record, by identity.
+#[derive(Debug, Clone, Default)]
+pub struct Records {
+    pub accounts: BTreeMap<AccountId, AccountRecord>,
+    pub services: BTreeMap<(AccountId, ServiceId), ServiceRecord>,
+    pub credentials: BTreeMap<ClientId, CredentialRecord>,
+    pub service_keys: BTreeMap<KeyId, ServiceKeyRecord>,
+    pub enrollment_tokens: BTreeMap<EnrollmentTokenId, EnrollmentTokenRecord>,
+    pub agents: BTreeMap<AgentId, AgentRecord>,
+    pub signing_keys: BTreeMap<SigningKeyId, SigningKeyRecord>,
+}
+
+impl Record {
+    pub fn id(&self) -> RecordId {
+        match self {
+            Self::Account(record) => RecordId::Account(record.id.clone()),
+            Self::Service(record) => RecordId::Service(record.account.clone(), record.id.clone()),
+            Self::Credential(record) => RecordId::Credential(record.id.clone()),
+            Self::ServiceKey(record) => RecordId::ServiceKey(record.id.clone()),
+            Self::EnrollmentToken(record) => RecordId::EnrollmentToken(record.id.clone()),
+            Self::Agent(record) => RecordId::Agent(record.id.clone()),
+            Self::SigningKey(record) => RecordId::SigningKey(record.id.clone()),
+        }
+    }
+}
+
+impl Records {
+    pub fn apply(&mut self, step: Step) {
+        match step {
+            Step::Put(record) => self.put(record),
+            Step::Delete(id) => self.delete(&id),
+        }
+    }
+
+    pub fn put(&mut self, record: Record) {
+        match record {
+            Record::Account(record) => drop(self.accounts.insert(record.id.clone(), record)),
+            Record::Service(record) => {
+                drop(self.services.insert((record.account.clone(), record.id.clone()), record));
+            }
+            Record::Credential(record) => drop(self.credentials.insert(record.id.clone(), record)),
+            Record::ServiceKey(record) => drop(self.service_keys.insert(record.id.clone(), record)),
+            Record::EnrollmentToken(record) => drop(self.enrollment_tokens.insert(record.id.clone(), record)),
+            Record::Agent(record) => drop(self.agents.insert(record.id.clone(), record)),
+            Record::SigningKey(record) => drop(self.signing_keys.insert(record.id.clone(), record)),
+        }
+    }
+
+    fn delete(&mut self, id: &RecordId) {
+        match id {
+            RecordId::Account(id) => drop(self.accounts.remove(id)),
+            RecordId::Service(account, id) => drop(self.services.remove(&(account.clone(), id.clone()))),
+            RecordId::Credential(id) => drop(self.credentials.remove(id)),
+            RecordId::ServiceKey(id) => drop(self.service_keys.remove(id)),
+            RecordId::EnrollmentToken(id) => drop(self.enrollment_tokens.remove(id)),
+            RecordId::Agent(id) => drop(self.agents.remove(id)),
+            RecordId::SigningKey(id) => drop(self.signing_keys.remove(id)),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The administration API over real sockets, and the commands that use it.
+
+use std::process::{Command, Stdio};
+
+use gw_gateway::demo::Demo;
+use serde_json::{Value, json};
+
+use crate::caller::{HOST, connect};
+use crate::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::{backend, demo, eventually};
+
+/// One reply.
+#[derive(Debug)]
+struct Reply {
+    status: u16,
+    content_type: String,
+    location: String,
+    cache_control: String,
+    body: Value,
+}
+
+/// A client of a demo's administration API.
+struct Api<'a>(&'a Demo);
+
+impl Api<'_> {
+    fn send(&self, method: &str, path: &str, token: &str, content_type: &str, body: &str) -> Reply {
+        let url = format!("{}/api/v1{path}", self.0.about.admin_url);
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .allow_non_standard_methods(true)
+            .timeout_global(Some(crate::SOON))
+            .build()
+            .into();
+        let request = http::Request::builder()
+            .method(method)
+            .uri(url)
+            .header("Authorization", token)
+            .header("Content-Type", content_type)
+            .body(body)
+            .unwrap();
+        let mut response = agent.run(request).unwrap();
+        let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        let (content_type, location, cache_control) =
+            (header("content-type"), header("location"), header("cache-control"));
+        let status = response.status().as_u16();
+        let body = response.body_mut().read_to_string().unwrap();
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() };
+        Reply { status, content_type, location, cache_control, body }
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
+        let token = format!("Bearer {}", self.0.about.admin_token);
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.send(method, path, &token, "application/json", &body)
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        self.ask("GET", path, &Value::Null)
+    }
+}
+
+#[test]
+fn each_kind_of_resource_lives_its_life() {
+    let demo = demo(None);
+    let api = Api(&demo);
+    let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
+    assert_eq!((created.status, created.location.as_str()), (201, "/api/v1/accounts/acme"));
+    assert_eq!(api.ask("POST", "/accounts", &json!({ "id": "acme" })).status, 200);
+
+    let service = json!({ "id": "api", "modes": ["jwt"], "burst": 7 });
+    let created = api.ask("POST", "/accounts/acme/services", &service);
+    assert_eq!((created.status, &created.body["hostname"]), (201, &json!("acme--api.eu1.gw.localhost")));
+    assert_eq!(api.get(created.location.trim_start_matches("/api/v1")).body, created.body);
+    assert_eq!(api.ask("POST", "/accounts/acme/services", &service).status, 200);
+    assert_eq!(api.ask("POST", "/accounts/acme/services", &json!({ "id": "api", "burst": 8 })).status, 409);
+    let changed = api.ask("PATCH", "/accounts/acme/services/api", &json!({ "enabled": false, "refill_per_minute": 9 }));
+    assert_eq!((&changed.body["enabled"], &changed.body["burst"]), (&json!(false), &json!(7)));
+    assert_eq!(api.get("/accounts/acme/services/api").body, changed.body);
+
+    for (collection, id, secret, prefix) in
+        [("credentials", "client_id", "client_secret", "gw_cs_"), ("service-keys", "key_id", "service_key", "gw_sk_")]
+    {
+        let path = format!("/accounts/acme/{collection}");
+        let new = json!({ "name": "ci", "allowed_services": ["api"] });
+        let created = api.ask("POST", &path, &new);
+        assert_eq!((created.status, created.cache_control.as_str()), (201, "no-store"));
+        assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
+        let item = format!("{path}/{}", created.body[id].as_str().unwrap());
+        // Shown once.
+        let again = api.ask("POST", &path, &new);
+        assert_eq!((again.status, again.body.get(secret), &again.body[id]), (200, None, &created.body[id]));
+        assert_eq!(api.get(&item).body.get(secret), None);
+        assert_eq!(api.get(&path).body["items"][0].get(secret), None);
+        assert_eq!(api.ask("POST", &path, &json!({ "name": "ci", "allowed_services": [] })).status, 409);
+        let rotated = api.ask("POST", &format!("{item}/rotate-secret"), &Value::Null);
+        assert_eq!((rotated.status, rotated.cache_control.as_str()), (200, "no-store"));
+        assert_ne!(rotated.body[secret], created.body[secret]);
+        let off = api.ask("PATCH", &item, &json!({ "enabled": false }));
+        assert_eq!((off.status, &off.body["enabled"]), (200, &json!(false)));
+        assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+        assert_eq!(api.get(&item).status, 404);
+    }
+
+    let token = api.ask("POST", "/accounts/acme/enrollment-tokens", &json!({ "services": ["api"] }));
+    assert_eq!((token.status, token.cache_control.as_str()), (201, "no-store"));
+    let item = format!("/accounts/acme/enrollment-tokens/{}", token.body["id"].as_str().unwrap());
+    assert_eq!(api.get(&item).body.get("token"), None);
+    assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+
+    let agents = api.get("/accounts/demo/agents").body;
+    let agent = &agents["items"][0];
+    assert_eq!((&agent["status"], &agent["tunnels"][0]["service"]), (&json!("approved"), &json!("demo--echo")));
+    let item = format!("/accounts/demo/agents/{}", agent["agent_id"].as_str().unwrap());
+    assert_eq!(api.ask("POST", &format!("{item}/revoke"), &Value::Null).body["status"], "revoked");
+    assert_eq!(api.ask("POST", &format!("{item}/approve"), &Value::Null).status, 409);
+    assert_eq!(api.ask("DELETE", &item, &Value::Null).status, 204);
+
+    assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 409);
+    assert_eq!(api.ask("DELETE", "/accounts/acme/services/api", &Value::Null).status, 204);
+    assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 204);
+    assert_eq!(api.get("/accounts/acme").status, 404);
+
+    // All of it is in the log, the newest first, without a secret.
+    let log = api.get("/audit-log?account=acme").body;
+    let actions: Vec<&str> = log["items"].as_array().unwrap().iter().map(|e| e["action"].as_str().unwrap()).collect();
+    assert_eq!((actions[0], actions[1], actions.last()), ("account.delete", "service.delete", Some(&"account.create")));
+    assert!(log["items"].as_array().unwrap().iter().all(|entry| entry["actor"] == "admin"));
+    let text = log.to_string();
+    assert!(!text.contains("gw_cs_") && !text.contains("gw_sk_") && !text.contains("gw_et_"), "{text}");
+}
+
+#[test]
+fn lists_come_in_pages() {
+    let demo = demo(None);
+    let api = Api(&demo);
+    for number in 0..7 {
+        assert_eq!(api.ask("POST", "/accounts", &json!({ "id": format!("acc{number}") })).status, 201);
+    }
+    for path in ["/accounts", "/audit-log"] {
+        let whole = api.get(&format!("{path}?limit=1000")).body;
+        assert!(whole["next_cursor"].is_null());
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = api.get(&format!("{path}?limit=3{cursor}")).body;
+            seen.extend(page["items"].as_array().unwrap().iter().cloned());
+            let Some(next) = page["next_cursor"].as_str() else { break };
+            cursor = format!("&cursor={next}");
+        }
+        assert_eq!(&seen, whole["items"].as_array().unwrap(), "{path}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_in_problem_details() {
+    let demo = demo(None);
+    let api = Api(&demo);
+    let large = json!({ "id": "x".repeat(70_000) });
+    for (method, path, body, status, kind, says) in [
+        ("GET", "/accounts/nobody", &Value::Null, 404, "not-found", "no account nobody"),
+        ("GET", "/nowhere", &Value::Null, 404, "not-found", "openapi.json"),
+        ("PUT", "/accounts", &Value::Null, 405, "method-not-allowed", "Allow"),
+        ("POST", "/accounts", &json!({ "id": "NO" }), 422, "invalid", "3 to 15 characters"),
+        ("POST", "/accounts", &json!({ "name": "acme" }), 422, "invalid", "unknown field `name`"),
+        ("POST", "/accounts", &json!([]), 422, "invalid", "map"),
+        ("POST", "/accounts", &large, 413, "too-large", "limit"),
+        ("GET", "/accounts?limit=0", &Value::Null, 422, "invalid", "1 to 1000"),
+        ("GET", "/accounts?limit=x", &Value::Null, 400, "bad-request", "limit"),
+        ("PATCH", "/accounts/demo/services/echo", &json!({ "modes": [] }), 422, "invalid", "at least one"),
+        ("PATCH", "/accounts/demo/services/echo", &json!({ "burst": 0 }), 422, "invalid", "at least 1"),
+        (
+            "POST",
+            "/accounts/demo/credentials",
+            &json!({ "allowed_services": ["no"] }),
+            409,
+            "conflict",
+            "no service no",
+        ),
+        ("DELETE", "/accounts/demo", &Value::Null, 409, "conflict", "delete them first"),
+    ] {
+        let reply = api.ask(method, path, body);
+        assert_eq!((reply.status, reply.content_type.as_str()), (status, "application/problem+json"), "{reply:?}");
+        assert_eq!(reply.body["type"], format!("urn:gw:problem:{kind}"), "{reply:?}");
+        assert_eq!(reply.body["status"], status, "{reply:?}");
+        assert!(reply.body["detail"].as_str().unwrap().contains(says), "{says}: {reply:?}");
+    }
+    let invalid = api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "burst": 0 }));
+    assert_eq!(invalid.body["field"], "burst");
+    let token = format!("Bearer {}", demo.about.admin_token);
+    assert_eq!(api.send("POST", "/accounts", &token, "text/plain", "{}").status, 415);
+    assert_eq!(api.send("POST", "/accounts", &token, "application/json", "{").status, 400);
+    assert_eq!(
+        api.send("PATCH", "/accounts/demo/services/echo", &token, "application/merge-patch+json", "{}").status,
+        200
+    );
+    for wrong in ["", "Bearer", "Bearer x", "Basic x", &token[..token.len() - 1]] {
+        let reply = api.send("GET", "/accounts", wrong, "application/json", "");
+        assert_eq!((reply.status, reply.body["type"].as_str()), (401, Some("urn:gw:problem:unauthorized")), "{wrong}");
+    }
+    let document = api.send("GET", "/openapi.json", "", "application/json", "");
+    assert_eq!((document.status, document.body["openapi"].as_str()), (200, Some("3.1.0")));
+}
+
+#[test]
+fn a_key_is_refused_as_soon_as_it_is_disabled() {
+    let demo = demo(None);
+    let api = Api(&demo);
+    let new = api.ask("POST", "/accounts/demo/service-keys", &json!({ "allowed_services": ["echo"] })).body;
+    let mut caller = connect(&demo);
+    let mut status = || {
+        let key = new["service_key"].as_str().unwrap();
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.response().status.as_u16()
+    };
+    eventually("the key opens its service", || (status() == 200).then_some(()));
+    let item = format!("/accounts/demo/service-keys/{}", new["key_id"].as_str().unwrap());
+    let begun = std::time::Instant::now();
+    api.ask("PATCH", &item, &json!({ "enabled": false }));
+    eventually("it opens nothing", || (status() == 502).then_some(()));
+    assert!(begun.elapsed().as_secs() < 1);
+}
+
+/// As an operator would go about it: programs, commands, nothing else.
+#[test]
+fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
+    let Served { process: _gateway, address, admin_address } = serve(&mut serve_command(&config));
+    let gw = |arguments: &str| -> Value {
+        let output = gw_gateway()
+            .args(arguments.split(' '))
+            .args(["--json", "--admin-url", &format!("http://{admin_address}"), "--admin-token-file"])
+            .arg(data_dir.join("admin.token"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    gw("account create demo");
+    gw("service create demo echo --burst 10");
+    let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
+    let credential = gw("credential create demo --service echo --name ci");
+    let token =
+        gw("enrollment-token create demo --service echo --approval manual")["token"].as_str().unwrap().to_owned();
+
+    let state = directory.path().join("agent");
+    let mut enrolling = gw_agent()
+        .args(["enroll", "--gateway", &format!("https://eu1.gw.localhost:{}", address.port()), "--token", &token])
+        .arg("--state-dir")
+        .arg(&state)
+        .arg("--ca-file")
+        .arg(data_dir.join("dev-ca.crt"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let agent = eventually("the agent waits for its approval", || {
+        gw("agent list demo")["items"][0]["agent_id"].as_str().map(str::to_owned)
+    });
+    assert_eq!(gw(&format!("agent approve demo {agent}"))["status"], "approved");
+    assert!(enrolling.wait().unwrap().success());
+    let modes = |path: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!(
+        (modes(&state), modes(&state.join("identity.pem")), modes(&state.join("agent.json"))),
+        (0o700, 0o600, 0o600)
+    );
+
+    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+    let mut run = gw_agent();
+    run.arg("run").arg("--state-dir").arg(&state).args(["--backend", &backend]).stderr(Stdio::null());
+    let _agent = Running::new(run.spawn().unwrap());
+    let curl = |fields: &[&str], path: &str| {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--cacert"]).arg(data_dir.join("dev-ca.crt"));
+        for host in [HOST, "eu1.gw.localhost"] {
+            curl.args(["--resolve", &format!("{host}:{}:127.0.0.1", address.port())]);
+        }
+        for field in fields {
+            curl.args(["-H", field]);
+        }
+        let host = if path.starts_with("/oauth") { "eu1.gw.localhost" } else { HOST };
+        if path.starts_with("/oauth") {
+            let client = |name: &str| credential[name].as_str().unwrap().to_owned();
+            curl.args(["--user", &format!("{}:{}", client("client_id"), client("client_secret"))]);
+            curl.args(["--data-urlencode", "scope=account:demo service:echo"]);
+        }
+        let output = curl.arg(format!("https://{host}:{}{path}", address.port())).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let with_key = format!("X-Gw-Service-Key: {key}");
+    eventually("requests are relayed", || (curl(&[&with_key], "/") == "hello").then_some(()));
+    let minted: Value = serde_json::from_str(&curl(&[], "/oauth/token")).unwrap();
+    let with_token = format!("X-Gw-Authorization: Bearer {}", minted["access_token"].as_str().unwrap());
+    assert_eq!(curl(&[&with_token], "/"), "hello");
+    assert_eq!(gw("signing-key list")["items"].as_array().unwrap().len(), 1);
+    assert!(gw("audit")["items"].as_array().unwrap().len() >= 7);
+}

@@ -1,0 +1,388 @@
+//! Agents over real sockets: enrollment, certificate requests, renewal, recovery, expiry, tunnels without client
+//! certificates.
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use gw_gateway::clock::Timestamp;
+use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken};
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+use gw_gateway::store::{AgentRecord, Approval, Record};
+use gw_shared::tunnel::handshake::{self, Proof};
+use http::Method;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::{Value, json};
+
+use crate::apex::{ask, post_json};
+use crate::caller::{Caller, HOST, connect, connect_to, get};
+use crate::http::Response;
+use crate::{backend, demo, eventually, setup, tunnels};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn csr(params: &CertificateParams, key: &KeyPair) -> String {
+    params.serialize_request(key).unwrap().pem().unwrap()
+}
+
+fn plain_csr(key: &KeyPair) -> String {
+    csr(&CertificateParams::default(), key)
+}
+
+fn enroll(demo: &Demo, token: &str) -> Response {
+    post_json(demo, "/enroll", "", &json!({ "token": token, "name": "test", "version": VERSION }))
+}
+
+fn bearer(secret: &str) -> String {
+    format!("Authorization: Bearer {secret}\r\n")
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
+}
+
+/// Status and code, or just the status if it is not an error.
+fn outcome(response: &Response) -> String {
+    let code = if response.status.is_success() { String::new() } else { response.code() };
+    format!("{} {code}", response.status.as_u16())
+}
+
+/// A demo whose tests may ask the apex more than a client should.
+fn patient() -> Demo {
+    let adjust = |config: &mut gw_gateway::config::Config| {
+        config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
+    };
+    Demo::start(&Options { adjust, ..crate::options(None) }).unwrap()
+}
+
+/// The record of the demo's own agent.
+fn own_agent(demo: &Demo) -> AgentRecord {
+    let agents = demo.gateway().control().records().agents;
+    agents.into_values().find(|agent| agent.name == "demo").unwrap()
+}
+
+#[test]
+fn every_failure_of_the_enrollment_endpoints() {
+    let demo = patient();
+    let control = demo.gateway().control();
+    let used = setup::enrollment_token(control, "demo", &["echo"]);
+    let enrolled = enroll(&demo, &used);
+    assert_eq!(enrolled.status, 201, "{}", enrolled.json());
+    assert_eq!(enrolled.header("cache-control"), "no-store");
+    let enrolled = enrolled.json();
+    assert_eq!(text(&enrolled, "status"), "approved");
+    assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
+    let (id, secret) = (text(&enrolled, "enrollment_id"), bearer(text(&enrolled, "enrollment_secret")));
+
+    let fresh = setup::enrollment_token(control, "demo", &["echo"]);
+    let withdrawn = setup::enrollment_token(control, "demo", &["echo"]);
+    let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
+    control.delete_enrollment_token(&Actor::Admin, "demo", withdrawn_id).unwrap();
+    let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
+    let guessed = format!("{}x", &fresh[..fresh.len() - 1]);
+    for (what, body, expected) in [
+        ("used", body(&used, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
+        ("withdrawn", body(&withdrawn, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
+        ("wrong secret", body(&guessed, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
+        ("not a token", body("x", "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
+        ("other version", body(&fresh, "a", "0.0.1"), "426 GW_VERSION_MISMATCH"),
+        ("no name", body(&fresh, " ", VERSION), "400 GW_BAD_REQUEST"),
+        ("long name", body(&fresh, &"x".repeat(101), VERSION), "400 GW_BAD_REQUEST"),
+        ("missing field", json!({ "token": fresh }), "400 GW_BAD_REQUEST"),
+        (
+            "unknown field",
+            json!({ "token": fresh, "name": "a", "version": VERSION, "admin": true }),
+            "400 GW_BAD_REQUEST",
+        ),
+    ] {
+        assert_eq!(outcome(&post_json(&demo, "/enroll", "", &body)), expected, "{what}");
+    }
+    assert_eq!(outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))), "413 GW_BODY_TOO_LARGE");
+    // None of that used the token up.
+    assert_eq!(enroll(&demo, &fresh).status, 201);
+
+    let status = |id: &str, fields: &str| ask(&demo, &format!("GET /enroll/status?enrollment_id={id}"), fields, "");
+    let known = status(id, &secret);
+    assert_eq!((known.status.as_u16(), text(&known.json(), "status")), (200, "approved"));
+    assert!(text(&known.json(), "agent_id").starts_with("ag_"));
+    assert_eq!(outcome(&status(id, &bearer("gw_es_wrong"))), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(outcome(&status(id, "")), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(outcome(&status("en_00000000000000000000", &secret)), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(outcome(&ask(&demo, "GET /enroll/status", &secret, "")), "400 GW_BAD_REQUEST");
+
+    let key = KeyPair::generate().unwrap();
+    let good = plain_csr(&key);
+    let ask_for = |fields: &str, csr: &str| post_json(&demo, "/csr", fields, &json!({ "csr": csr }));
+    let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+    let mut garbled = good.clone();
+    let middle = good.len() / 2;
+    garbled.replace_range(middle..=middle, if good.as_bytes()[middle] == b'A' { "B" } else { "A" });
+    for (what, fields, csr, expected) in [
+        ("no bearer", "", good.as_str(), "401 GW_ENROLLMENT_INVALID"),
+        ("other's secret", &bearer("gw_es_x"), &good, "401 GW_ENROLLMENT_INVALID"),
+        ("not PEM", &secret, "hello", "400 GW_CSR_INVALID"),
+        ("garbled", &secret, &garbled, "400 GW_CSR_INVALID"),
+        ("P-384", &secret, &plain_csr(&p384), "400 GW_CSR_INVALID"),
+        ("weak RSA", &secret, include_str!("data/rsa-1024.csr"), "400 GW_CSR_INVALID"),
+        ("signature of another key", &secret, include_str!("data/bad-signature.csr"), "400 GW_CSR_INVALID"),
+    ] {
+        assert_eq!(outcome(&ask_for(fields, csr)), expected, "{what}");
+    }
+    let agent_id = text(&known.json(), "agent_id").to_owned();
+    let both = json!({ "csr": good, "agent_id": agent_id });
+    assert_eq!(outcome(&post_json(&demo, "/csr", &secret, &both)), "400 GW_BAD_REQUEST");
+    // Without a certificate there is no old key to recover with.
+    assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
+
+    let issued = ask_for(&secret, &good);
+    assert_eq!(issued.status, 200, "{}", issued.json());
+    assert_eq!(text(&issued.json(), "agent_id"), agent_id);
+    assert_eq!(issued.json()["services"], json!([HOST]));
+    // The reply may have been lost: the same again, but not for another key.
+    assert_eq!(ask_for(&secret, &good).status, 200);
+    let other_key = plain_csr(&KeyPair::generate().unwrap());
+    assert_eq!(outcome(&ask_for(&secret, &other_key)), "401 GW_ENROLLMENT_INVALID");
+    control.revoke_agent(&Actor::Admin, "demo", &agent_id).unwrap();
+    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_REVOKED");
+}
+
+#[test]
+fn a_certificate_holds_only_what_the_gateway_decided() {
+    let demo = patient();
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let enrolled = enroll(&demo, &token).json();
+    let key = KeyPair::generate().unwrap();
+    let mut greedy = CertificateParams::new(vec!["demo--echo.eu1.gw.localhost".to_owned()]).unwrap();
+    greedy.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let victim = "gw://eu1.gw.localhost/victim/agent/ag_00000000000000000000";
+    greedy.subject_alt_names.push(SanType::URI(victim.try_into().unwrap()));
+    let fields = bearer(text(&enrolled, "enrollment_secret"));
+    let issued = post_json(&demo, "/csr", &fields, &json!({ "csr": csr(&greedy, &key) })).json();
+    let der = CertificateDer::from_pem_slice(text(&issued, "certificate").as_bytes()).unwrap();
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+    assert!(!certificate.is_ca());
+    let names = &certificate.subject_alternative_name().unwrap().unwrap().value.general_names;
+    let uri = format!("gw://eu1.gw.localhost/demo/agent/{}", text(&issued, "agent_id"));
+    assert_eq!(names[..], [x509_parser::extensions::GeneralName::URI(&uri)]);
+    let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+    assert!(usage.client_auth && !usage.server_auth && !usage.any);
+    assert_eq!(certificate.public_key().raw, rcgen::PublicKeyData::subject_public_key_info(&key));
+    let lifetime = certificate.validity().not_after.timestamp() - Timestamp::now().0;
+    assert!((86_000..=86_400).contains(&lifetime), "{lifetime}");
+    // It is of an authority that signs nothing but agents.
+    let authority = CertificateDer::from_pem_slice(text(&issued, "chain").as_bytes()).unwrap();
+    let (_, authority) = x509_parser::parse_x509_certificate(&authority).unwrap();
+    certificate.verify_signature(Some(authority.public_key())).unwrap();
+}
+
+#[test]
+fn of_eight_that_come_with_one_token_one_enrolls() {
+    let demo = demo(None);
+    let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
+    let mut statuses: Vec<u16> = thread::scope(|scope| {
+        let attempts: Vec<_> = (0..8).map(|_| scope.spawn(|| enroll(&demo, &token).status.as_u16())).collect();
+        attempts.into_iter().map(|attempt| attempt.join().unwrap()).collect()
+    });
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 401, 401, 401, 401, 401, 401, 401]);
+}
+
+#[test]
+fn an_agent_can_be_made_to_wait_for_an_administrator() {
+    let demo = patient();
+    let control = demo.gateway().control();
+    let manual = NewEnrollmentToken {
+        services: vec!["echo".to_owned()],
+        approval: Approval::Manual,
+        ..NewEnrollmentToken::default()
+    };
+    let token = control.create_enrollment_token(&Actor::Admin, "demo", &manual).unwrap().token;
+    let enrolled = enroll(&demo, &token).json();
+    assert_eq!(text(&enrolled, "status"), "pending");
+    let secret = bearer(text(&enrolled, "enrollment_secret"));
+    let status = || {
+        let line = format!("GET /enroll/status?enrollment_id={}", text(&enrolled, "enrollment_id"));
+        ask(&demo, &line, &secret, "").json()
+    };
+    assert_eq!((text(&status(), "status"), status().get("agent_id")), ("pending", None));
+    let key = KeyPair::generate().unwrap();
+    let ask_for_certificate = || post_json(&demo, "/csr", &secret, &json!({ "csr": plain_csr(&key) }));
+    assert_eq!(outcome(&ask_for_certificate()), "409 GW_ENROLLMENT_PENDING");
+    let pending = control.records().agents.into_values().find(|agent| agent.name == "test").unwrap().id;
+    control.approve_agent(&Actor::Admin, "demo", pending.as_str()).unwrap();
+    assert_eq!(text(&status(), "agent_id"), pending.as_str());
+    assert_eq!(ask_for_certificate().status, 200);
+}
+
+#[test]
+fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
+    let adjust = |config: &mut gw_gateway::config::Config| {
+        config.agent_certificate_lifetime = Duration::from_secs(5);
+    };
+    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let begun = tunnels(&demo)[0].clone();
+    let first = own_agent(&demo);
+    // One request lasts over two renewals, others come and go.
+    let mut long = connect(&demo);
+    long.send(get(&demo, "/slow?ms=9000"));
+    let mut caller = connect(&demo);
+    let mut renewals = 0;
+    let mut last = first.clone();
+    eventually("two renewals", || {
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().status, 200);
+        let now = own_agent(&demo);
+        if now.certificate_not_after > last.certificate_not_after {
+            assert_ne!(now.key, last.key, "each certificate is for a new key");
+            (renewals, last) = (renewals + 1, now);
+        }
+        (renewals == 2).then_some(())
+    });
+    assert_eq!(long.response().status, 200);
+    // Longer than the first certificate was good for, on the same tunnel.
+    assert_eq!(tunnels(&demo)[0].generation, begun.generation);
+    let log =
+        demo.gateway().control().audit_log(&gw_gateway::store::AuditQuery { account: None, before: None, limit: 1 });
+    let entry = &log.unwrap()[0];
+    assert_eq!((entry.action.as_str(), entry.actor.as_str()), ("agent.certificate", &*format!("agent {}", first.id)));
+}
+
+#[test]
+fn an_agent_whose_certificate_expired_recovers_by_itself_but_not_for_ever() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let expired = |days: u64| {
+        let ago = Duration::from_secs(days * 24 * 3600 + 5);
+        let not_after = Timestamp(Timestamp::now().0 - ago.as_secs().cast_signed());
+        AgentRecord { certificate_not_after: Some(not_after), ..own_agent(&demo) }
+    };
+    let record = expired(29);
+    control.put(Record::Agent(record.clone())).unwrap();
+    // Its tunnel is cut, it asks /csr with its old key, and is back.
+    eventually("a new certificate", || {
+        (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
+    });
+    let mut caller = connect(&demo);
+    eventually("the tunnel is back", || {
+        caller.send(get(&demo, "/"));
+        (caller.response().status == 200).then_some(())
+    });
+    control.put(Record::Agent(expired(31))).unwrap();
+    eventually("no tunnel", || tunnels(&demo).is_empty().then_some(()));
+    let key = KeyPair::generate().unwrap();
+    let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
+    assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
+    // Somebody else's key recovers nothing.
+    control.put(Record::Agent(expired(1))).unwrap();
+    assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_ENROLLMENT_INVALID");
+}
+
+#[test]
+fn an_agent_serves_what_it_is_told_to_without_a_restart() {
+    let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "second");
+    let agent = own_agent(&demo).id;
+    let serve = |services: &[&str]| {
+        let services = Some(services.iter().map(|id| (*id).to_owned()).collect());
+        let changes = AgentChanges { services, ..AgentChanges::default() };
+        control.change_agent(&Actor::Admin, "demo", agent.as_str(), &changes).unwrap();
+    };
+    let served = || {
+        let mut served: Vec<String> = tunnels(&demo).into_iter().map(|tunnel| tunnel.service).collect();
+        served.sort();
+        served
+    };
+    let before = tunnels(&demo)[0].generation;
+    serve(&["echo", "second"]);
+    eventually("a tunnel of the second service", || (served() == ["demo--echo", "demo--second"]).then_some(()));
+    let echo = tunnels(&demo).into_iter().find(|tunnel| tunnel.service == "demo--echo").unwrap();
+    assert_eq!(echo.generation, before, "the other tunnel is not touched");
+    serve(&["echo"]);
+    eventually("one tunnel again", || (served() == ["demo--echo"]).then_some(()));
+}
+
+/// The head of an upgrade request, and the connection it is sent on, without a client certificate.
+fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
+    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    stranger.send(handshake::request(HOST, proof));
+    stranger
+}
+
+#[test]
+fn without_client_certificates_agents_sign_a_challenge() {
+    let adjust = |config: &mut gw_gateway::config::Config| config.agent_mtls = false;
+    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/"));
+    assert_eq!(caller.response().status, 200, "the demo's agent has answered its challenge");
+
+    let state = tempfile::tempdir().unwrap();
+    let port = demo.gateway().address().port();
+    setup::agent(demo.gateway().control(), "demo", &["echo"], port, &demo.about.ca_file, state.path());
+    let (certificate, key) = identity(state.path());
+    let sign = |key: &KeyPair, host: &str, challenge: &str| Proof {
+        certificate: certificate.to_vec(),
+        signature: rcgen::SigningKey::sign(key, &handshake::challenge_message(host, challenge)).unwrap(),
+    };
+    let challenge_of = |stranger: &mut Caller| {
+        let response = stranger.response_to(&Method::GET);
+        assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
+        handshake::parse_challenge(response.header("www-authenticate")).unwrap().to_owned()
+    };
+    // The right key signs the challenge of its connection.
+    let mut agent = upgrade(&demo, None);
+    let challenge = challenge_of(&mut agent);
+    agent.send(handshake::request(HOST, Some(&sign(&key, HOST, &challenge))));
+    assert_eq!(agent.response_head(&Method::GET).unwrap().status, 101);
+
+    let stranger_key = KeyPair::generate().unwrap();
+    let self_signed = CertificateParams::default().self_signed(&stranger_key).unwrap();
+    let forged =
+        |challenge: &str| Proof { certificate: self_signed.der().to_vec(), ..sign(&stranger_key, HOST, challenge) };
+    for what in ["nothing", "another connection's challenge", "another service", "another key", "nobody's certificate"]
+    {
+        let mut stranger = upgrade(&demo, None);
+        let fresh = challenge_of(&mut stranger);
+        let proof = match what {
+            "nothing" => None,
+            "another connection's challenge" => Some(sign(&key, HOST, &challenge)),
+            "another service" => Some(sign(&key, "demo--other.eu1.gw.localhost", &fresh)),
+            "another key" => Some(sign(&stranger_key, HOST, &fresh)),
+            _ => Some(forged(&fresh)),
+        };
+        stranger.send(handshake::request(HOST, proof.as_ref()));
+        let response = stranger.response_to(&Method::GET);
+        assert_eq!(outcome(&response), "401 GW_AGENT_CERTIFICATE_REQUIRED", "{what}");
+        assert!(stranger.is_closed(), "{what}");
+    }
+    // A proof nobody asked for is not looked at.
+    let mut eager = upgrade(&demo, Some(&sign(&key, HOST, &challenge)));
+    challenge_of(&mut eager);
+}
+
+/// Certificate and key of a state folder.
+fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
+    let identity = gw_agent::state::StateDir::new(state_dir).identity().unwrap();
+    (identity.certificate, KeyPair::try_from(&identity.key).unwrap())
+}
+
+#[test]
+fn enrollment_is_limited_by_address_on_its_own() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.enrollment_requests = Rate::new(5, 1).unwrap(),
+        ..crate::options(None)
+    })
+    .unwrap();
+    // The demo's own agent took three of them.
+    let answers: Vec<Response> = (0..5).map(|_| enroll(&demo, "gw_et_x")).collect();
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
+    assert_eq!(statuses, [401, 401, 429, 429, 429]);
+    assert_eq!(answers[4].code(), "GW_RATE_LIMIT_EXCEEDED");
+    assert!((200..=300).contains(&answers[4].header("retry-after").parse::<u32>().unwrap()));
+    assert_eq!(crate::apex::token(&demo, "x", "x", "x").status, 401);
+}

@@ -1,0 +1,409 @@
+//! Access tokens over real sockets: the token endpoint, the key set, modes, revocation, rotation, limits.
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use gw_gateway::config::Config;
+use gw_gateway::control::{Actor, GrantChanges, Mode, Rotation, ServiceChanges};
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
+
+use crate::apex::{APEX, ask, demo_token, token};
+use crate::caller::{Caller, HOST, connect};
+use crate::http::Response;
+use crate::{demo, eventually, setup};
+
+const SCOPE: &str = "account:demo service:echo";
+
+fn call(caller: &mut Caller, fields: &str) -> Response {
+    caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n{fields}\r\n"));
+    caller.response()
+}
+
+fn bearer(token: &str) -> String {
+    format!("X-Gw-Authorization: Bearer {token}\r\n")
+}
+
+/// Status and code of a call, `200 ` if it went through.
+fn outcome(response: &Response) -> String {
+    let code = if response.status == 200 { String::new() } else { response.code() };
+    format!("{} {code}", response.status.as_u16())
+}
+
+#[test]
+fn a_token_is_minted_in_every_way_that_is_allowed_and_calls_its_service() {
+    let demo = demo(None);
+    let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
+    let json = format!(
+        r#"{{"grant_type":"client_credentials","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#
+    );
+    let form = format!("scope=service%3Aecho+account%3Ademo&client_id={id}&client_secret={secret}");
+    let basic = STANDARD.encode(format!("{id}:{secret}"));
+    let (json_type, form_type) =
+        ("Content-Type: application/json\r\n", "Content-Type: application/x-www-form-urlencoded\r\n");
+    for (fields, body) in [
+        (json_type.to_owned(), json),
+        (form_type.to_owned(), form),
+        (
+            format!("{form_type}Authorization: Basic {basic}\r\n"),
+            format!("grant_type=client_credentials&scope={SCOPE}"),
+        ),
+    ] {
+        let response = ask(&demo, "POST /oauth/token", &fields, &body);
+        assert_eq!(response.status, 200, "{}", response.json());
+        assert_eq!(response.header("cache-control"), "no-store");
+        assert_eq!(response.header("content-type"), "application/json");
+        assert_eq!(response.header("x-gw-request-id").len(), 36);
+        let reply = response.json();
+        assert_eq!((&reply["token_type"], &reply["expires_in"]), (&"Bearer".into(), &3600.into()));
+        let token = reply["access_token"].as_str().unwrap();
+        assert_eq!(call(&mut connect(&demo), &bearer(token)).status, 200);
+
+        let part = |at: usize| -> serde_json::Value {
+            let part = token.split('.').nth(at).unwrap();
+            serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).unwrap()).unwrap()
+        };
+        let (header, claims) = (part(0), part(1));
+        assert_eq!((&header["alg"], &header["typ"]), (&"EdDSA".into(), &"at+jwt".into()));
+        assert_eq!(claims["iss"], format!("https://{APEX}"));
+        assert_eq!(claims["aud"], format!("https://{HOST}"));
+        assert_eq!((&claims["sub"], &claims["client_id"]), (&id.as_str().into(), &id.as_str().into()));
+        assert_eq!(claims["scope"], SCOPE);
+        assert_eq!(claims["exp"].as_i64().unwrap() - claims["iat"].as_i64().unwrap(), 3600);
+        assert_eq!(claims["nbf"], claims["iat"]);
+        assert!(claims["jti"].as_str().unwrap().len() >= 20);
+        let keys = ask(&demo, "GET /.well-known/jwks.json", "", "");
+        assert_eq!(keys.header("cache-control"), "public, max-age=300");
+        let key = &keys.json()["keys"][0];
+        assert_eq!(key["kid"], header["kid"]);
+        for (member, value) in [("kty", "OKP"), ("crv", "Ed25519"), ("use", "sig"), ("alg", "EdDSA")] {
+            assert_eq!(key[member], value);
+        }
+    }
+}
+
+/// Every row of the specification's table of failures, and those of RFC 6749 §5.2 around it.
+#[test]
+fn every_failure_of_the_token_endpoint() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
+        ..crate::options(None)
+    })
+    .unwrap();
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    setup::service(control, "demo", "keysonly");
+    setup::service(control, "rival", "api");
+    let keys_only = ServiceChanges { modes: Some(vec![Mode::ServiceKey]), ..ServiceChanges::default() };
+    control.change_service(&Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
+    let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
+    let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
+    let off = GrantChanges { enabled: Some(false), ..GrantChanges::default() };
+    control.change_grant::<CredentialRecord>(&Actor::Admin, "demo", &disabled, &off).unwrap();
+
+    let form = |parameters: &[(&str, &str)]| {
+        let encoded = parameters.iter().map(|(name, value)| {
+            format!("{name}={}", value.replace('%', "%25").replace('&', "%26").replace('+', "%2B").replace(' ', "+"))
+        });
+        encoded.collect::<Vec<_>>().join("&")
+    };
+    let client = [("client_id", id.as_str()), ("client_secret", secret.as_str())];
+    let with = |more: &[(&str, &str)]| form(&[&client[..], more].concat());
+    let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
+    let post = |body: String| ask(&demo, "POST /oauth/token", form_type, &body);
+    // The snapshot with the new records reaches every worker at once, but not at this instant.
+    eventually("the credential is known", || (post(with(&[("scope", SCOPE)])).status == 200).then_some(()));
+    eventually("the other is disabled", || {
+        (token(&demo, &disabled, &disabled_secret, SCOPE).status == 401).then_some(())
+    });
+
+    let table: &[(&str, String, u16, &str)] = &[
+        ("other grant type", with(&[("scope", SCOPE), ("grant_type", "password")]), 400, "unsupported_grant_type"),
+        ("no client id", form(&[("client_secret", &secret), ("scope", SCOPE)]), 400, "invalid_request"),
+        ("no client secret", form(&[("client_id", &id), ("scope", SCOPE)]), 400, "invalid_request"),
+        (
+            "empty client secret",
+            form(&[("client_id", &id), ("client_secret", ""), ("scope", SCOPE)]),
+            400,
+            "invalid_request",
+        ),
+        ("no scope", with(&[]), 400, "invalid_request"),
+        ("repeated field", with(&[("scope", SCOPE), ("scope", SCOPE)]), 400, "invalid_request"),
+        (
+            "unknown client",
+            form(&[("client_id", "gw_ci_x"), ("client_secret", "x"), ("scope", SCOPE)]),
+            401,
+            "invalid_client",
+        ),
+        ("wrong secret", form(&[("client_id", &id), ("client_secret", "x"), ("scope", SCOPE)]), 401, "invalid_client"),
+        (
+            "disabled",
+            form(&[("client_id", &disabled), ("client_secret", &disabled_secret), ("scope", SCOPE)]),
+            401,
+            "invalid_client",
+        ),
+        ("other account", with(&[("scope", "account:rival service:api")]), 400, "invalid_scope"),
+        ("account missing", with(&[("scope", "service:echo")]), 400, "invalid_scope"),
+        ("service missing", with(&[("scope", "account:demo")]), 400, "invalid_scope"),
+        ("account twice", with(&[("scope", "account:demo account:demo service:echo")]), 400, "invalid_scope"),
+        ("service twice", with(&[("scope", "account:demo service:echo service:echo")]), 400, "invalid_scope"),
+        ("not a pair", with(&[("scope", "demo echo")]), 400, "invalid_scope"),
+        ("service not allowed", with(&[("scope", "account:demo service:other")]), 400, "unauthorized_client"),
+        ("no such service", with(&[("scope", "account:demo service:nothing")]), 400, "unauthorized_client"),
+        ("no JWT there", with(&[("scope", "account:demo service:keysonly")]), 400, "unauthorized_client"),
+    ];
+    for (what, body, status, error) in table {
+        let response = post(body.clone());
+        let reply = response.json();
+        assert_eq!((response.status.as_u16(), reply["error"].as_str().unwrap()), (*status, *error), "{what}: {reply}");
+        assert!(!reply["error_description"].as_str().unwrap().is_empty(), "{what}");
+        assert_eq!(response.header("cache-control"), "no-store", "{what}");
+        assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
+        let challenged = response.headers.contains_key("www-authenticate");
+        assert_eq!(challenged, *status == 401, "{what}");
+    }
+    for (line, fields, body, status) in [
+        ("GET /oauth/token", "", "", 405),
+        ("POST /oauth/token", "Content-Type: text/plain\r\n", "x", 400),
+        ("POST /oauth/token", "", "x", 400),
+        ("POST /oauth/token", "Content-Type: application/json\r\n", "{", 400),
+        ("POST /oauth/token", "Content-Type: application/json\r\n", "[]", 400),
+    ] {
+        let response = ask(&demo, line, fields, body);
+        assert_eq!((response.status.as_u16(), response.json()["error"].as_str()), (status, Some("invalid_request")));
+    }
+    let large = format!("scope={}", "x".repeat(70_000));
+    assert_eq!(post(large).json()["error"], "invalid_request");
+}
+
+#[test]
+fn modes_say_what_opens_a_service() {
+    let demo = demo(None);
+    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
+    let token = bearer(&demo_token(&demo));
+    let mut caller = connect(&demo);
+    let set = |modes: &[Mode]| {
+        let changes = ServiceChanges { modes: Some(modes.to_vec()), ..ServiceChanges::default() };
+        demo.gateway().control().change_service(&Actor::Admin, "demo", "echo", &changes).unwrap();
+    };
+    for (modes, by_token, by_key) in [
+        (&[Mode::Jwt, Mode::ServiceKey][..], "200 ", "200 "),
+        (&[Mode::Jwt], "200 ", "502 GW_AUTH_MODE_NOT_ALLOWED"),
+        (&[Mode::ServiceKey], "502 GW_AUTH_MODE_NOT_ALLOWED", "200 "),
+    ] {
+        set(modes);
+        let mut both = || (outcome(&call(&mut caller, &token)), outcome(&call(&mut caller, &key)));
+        eventually("the modes are in force", || (both() == (by_token.to_owned(), by_key.to_owned())).then_some(()));
+    }
+    set(&[Mode::Jwt, Mode::ServiceKey]);
+    // An empty field is as good as none; two that are not empty are one too many, whatever they say.
+    let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
+    eventually("both modes again", || (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(()));
+    assert_eq!(outcome(&call(&mut caller, &format!("{key}X-Gw-Authorization: \r\n"))), "200 ");
+    assert_eq!(outcome(&call(&mut caller, &format!("{key}{token}"))), "502 GW_AUTH_AMBIGUOUS");
+    assert_eq!(outcome(&call(&mut caller, &token.repeat(2))), "502 GW_AUTH_AMBIGUOUS");
+    assert_eq!(outcome(&call(&mut caller, "Authorization: Bearer x\r\n")), "502 GW_AUTH_REQUIRED");
+    assert_eq!(outcome(&call(&mut caller, &bearer("x"))), "502 GW_TOKEN_INVALID");
+}
+
+#[test]
+fn tokens_and_keys_of_others_and_of_nobody() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    setup::service(control, "demo", "other");
+    setup::service(control, "rival", "api");
+    let (other, other_secret) = setup::credential(control, "demo", &["other"]);
+    let (_, rival_key) = setup::service_key(control, "rival", &["api"]);
+    let other_token = eventually("the credential is known", || {
+        let response = token(&demo, &other, &other_secret, "account:demo service:other");
+        (response.status == 200).then(|| response.json()["access_token"].as_str().unwrap().to_owned())
+    });
+    let mut caller = connect(&demo);
+    assert_eq!(outcome(&call(&mut caller, &bearer(&other_token))), "502 GW_TOKEN_AUDIENCE_MISMATCH");
+    let rival_key = format!("X-Gw-Service-Key: {rival_key}\r\n");
+    eventually("the rival's key is known", || {
+        (outcome(&call(&mut caller, &rival_key)) == "502 GW_SERVICE_KEY_NOT_ALLOWED").then_some(())
+    });
+    let response = call(&mut caller, &bearer(&other_token));
+    assert_eq!(
+        (response.header("x-gw-status"), response.header("content-type")),
+        ("AuthDenied", "application/vnd.gw.error+json")
+    );
+}
+
+#[test]
+fn revocation_reaches_tokens_and_keys_within_a_second() {
+    let demo = demo(None);
+    let control = demo.gateway().control();
+    let (id, secret) = setup::credential(control, "demo", &["echo"]);
+    let (key_id, key) = setup::service_key(control, "demo", &["echo"]);
+    let minted = eventually("the credential is known", || {
+        let response = token(&demo, &id, &secret, SCOPE);
+        (response.status == 200).then(|| bearer(response.json()["access_token"].as_str().unwrap()))
+    });
+    let mut caller = connect(&demo);
+    assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
+    let switch = |enabled| GrantChanges { enabled: Some(enabled), ..GrantChanges::default() };
+    let none = GrantChanges { allowed_services: Some(Vec::new()), ..GrantChanges::default() };
+    let mut within_a_second = |fields: &str, wanted: &str| {
+        let begun = std::time::Instant::now();
+        eventually(wanted, || (outcome(&call(&mut caller, fields)) == wanted).then_some(()));
+        assert!(begun.elapsed().as_secs() < 1, "{wanted}");
+    };
+    let change = |changes: &GrantChanges| {
+        control.change_grant::<CredentialRecord>(&Actor::Admin, "demo", &id, changes).unwrap();
+    };
+    change(&switch(false));
+    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+    change(&switch(true));
+    within_a_second(&minted, "200 ");
+    change(&none);
+    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+    control.delete_grant::<CredentialRecord>(&Actor::Admin, "demo", &id).unwrap();
+    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+
+    let key = format!("X-Gw-Service-Key: {key}\r\n");
+    within_a_second(&key, "200 ");
+    control.rotate_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &key_id).unwrap();
+    within_a_second(&key, "502 GW_SERVICE_KEY_INVALID");
+}
+
+#[test]
+fn keys_rotate_without_hurting_a_token() {
+    let demo = Demo::start(&Options {
+        adjust: |config| config.token_requests = Rate::new(10_000, 10_000).unwrap(),
+        ..crate::options(None)
+    })
+    .unwrap();
+    let control = demo.gateway().control();
+    let kids = || -> Vec<String> {
+        let keys = ask(&demo, "GET /.well-known/jwks.json", "", "").json();
+        keys["keys"].as_array().unwrap().iter().map(|key| key["kid"].as_str().unwrap().to_owned()).collect()
+    };
+    let kid_of = |token: &str| -> String {
+        let header = URL_SAFE_NO_PAD.decode(token.split('.').next().unwrap()).unwrap();
+        let header: serde_json::Value = serde_json::from_slice(&header).unwrap();
+        header["kid"].as_str().unwrap().to_owned()
+    };
+    let first = demo_token(&demo);
+    // Published before use: the key set has it, the next token is still of the old one.
+    let next = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap().kid.to_string();
+    eventually("the next key is published", || kids().contains(&next).then_some(()));
+    assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
+    let repeated = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
+    assert_eq!(repeated.kid.as_str(), next, "the one that waits is the next one");
+    control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap();
+    let second = eventually("the next key signs", || Some(demo_token(&demo)).filter(|token| kid_of(token) == next));
+    let mut caller = connect(&demo);
+    for token in [&first, &second] {
+        assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
+    }
+    // Withdrawn, as after a theft: its tokens are refused, verified before or not.
+    control.delete_signing_key(&Actor::Admin, &kid_of(&first)).unwrap();
+    eventually("tokens of the withdrawn key are refused", || {
+        (outcome(&call(&mut caller, &bearer(&first))) == "502 GW_TOKEN_INVALID").then_some(())
+    });
+    assert_eq!(kids(), [next.as_str()]);
+    assert_eq!(outcome(&call(&mut caller, &bearer(&second))), "200 ");
+    let error = control.delete_signing_key(&Actor::Admin, &next).unwrap_err();
+    assert!(error.to_string().contains("signing"), "{error}");
+}
+
+#[test]
+fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
+    let demo = Demo::start(&Options { workers: 4, ..crate::options(None) }).unwrap();
+    // Wrong ones count as well: each is a guess.
+    let answers: Vec<Response> = (0..70).map(|_| token(&demo, "gw_ci_x", "x", SCOPE)).collect();
+    let refused = answers.iter().filter(|answer| answer.status == 429).count();
+    // As many as passed in the meantime were refilled, one a second.
+    assert!((5..=10).contains(&refused), "{refused}");
+    let last = answers.iter().rfind(|answer| answer.status == 429).unwrap();
+    assert_eq!(last.json()["error"], "rate_limit_exceeded");
+    let seconds: u32 = last.header("retry-after").parse().unwrap();
+    assert!((50..=60).contains(&seconds), "{seconds}");
+    // The other endpoints have a count of their own.
+    assert_eq!(ask(&demo, "GET /enroll/status", "", "").status, 400);
+    assert_eq!(ask(&demo, "GET /.well-known/jwks.json", "", "").status, 200);
+}
+
+#[test]
+fn proxies_that_are_trusted_say_whose_requests_they_bring() {
+    fn few(config: &mut Config) {
+        config.token_requests = Rate::new(2, 1).unwrap();
+    }
+    let ask_as = |demo: &Demo, forwarded_for: &str| {
+        ask(demo, "POST /oauth/token", &format!("X-Forwarded-For: {forwarded_for}\r\n"), "").status.as_u16()
+    };
+    let trusting = Demo::start(&Options {
+        adjust: |config| {
+            few(config);
+            config.trusted_proxies = std::iter::once("127.0.0.0/8".parse().unwrap()).collect();
+        },
+        ..crate::options(None)
+    })
+    .unwrap();
+    let statuses: Vec<u16> = [
+        "192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.1",
+        "192.0.2.2",
+        "6.6.6.6, 192.0.2.1",
+        "2001:db8::1",
+        "2001:db8::2",
+        "2001:db8::3",
+    ]
+    .map(|client| ask_as(&trusting, client))
+    .to_vec();
+    assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 counts by /64");
+    let plain = Demo::start(&Options { adjust: few, ..crate::options(None) }).unwrap();
+    let statuses: Vec<u16> = (1..=4).map(|n| ask_as(&plain, &format!("192.0.2.{n}"))).collect();
+    assert_eq!(statuses, [400, 400, 429, 429], "anybody can write the field");
+}
+
+#[test]
+fn failed_authentication_is_limited_and_locks_nobody_out() {
+    let demo = Demo::start(&Options {
+        workers: 1,
+        adjust: |config| config.auth_failures = Rate::new(5, 1).unwrap(),
+        ..crate::options(None)
+    })
+    .unwrap();
+    let known = bearer(&demo_token(&demo));
+    let fresh = bearer(&demo_token(&demo));
+    let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
+    let mut caller = connect(&demo);
+    assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
+    let guess = "X-Gw-Service-Key: gw_sk_0123456789abcdef.guess\r\n";
+    let guesses: Vec<String> = (0..7).map(|_| outcome(&call(&mut caller, guess))).collect();
+    assert!(guesses[..5].iter().all(|outcome| outcome == "502 GW_SERVICE_KEY_INVALID"), "{guesses:?}");
+    assert!(guesses[5..].iter().all(|outcome| outcome == "429 GW_AUTH_RATE_LIMITED"), "{guesses:?}");
+    let response = call(&mut caller, guess);
+    assert_eq!(response.header("x-gw-status"), "RateLimited");
+    assert!((1..=60).contains(&response.header("retry-after").parse::<u32>().unwrap()));
+    // Others behind the same address go on; only what costs a signature check has to wait.
+    assert_eq!(outcome(&call(&mut caller, &key)), "200 ");
+    assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
+    assert_eq!(outcome(&call(&mut caller, &fresh)), "429 GW_AUTH_RATE_LIMITED");
+}
+
+#[test]
+fn other_paths_and_methods_of_the_apex() {
+    let demo = demo(None);
+    let mut caller = crate::apex::connect(&demo);
+    for (line, status, code) in [
+        ("GET /", 404, "GW_NOT_FOUND"),
+        ("GET /oauth", 404, "GW_NOT_FOUND"),
+        ("POST /.well-known/jwks.json", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("GET /enroll", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("DELETE /csr", 405, "GW_METHOD_NOT_ALLOWED"),
+        ("POST /enroll/status", 405, "GW_METHOD_NOT_ALLOWED"),
+    ] {
+        caller.send(format!("{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"));
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (status, code), "{line}");
+        assert_eq!(response.headers.contains_key("allow"), status == 405, "{line}");
+    }
+    caller.send(format!("HEAD /.well-known/jwks.json HTTP/1.1\r\nHost: {APEX}\r\n\r\n"));
+    let head = caller.response_to(&http::Method::HEAD);
+    assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
+}
