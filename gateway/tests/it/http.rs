@@ -132,7 +132,13 @@ impl<S: Read + Write> Peer<S> {
 
     fn fill(&mut self) -> io::Result<usize> {
         let mut chunk = vec![0; 64 * 1024];
-        let read = self.stream.read(&mut chunk)?;
+        let read = loop {
+            match self.stream.read(&mut chunk) {
+                // A gateway's ring in this process interrupts reads that have a timeout.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read?,
+            }
+        };
         self.buffer.extend_from_slice(&chunk[..read]);
         Ok(read)
     }
