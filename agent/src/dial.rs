@@ -44,6 +44,11 @@ pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, Dia
             let identity = recovery::recover(agent, &identity).await?;
             open(agent, hostname, &identity).await
         }
+        // Its services changed while it had no tunnel to hear of it: a certificate comes with the list.
+        Err(DialError::Gateway(error)) if error.says_not_allowed() => {
+            recovery::recover(agent, &identity).await?;
+            Err(error.into())
+        }
         result => result,
     }
 }

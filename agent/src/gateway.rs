@@ -196,6 +196,11 @@ impl GatewayError {
         }
     }
 
+    /// The agent may not serve this service (any more).
+    pub(crate) fn says_not_allowed(&self) -> bool {
+        self.refusal().is_some_and(|refusal| refusal.code == "GW_AGENT_NOT_ALLOWED")
+    }
+
     /// The gateway holds our certificate for expired, whatever our own clock says.
     pub(crate) fn says_certificate_expired(&self) -> bool {
         match self {

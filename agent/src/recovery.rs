@@ -43,7 +43,7 @@ pub(crate) async fn recover(agent: &Agent, expired: &Identity) -> Result<Identit
         error => RecoveryError::Gateway(error),
     })?;
     state.write_identity(&identity::identity_pem(&key, &reply, SystemTime::now())?)?;
-    tracing::info!(not_after = reply.not_after, "the certificate had expired; the gateway has issued another");
+    tracing::info!(not_after = reply.not_after, "the gateway has issued another certificate for the same key");
     agent.desk.services_are(reply.services);
     Ok(state.identity()?)
 }

@@ -34,6 +34,8 @@ pub enum Error {
     AuthModeNotAllowed(&'static str),
     #[error("the access token is not valid here: {0}")]
     TokenInvalid(&'static str),
+    #[error("the access token is not valid here: its signature or its claims are wrong")]
+    TokenForged,
     #[error("the access token cannot be used now: {0}")]
     TokenExpired(&'static str),
     #[error("the access token is for another service")]
@@ -145,7 +147,7 @@ impl Error {
             Self::AuthRequired => (DENIED, "GW_AUTH_REQUIRED", Caller),
             Self::AuthAmbiguous => (DENIED, "GW_AUTH_AMBIGUOUS", Caller),
             Self::AuthModeNotAllowed(_) => (DENIED, "GW_AUTH_MODE_NOT_ALLOWED", Policy),
-            Self::TokenInvalid(_) => (DENIED, "GW_TOKEN_INVALID", Caller),
+            Self::TokenInvalid(_) | Self::TokenForged => (DENIED, "GW_TOKEN_INVALID", Caller),
             Self::TokenExpired(_) => (DENIED, "GW_TOKEN_EXPIRED", Caller),
             Self::TokenAudienceMismatch => (DENIED, "GW_TOKEN_AUDIENCE_MISMATCH", Caller),
             Self::CredentialRevoked => (DENIED, "GW_CREDENTIAL_REVOKED", Policy),
@@ -211,6 +213,7 @@ impl Error {
                 | Self::AuthAmbiguous
                 | Self::AuthModeNotAllowed(_)
                 | Self::TokenInvalid(_)
+                | Self::TokenForged
                 | Self::TokenExpired(_)
                 | Self::TokenAudienceMismatch
                 | Self::CredentialRevoked

@@ -49,7 +49,8 @@ impl Authority {
     pub(crate) fn load_or_create(data_dir: &Path, name: &str, common_name: &str) -> Result<Self, PkiError> {
         let (certificate, key) = (data_dir.join(format!("{name}.crt")), data_dir.join(format!("{name}.key")));
         if !certificate.exists() {
-            let pair = KeyPair::generate()?;
+            // A key without its certificate is kept: what it signed stays good under a new certificate of the same name.
+            let pair = if key.exists() { KeyPair::from_pem(&files::read_text(&key)?)? } else { KeyPair::generate()? };
             let authority = authority_params(common_name).self_signed(&pair)?;
             // The certificate last: it is what says that there is an authority.
             files::write_private(&key, pair.serialize_pem().as_bytes())?;

@@ -88,9 +88,9 @@ fn open(
     exchange::open(core, authenticated, outbound(request, peer, id)?, has_body)
 }
 
-/// Authenticates the caller. Failures are limited by address: who has had too many is told so instead of why, and costs
-/// no more signature checks. The right key, and a token that was seen before, open all the same, so that nobody can lock
-/// out others behind the same address.
+/// Authenticates the caller. Failures are limited by address: who has had too many is told so instead of why. What is
+/// right opens all the same, so that nobody locks out others behind the same address; only where forged tokens come
+/// from, those that were not seen before have to wait, because each costs a signature check.
 fn authenticate(
     core: &Core,
     directory: &Directory,
@@ -98,16 +98,20 @@ fn authenticate(
     headers: &HeaderMap,
     client: IpAddr,
 ) -> Result<Authenticated, Error> {
-    let failures = &core.addresses.failures;
+    let (failures, forgeries) = (&core.addresses.failures, &core.addresses.forgeries);
     let limited = |exhausted: Exhausted| Error::AuthRateLimited { retry_after: exhausted.until_one };
     let may_verify = || {
-        failures.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
+        forgeries.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
     };
     let tokens = &mut core.tokens.borrow_mut();
     let checks = auth::Checks { directory, issuer: &core.issuer, service, now: Timestamp::now, may_verify };
     auth::authenticate(checks, tokens, headers).map_err(|error| {
         if !error.is_failed_authentication() {
             return error;
+        }
+        if error == Error::TokenForged {
+            // Counted; whether it is one too many is asked before the next.
+            let _ = forgeries.borrow_mut().take(client, Instant::now());
         }
         failures.borrow_mut().take(client, Instant::now()).map_or_else(limited, |()| error)
     })

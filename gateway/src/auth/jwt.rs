@@ -129,8 +129,7 @@ fn verify_signature(
     validation.validate_exp = false;
     validation.validate_aud = false;
     validation.required_spec_claims.clear();
-    let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation)
-        .map_err(|_| Error::TokenInvalid("its signature or its claims are wrong"))?;
+    let decoded = jsonwebtoken::decode::<Claims>(token, &key.public, &validation).map_err(|_| Error::TokenForged)?;
     Ok((decoded.claims, key.id.clone()))
 }
 

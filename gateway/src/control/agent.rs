@@ -46,7 +46,7 @@ pub struct AgentChanges {
     pub name: Option<String>,
     /// The agent hears of it through its tunnels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<ServiceIdText>>)]
+    #[schema(value_type = Option<Vec<ServiceIdText>>, max_items = 500)]
     pub services: Option<Vec<String>>,
 }
 
@@ -114,7 +114,6 @@ impl Control {
     pub fn revoke_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
         self.edit_agent(actor, account, id, "agent.revoke", json!({}), |_, record| {
             record.status = EnrollmentStatus::Revoked;
-            record.enrollment = None;
             Ok(())
         })
     }

@@ -71,18 +71,19 @@ impl Errands {
     pub(crate) fn serve(self, control: &Arc<Control>) {
         let mut next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         loop {
+            if Instant::now() >= next_maintenance {
+                if let Err(error) = control.maintain(Timestamp::now()) {
+                    tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+                }
+                next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
+            }
             match self.0.recv_deadline(next_maintenance) {
                 Ok(Errand::Work(work)) => {
                     if catch_unwind(AssertUnwindSafe(|| work(control))).is_err() {
                         tracing::error!("an errand of the control plane panicked");
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = control.maintain(Timestamp::now()) {
-                        tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
-                    }
-                    next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
-                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Ok(Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
             }
         }

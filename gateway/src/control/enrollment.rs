@@ -1,7 +1,7 @@
 //! How agents come to their certificates: enrollment tokens, enrollment, certificate requests.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gw_shared::enrollment::{CertificateReply, EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
@@ -12,9 +12,10 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name, new_secret};
+use super::{Actor, Control, ControlError, Page, PageQuery, Plan, State, account, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
+use crate::limit::{Bucket, Rate};
 use crate::pki::CertificateRequest;
 use crate::store::{
     AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
@@ -32,6 +33,9 @@ const ASK_AGAIN: Duration = Duration::from_secs(3600);
 const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How often an agent should look whether it was approved.
 const POLL_AFTER_SECONDS: u32 = 5;
+
+/// Certificates of one agent: it needs one a day, and some more while something is wrong.
+const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
 
 const TOKEN_PREFIX: &str = "gw_et_";
 
@@ -70,7 +74,7 @@ pub struct NewEnrollmentTokenView {
 #[serde(deny_unknown_fields)]
 pub struct NewEnrollmentToken {
     /// Services of the account that the agent will serve, at least one.
-    #[schema(min_items = 1, value_type = Vec<ServiceIdText>)]
+    #[schema(min_items = 1, max_items = 500, value_type = Vec<ServiceIdText>)]
     pub services: Vec<String>,
     /// Whether the agent has to wait for an administrator.
     #[serde(default)]
@@ -255,7 +259,8 @@ impl Control {
 
     fn sign_at(&self, proof: &Proof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
         // The proof first: it says who may have us verify signatures.
-        entitled(&self.state().records, proof, now)?;
+        let agent = entitled(&self.state().records, proof, now)?.id.clone();
+        self.take_issuance(agent)?;
         let request = CertificateRequest::parse(csr)
             .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
         let key = PublicKeyHash::of(request.subject_public_key_info());
@@ -263,15 +268,6 @@ impl Control {
         check_key(&agent, proof, &key)?;
         let not_after = now.after(self.certificate_lifetime);
         let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
-        let hostnames =
-            agent.services.iter().filter_map(|service| self.region.tenant_hostname(&agent.account, service));
-        let reply = CertificateReply {
-            certificate,
-            chain: self.agents.certificate_pem().to_owned(),
-            not_after: not_after.to_string(),
-            agent_id: agent.id.clone(),
-            services: hostnames.collect(),
-        };
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
             // Its record may have changed since.
             let mut agent = entitled(records, proof, now)?.clone();
@@ -283,6 +279,14 @@ impl Control {
             if let (Some(enrollment), Proof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
                 enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
             }
+            let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
+            let reply = CertificateReply {
+                certificate,
+                chain: self.agents.certificate_pem().to_owned(),
+                not_after: not_after.to_string(),
+                agent_id: agent.id.clone(),
+                services: services.collect(),
+            };
             Ok(Plan {
                 action: "agent.certificate",
                 account: Some(agent.account.clone()),
@@ -292,6 +296,15 @@ impl Control {
                 steps: vec![Step::Put(Record::Agent(agent))],
             })
         })
+    }
+
+    /// Takes one certificate out of what an agent may have.
+    fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
+        let (mut state, now) = (self.state(), Instant::now());
+        let State { records, issuance, .. } = &mut *state;
+        issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
+        let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(CERTIFICATES, now));
+        bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
     }
 
     /// Drops tokens that can be used no more, and enrollments that nobody approved.

@@ -117,7 +117,7 @@ pub struct NewGrant {
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
     pub name: Option<String>,
     /// Services of the account that it opens.
-    #[schema(value_type = Vec<ServiceIdText>)]
+    #[schema(value_type = Vec<ServiceIdText>, max_items = 500)]
     pub allowed_services: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
@@ -131,7 +131,7 @@ pub struct GrantChanges {
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
     pub name: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<ServiceIdText>>)]
+    #[schema(value_type = Option<Vec<ServiceIdText>>, max_items = 500)]
     pub allowed_services: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,

@@ -13,6 +13,7 @@ mod page;
 mod service;
 mod signing_key;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -37,7 +38,7 @@ use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::counters::WorkerReport;
 use crate::hostname::Region;
-use crate::limit::Rate;
+use crate::limit::{Bucket, Rate};
 use crate::mailbox::Message;
 use crate::pki::{Authority, PkiError};
 use crate::store::{AuditEntry, AuditQuery, Directory, NumberedEntry, Records, SqliteStore, Step, Store, StoreError};
@@ -66,6 +67,10 @@ pub struct Control {
 struct State {
     records: Records,
     store: Box<dyn Store>,
+    /// Certificates that each agent may still have: each costs a write to the disk, which is everybody's.
+    issuance: HashMap<AgentId, Bucket>,
+    /// The last snapshots that workers were given: held on to, so that none of them is the one to free a whole one.
+    published: [Arc<Directory>; 2],
 }
 
 /// In whose name something changes.
@@ -172,13 +177,24 @@ impl Control {
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
-            state: Mutex::new(State { records: store.load()?, store: Box::new(store) }),
+            state: Mutex::new(State {
+                records: store.load()?,
+                store: Box::new(store),
+                issuance: HashMap::new(),
+                published: Default::default(),
+            }),
             agents,
             tls,
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
             peers,
         };
-        control.maintain(Timestamp::now())?;
+        if let Err(error) = control.maintain(Timestamp::now()) {
+            // What is due can wait, as on a full disk; without any key there would be no tokens at all.
+            if control.state().records.signing_keys.is_empty() {
+                return Err(error);
+            }
+            tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+        }
         Ok(control)
     }
 
@@ -253,6 +269,8 @@ impl Control {
             state.records.apply(step);
         }
         let directory = Arc::new(self.directory(&state.records));
+        state.published.rotate_right(1);
+        state.published[0] = Arc::clone(&directory);
         // Under the lock, so that of two changes the later snapshot arrives later.
         self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
         Ok(plan.output)

@@ -23,6 +23,9 @@ pub enum Mode {
     ServiceKey,
 }
 
+/// Most services on one list. An agent's has to fit a message of the control stream.
+const LIST_MAX: usize = 500;
+
 /// A service id, for the description of lists of them.
 #[derive(ToSchema)]
 #[schema(as = ServiceId, value_type = String, pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
@@ -321,6 +324,9 @@ pub(super) fn checked_list(
     field: &'static str,
     list: &[String],
 ) -> Result<BTreeSet<ServiceId>, ControlError> {
+    if list.len() > LIST_MAX {
+        return Err(ControlError::invalid(field, format!("at most {LIST_MAX} services")));
+    }
     list.iter()
         .map(|id| {
             let id = ServiceId::new(id).map_err(ControlError::bad_id(field))?;

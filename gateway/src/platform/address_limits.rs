@@ -25,6 +25,8 @@ pub(crate) struct AddressTables {
     enrollment: RefCell<AddressLimits>,
     /// Of requests on tenant hosts. Each worker counts those it answers: a request must not cross for it.
     pub(crate) failures: RefCell<AddressLimits>,
+    /// Of tokens whose signature was wrong: the failures that cost us something.
+    pub(crate) forgeries: RefCell<AddressLimits>,
 }
 
 /// Asks the owner of an address for one request's worth.
@@ -37,7 +39,12 @@ pub(crate) struct Charge {
 impl AddressTables {
     pub(crate) fn new(token: Rate, enrollment: Rate, failures: Rate) -> Self {
         let table = |rate| RefCell::new(AddressLimits::new(rate));
-        Self { token: table(token), enrollment: table(enrollment), failures: table(failures) }
+        Self {
+            token: table(token),
+            enrollment: table(enrollment),
+            failures: table(failures),
+            forgeries: table(failures),
+        }
     }
 
     fn take(&self, endpoint: Endpoint, client: IpAddr) -> Result<(), Exhausted> {

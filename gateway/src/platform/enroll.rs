@@ -79,6 +79,10 @@ async fn admit_and_read<T: DeserializeOwned>(
     }
     let read = body::read(body).await?;
     Ok(read.and_then(|body| {
+        // serde would take an array for a struct as well.
+        if !body.trim_ascii_start().starts_with(b"{") {
+            return Err(Error::InvalidRequest("request body: not a JSON object".to_owned()));
+        }
         serde_json::from_slice(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
     }))
 }

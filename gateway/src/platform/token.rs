@@ -1,6 +1,7 @@
 //! `POST /oauth/token`: access tokens by client credentials (RFC 6749 §4.4). Answered on the worker: everything it needs
 //! is in the directory, and a signature takes less than a TLS handshake.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use gw_shared::http::RequestHead;
 use gw_shared::secret::Secret;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Response, StatusCode};
+use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
 use super::address_limits::{Endpoint, charge};
@@ -100,6 +102,10 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let mut request = match media_type.as_str() {
+        // serde would take an array for a struct as well.
+        "application/json" if !body.trim_ascii_start().starts_with(b"{") => {
+            return Err(Denial::InvalidRequest("the body is not a JSON object".to_owned()));
+        }
         "application/json" => serde_json::from_slice(body)
             .map_err(|error| Denial::InvalidRequest(format!("the body is not the expected JSON object: {error}")))?,
         "application/x-www-form-urlencoded" => parse_form(body)?,
@@ -154,8 +160,8 @@ fn parse_basic(authorization: &str) -> Option<(String, Secret)> {
     }
     let decoded = String::from_utf8(STANDARD.decode(encoded.trim()).ok()?).ok()?;
     let (id, secret) = decoded.split_once(':')?;
-    let decode = |text: &str| form_urlencoded::parse(text.as_bytes()).next().map(|(text, _)| text.into_owned());
-    Some((decode(id)?, Secret::new(decode(secret).unwrap_or_default())))
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8().ok().map(Cow::into_owned);
+    Some((decode(id).filter(|id| !id.is_empty())?, Secret::new(decode(secret)?)))
 }
 
 /// Decides whether the client gets a token, and signs it.
@@ -276,6 +282,10 @@ mod tests {
         let basic = format!("basic {}", STANDARD.encode("a:b+c"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed), expected);
+        // Nothing of a secret is left out.
+        let basic = format!("basic {}", STANDARD.encode("a:b%26c&d=e"));
+        let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
+        assert_eq!(fields(&parsed)[2], Some("b&c&d=e"));
     }
 
     #[test]
@@ -293,7 +303,8 @@ mod tests {
         let basic = format!("Basic {}", STANDARD.encode("a:b"));
         assert!(message(form, Some(&basic), "client_secret=b").contains("not both"));
         assert!(message(form, Some(&basic), "client_id=other").contains("not both"));
-        for bad in ["Bearer x", "Basic", "Basic !", "Basic YQ=="] {
+        let empty_id = format!("Basic {}", STANDARD.encode(":b"));
+        for bad in ["Bearer x", "Basic", "Basic !", "Basic YQ==", &empty_id] {
             assert_eq!(parse_as(form, Some(bad), "").unwrap_err(), Denial::InvalidClient, "{bad}");
         }
     }

@@ -120,12 +120,12 @@ impl Directory {
         self.signing_keys.get(id)
     }
 
-    /// The key that signs at `now`: of those that may, the latest.
+    /// The key that signs at `now`: of those that may, the latest. If none may yet, because the clock was set back, the
+    /// earliest.
     pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
-        self.signing_keys
-            .values()
-            .filter(|key| key.active_from <= now)
-            .max_by(|a, b| (a.active_from, &a.id).cmp(&(b.active_from, &b.id)))
+        let order = |key: &&SigningKey| (key.active_from, key.id.clone());
+        let active = self.signing_keys.values().filter(|key| key.active_from <= now).max_by_key(order);
+        active.or_else(|| self.signing_keys.values().min_by_key(order))
     }
 
     /// The public keys as a JWK Set (RFC 7517 §5), JSON.

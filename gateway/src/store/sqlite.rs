@@ -110,6 +110,9 @@ impl SqliteStore {
         let Some(missing) = MIGRATIONS.get(found..) else {
             return Err(StoreError::NewerSchema { found, known: MIGRATIONS.len() });
         };
+        if missing.is_empty() {
+            return Ok(());
+        }
         for migration in missing {
             transaction.execute_batch(migration)?;
         }

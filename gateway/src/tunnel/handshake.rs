@@ -47,7 +47,13 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            tracing::warn!(%peer, %error, "tunnel refused");
+            // Strangers fill no log; whoever has a certificate of ours is worth a line.
+            match error {
+                Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_) => {
+                    tracing::debug!(%peer, %error, "tunnel refused");
+                }
+                _ => tracing::warn!(%peer, %error, "tunnel refused"),
+            }
             return h1::refuse_and_close(&core, &stream, &error, &registered).await;
         }
     };
@@ -102,7 +108,8 @@ fn admit(
     let Destination::Tenant(label) = core.region.destination(head.authority.as_str()) else {
         return Err(Error::Misdirected);
     };
-    let service = directory.service(&label).ok_or(Error::ServiceNotFound)?;
+    let not_allowed = || Error::AgentNotAllowed(head.authority.to_string());
+    let service = directory.service(&label).ok_or_else(not_allowed)?;
     if !agent.may_serve(service) {
         return Err(Error::AgentNotAllowed(service.hostname.clone()));
     }

@@ -83,7 +83,9 @@ impl Registry {
         for session in self.by_service.values().flatten().chain(&self.replaced) {
             if session.is_allowed(directory, now) {
                 session.announce_services(directory);
-            } else if session.takes_requests() {
+            } else if !session.is_cut() {
+                // It may be allowed other services: without a tunnel it would not hear of them.
+                session.announce_services(directory);
                 tracing::info!(
                     agent = %session.agent, service = %session.service.label, "tunnel cut: revoked, or its certificate expired"
                 );

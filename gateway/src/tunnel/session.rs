@@ -41,6 +41,10 @@ pub(crate) struct Session {
     in_flight: Cell<usize>,
     /// The agent wants no more requests, or the tunnel was cut.
     closed_to_requests: Cell<bool>,
+    /// The tunnel was ended by us.
+    cut: Cell<bool>,
+    /// A certificate is being made.
+    renewing: Cell<bool>,
     /// What the agent was last told that it serves.
     announced: RefCell<BTreeSet<ServiceId>>,
     /// Certificates that it may still ask for.
@@ -86,6 +90,8 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         requests,
         in_flight: Cell::new(0),
         closed_to_requests: Cell::new(false),
+        cut: Cell::new(false),
+        renewing: Cell::new(false),
         announced: RefCell::default(),
         renewals: RefCell::new(Bucket::new(RENEWALS, Instant::now())),
         control: RefCell::default(),
@@ -144,24 +150,23 @@ impl Session {
     pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
-            ToGateway::Drain => {
-                self.closed_to_requests.set(true);
-                self.tell(&ToAgent::Drained);
+            ToGateway::Drain if self.closed_to_requests.replace(true) => {}
+            ToGateway::Drain => self.tell(&ToAgent::Drained),
+            // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
+            ToGateway::Renew { csr } => {
+                if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
+                    self.renewing.set(true);
+                    runtime::spawn(Rc::clone(self).renew(core.desk.clone(), csr));
+                }
             }
-            ToGateway::Renew { csr } => runtime::spawn(Rc::clone(self).renew(core.desk.clone(), csr)),
         }
     }
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
     async fn renew(self: Rc<Self>, desk: Desk, csr: String) {
-        let taken = self.renewals.borrow_mut().take(Instant::now());
-        let reply = match taken {
-            Ok(()) => {
-                let proof = Proof::Tunnel(self.agent.clone());
-                desk.ask(move |control| control.sign(&proof, &csr)).await
-            }
-            Err(_) => Err(Error::Overloaded("asked for certificates too often")),
-        };
+        let proof = Proof::Tunnel(self.agent.clone());
+        let reply = desk.ask(move |control| control.sign(&proof, &csr)).await;
+        self.renewing.set(false);
         self.tell(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),
             Err(error) => {
@@ -186,6 +191,10 @@ impl Session {
         service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service) && !agent.is_expired(now))
     }
 
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut.get()
+    }
+
     pub(crate) fn takes_requests(&self) -> bool {
         !self.closed_to_requests.get()
     }
@@ -196,6 +205,7 @@ impl Session {
 
     /// Ends the tunnel and everything on it now.
     pub(crate) fn cut(&self) {
+        self.cut.set(true);
         self.closed_to_requests.set(true);
         self.closer.abort();
     }

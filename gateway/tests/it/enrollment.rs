@@ -82,7 +82,8 @@ fn every_failure_of_the_enrollment_endpoints() {
     let withdrawn_id = withdrawn["gw_et_".len()..].split('.').next().unwrap();
     control.delete_enrollment_token(&Actor::Admin, "demo", withdrawn_id).unwrap();
     let body = |token: &str, name: &str, version: &str| json!({ "token": token, "name": name, "version": version });
-    let guessed = format!("{}x", &fresh[..fresh.len() - 1]);
+    let last = if fresh.ends_with('x') { "y" } else { "x" };
+    let guessed = format!("{}{last}", &fresh[..fresh.len() - 1]);
     for (what, body, expected) in [
         ("used", body(&used, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
         ("withdrawn", body(&withdrawn, "a", VERSION), "401 GW_ENROLLMENT_TOKEN_INVALID"),
@@ -146,7 +147,8 @@ fn every_failure_of_the_enrollment_endpoints() {
     let other_key = plain_csr(&KeyPair::generate().unwrap());
     assert_eq!(outcome(&ask_for(&secret, &other_key)), "401 GW_ENROLLMENT_INVALID");
     control.revoke_agent(&Actor::Admin, "demo", &agent_id).unwrap();
-    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_ENROLLMENT_INVALID");
+    assert_eq!(text(&status(id, &secret).json(), "status"), "revoked");
+    assert_eq!(outcome(&ask_for(&secret, &good)), "401 GW_AGENT_REVOKED");
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_REVOKED");
 }
 
@@ -304,6 +306,9 @@ fn an_agent_serves_what_it_is_told_to_without_a_restart() {
     assert_eq!(echo.generation, before, "the other tunnel is not touched");
     serve(&["echo"]);
     eventually("one tunnel again", || (served() == ["demo--echo"]).then_some(()));
+    // All of them exchanged: no tunnel is left to hear of it by.
+    serve(&["second"]);
+    eventually("a tunnel of the new one", || (served() == ["demo--second"]).then_some(()));
 }
 
 /// The head of an upgrade request, and the connection it is sent on, without a client certificate.

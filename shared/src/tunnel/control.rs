@@ -84,6 +84,9 @@ impl Decoder {
         };
         let line = self.buffer.split_to(self.scanned + end + 1);
         self.scanned = 0;
+        if line.len() > MESSAGE_MAX {
+            return Err(InvalidMessage::TooLong);
+        }
         Ok(Some(serde_json::from_slice(&line)?))
     }
 }
