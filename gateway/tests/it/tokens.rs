@@ -313,10 +313,11 @@ fn keys_rotate_without_hurting_a_token() {
 fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
     let demo = Demo::start(&Options { workers: 4, ..crate::options(None) }).unwrap();
     // Wrong ones count as well: each is a guess.
+    let begun = std::time::Instant::now();
     let answers: Vec<Response> = (0..70).map(|_| token(&demo, "gw_ci_x", "x", SCOPE)).collect();
+    let refilled = usize::try_from(begun.elapsed().as_secs()).unwrap() + 1;
     let refused = answers.iter().filter(|answer| answer.status == 429).count();
-    // As many as passed in the meantime were refilled, one a second.
-    assert!((5..=10).contains(&refused), "{refused}");
+    assert!((10 - refilled.min(10)..=10).contains(&refused), "{refused}");
     let last = answers.iter().rfind(|answer| answer.status == 429).unwrap();
     assert_eq!(last.json()["error"], "rate_limit_exceeded");
     let seconds: u32 = last.header("retry-after").parse().unwrap();
