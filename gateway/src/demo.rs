@@ -100,6 +100,7 @@ pub enum DemoError {
 
 const ACCOUNT: &str = "demo";
 const SERVICE: &str = "echo";
+const AGENT: &str = "demo";
 /// Longest wait for the agent's tunnel, which takes some milliseconds.
 const TUNNEL_WITHIN: Duration = Duration::from_secs(20);
 
@@ -180,7 +181,8 @@ impl Seeded {
             }
             existing => existing?,
         };
-        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items {
+        // Our own only: whoever keeps the folder may have enrolled others.
+        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
         let credential = fresh_grant::<CredentialRecord>(control)?;
@@ -217,7 +219,7 @@ fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) ->
         token: Some(gw_agent::enroll::TokenSource::Text(token)),
         state_dir: state_dir.to_owned(),
         ca_file: Some(ca_file.to_owned()),
-        name: Some("demo".to_owned()),
+        name: Some(AGENT.to_owned()),
         // What an earlier demo in this folder left.
         force: true,
         connect_to: Some((Ipv4Addr::LOCALHOST.to_string(), port)),

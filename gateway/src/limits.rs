@@ -7,7 +7,7 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
-use crate::limit::AddressLimits;
+use crate::limit::{AddressLimits, Rate};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -46,8 +46,10 @@ pub(crate) const PLATFORM_BODY: usize = gw_shared::enrollment::BODY_MAX;
 pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests of workers to the control plane that wait. Full: 503.
 pub(crate) const ERRANDS: usize = 256;
-/// Certificates that one tunnel may ask for in a minute.
-pub(crate) const RENEWALS_PER_MINUTE: u32 = 6;
+/// Certificates that one tunnel may ask for, and that one agent may have in all: it needs one a day, and some more while
+/// something is wrong.
+pub(crate) const RENEWALS: Rate = Rate::new(6, 6).unwrap();
+pub(crate) const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
 
 /// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
@@ -105,6 +107,8 @@ const ADDRESS_TABLE: usize =
 const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
 // A stalled caller with a large download, on the wrong worker, holds this much and no more.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
+// What waits for the control plane can each have a whole body.
+const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.

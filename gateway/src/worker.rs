@@ -235,6 +235,7 @@ impl Core {
             Message::Relay(crossing) => exchange::serve_crossing(self, *crossing),
             Message::Wake(wake) => wake.deliver(),
             Message::Directory(directory) => {
+                self.tunnels.borrow().announce(&directory);
                 self.tunnels.borrow().enforce(&directory, Timestamp::now());
                 self.buckets.borrow_mut().retain(&directory, Instant::now());
                 self.directory.replace(Rc::new(Snapshot(directory)));

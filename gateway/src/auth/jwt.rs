@@ -12,11 +12,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
 use gw_shared::secret::Secret;
+use http::HeaderValue;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
-use super::Checks;
+use super::{Checks, bearer};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limits;
@@ -85,10 +86,12 @@ impl Default for VerifiedTokens {
 pub(super) fn verify(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
     tokens: &mut VerifiedTokens,
-    value: &[u8],
+    value: &HeaderValue,
 ) -> Result<ClientId, Error> {
     let Checks { directory, issuer, service, now, may_verify } = checks;
-    let token = bearer(value).ok_or(Error::TokenInvalid("X-Gw-Authorization is `Bearer` and a token"))?;
+    let token = bearer(value)
+        .filter(|token| !token.is_empty() && token.len() <= limits::TOKEN)
+        .ok_or(Error::TokenInvalid("X-Gw-Authorization is `Bearer` and a token"))?;
     let mut fingerprint = [0; digest::SHA256_OUTPUT_LEN];
     fingerprint.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     let verified = match tokens.0.get(&fingerprint) {
@@ -101,13 +104,6 @@ pub(super) fn verify(
         }
     };
     check_claims(directory, &verified.claims, issuer, service, now())
-}
-
-/// The token of a `Bearer` value (RFC 6750 §2.1); the scheme's case does not matter (RFC 9110 §11.1).
-fn bearer(value: &[u8]) -> Option<&str> {
-    let (scheme, token) = std::str::from_utf8(value).ok()?.split_once(' ')?;
-    let token = token.trim_matches(' ');
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= limits::TOKEN).then_some(token)
 }
 
 fn verify_signature(

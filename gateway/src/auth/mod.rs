@@ -56,11 +56,17 @@ pub fn authenticate(
         (None, None) => return Err(Error::AuthRequired),
         (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
         (Some(_), None) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed("access tokens")),
-        (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token.as_bytes())?),
+        (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token)?),
         (None, Some(_)) if !service.modes.service_key => return Err(Error::AuthModeNotAllowed("service keys")),
         (None, Some(key)) => Principal::ServiceKey(service_key::verify(checks.directory, service, key.as_bytes())?),
     };
     Ok(Authenticated { service: Arc::clone(service), by, _proof: Proof })
+}
+
+/// The token of a value of the `Bearer` scheme (RFC 6750 §2.1), whose case does not matter (RFC 9110 §11.1).
+pub(crate) fn bearer(value: &HeaderValue) -> Option<&str> {
+    let (scheme, token) = std::str::from_utf8(value.as_bytes()).ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_matches(' '))
 }
 
 /// The value of a field that may come once. Empty counts as absent; repeated, as ambiguous.

@@ -15,7 +15,8 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Page, PageQuery, Plan, State, account, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::limit::{Bucket, Rate};
+use crate::limit::Bucket;
+use crate::limits;
 use crate::pki::CertificateRequest;
 use crate::store::{
     AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
@@ -33,9 +34,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(3600);
 const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How often an agent should look whether it was approved.
 const POLL_AFTER_SECONDS: u32 = 5;
-
-/// Certificates of one agent: it needs one a day, and some more while something is wrong.
-const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
 
 const TOKEN_PREFIX: &str = "gw_et_";
 
@@ -303,7 +301,7 @@ impl Control {
         let (mut state, now) = (self.state(), Instant::now());
         let State { records, issuance, .. } = &mut *state;
         issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
-        let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(CERTIFICATES, now));
+        let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(limits::CERTIFICATES, now));
         bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
     }
 

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name, new_secret};
 use crate::auth::service_key;
-use crate::store::{CredentialRecord, Grant, Record, RecordId, Records, ServiceKeyRecord, Step};
+use crate::store::{CredentialRecord, Grant, Record, Records, ServiceKeyRecord, Step};
 
 /// A kind of record that is an id, a secret and what they open.
 pub trait Grants: Clone {
@@ -38,8 +38,6 @@ pub trait Grants: Clone {
     fn grant_mut(&mut self) -> &mut Grant;
     #[doc(hidden)]
     fn into_record(self) -> Record;
-    #[doc(hidden)]
-    fn record_id(id: Self::Id) -> RecordId;
     fn view(&self) -> Self::View;
     #[doc(hidden)]
     fn new_view(&self, secret: Option<&Secret>) -> Self::NewView;
@@ -174,10 +172,6 @@ impl Grants for CredentialRecord {
         Record::Credential(self)
     }
 
-    fn record_id(id: ClientId) -> RecordId {
-        RecordId::Credential(id)
-    }
-
     fn view(&self) -> CredentialView {
         CredentialView {
             client_id: self.id.clone(),
@@ -233,10 +227,6 @@ impl Grants for ServiceKeyRecord {
 
     fn into_record(self) -> Record {
         Record::ServiceKey(self)
-    }
-
-    fn record_id(id: KeyId) -> RecordId {
-        RecordId::ServiceKey(id)
     }
 
     fn view(&self) -> ServiceKeyView {
@@ -377,7 +367,7 @@ impl Control {
         self.change(actor, |records, _| {
             let record = find::<G>(records, account, id)?;
             Ok(Plan {
-                steps: vec![Step::Delete(G::record_id(record.id().clone()))],
+                steps: vec![Step::Delete(record.clone().into_record().id())],
                 action: G::ACTIONS.delete,
                 account: Some(record.grant().account.clone()),
                 target: record.id().to_string(),

@@ -69,7 +69,7 @@ struct State {
     store: Box<dyn Store>,
     /// Certificates that each agent may still have: each costs a write to the disk, which is everybody's.
     issuance: HashMap<AgentId, Bucket>,
-    /// The last snapshots that workers were given: held on to, so that none of them is the one to free a whole one.
+    /// The last snapshots that workers were given: held on to, so that freeing a whole one falls to none of them that keeps up.
     published: [Arc<Directory>; 2],
 }
 

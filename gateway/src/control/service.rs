@@ -55,7 +55,8 @@ pub struct ServiceView {
     pub created_at: String,
 }
 
-/// Settings that are left out get their defaults.
+/// Settings that are left out get their defaults. The fields of [`ServiceChanges`] again, not flattened in: of two objects
+/// that both refuse unknown fields, a schema makes one that refuses everything.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewService {

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::address_limits::{Endpoint, charge};
 use super::{body, json, only};
+use crate::auth::bearer;
 use crate::caller::{CallerGone, RequestBody};
 use crate::control::Proof;
 use crate::error::Error;
@@ -36,7 +37,7 @@ pub(super) async fn status(core: &Rc<Core>, request: &RequestHead, client: IpAdd
     only(&Method::GET, "GET, HEAD", request)?;
     charge(core, Endpoint::Enrollment, client).await?;
     let id = enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
-    let secret = bearer(&request.headers).ok_or(Error::EnrollmentInvalid)?;
+    let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
     let reply = core.desk.ask(move |control| control.enrollment_status(&id, &secret)).await?;
     Ok(answer(StatusCode::OK, &reply))
 }
@@ -51,7 +52,7 @@ pub(super) async fn sign(
         Ok(csr) => csr,
         Err(error) => return Ok(Err(error)),
     };
-    let proof = match (bearer(&request.headers), agent_id) {
+    let proof = match (enrollment_secret(&request.headers), agent_id) {
         (Some(_), Some(_)) => {
             let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
             return Ok(Err(Error::InvalidRequest(message)));
@@ -95,9 +96,8 @@ fn enrollment_id(request: &RequestHead) -> Option<String> {
 }
 
 /// `Authorization: Bearer {enrollment_secret}`
-fn bearer(headers: &HeaderMap) -> Option<Secret> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| Secret::new(token.trim().to_owned()))
+fn enrollment_secret(headers: &HeaderMap) -> Option<Secret> {
+    headers.get(header::AUTHORIZATION).and_then(bearer).map(|secret| Secret::new(secret.to_owned()))
 }
 
 fn answer(status: StatusCode, reply: &impl Serialize) -> Response<Vec<u8>> {

@@ -1,5 +1,5 @@
 //! `POST /oauth/token`: access tokens by client credentials (RFC 6749 §4.4). Answered on the worker: everything it needs
-//! is in the directory, and a signature takes less than a TLS handshake.
+//! is in the directory, and a signature takes some 20 µs (benches/).
 
 use std::borrow::Cow;
 use std::net::IpAddr;

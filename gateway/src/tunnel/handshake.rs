@@ -19,6 +19,7 @@ use super::session;
 use crate::caller::h1;
 use crate::clock::Timestamp;
 use crate::connections::Registered;
+use crate::control::SECRET_LENGTH;
 use crate::error::Error;
 use crate::hostname::Destination;
 use crate::limits;
@@ -26,23 +27,18 @@ use crate::pki;
 use crate::store::Service;
 use crate::worker::Core;
 
-/// Of base62: 256 bits.
-const CHALLENGE_LENGTH: usize = 43;
-
 /// Serves one tunnel, from its upgrade request to its end.
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, registered: Registered) {
     registered.expect_by(Instant::now() + limits::HEAD);
     let mut buffer = BytesMut::new();
     let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
     let mut admitted = upgrade.and_then(|head| admit(&core, &stream, &head, None));
-    if let Err(Error::AgentChallenge { challenge }) = &admitted {
-        let challenge = challenge.clone();
-        let error = Error::AgentChallenge { challenge: challenge.clone() };
-        if h1::answer(&core, &stream, &error, &registered).await.is_err() {
+    if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
+        if h1::answer(&core, &stream, challenged, &registered).await.is_err() {
             return;
         }
         let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
-        admitted = upgrade.and_then(|head| admit(&core, &stream, &head, Some(&challenge)));
+        admitted = upgrade.and_then(|head| admit(&core, &stream, &head, Some(challenge)));
     }
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
@@ -131,7 +127,7 @@ fn proved_certificate(
     let (Some(challenge), Some(proof)) = (challenge, proof) else {
         // Only the first request of a connection is answered with a challenge.
         return Err(match challenge {
-            None => Error::AgentChallenge { challenge: random_base62(CHALLENGE_LENGTH) },
+            None => Error::AgentChallenge { challenge: random_base62(SECRET_LENGTH) },
             Some(_) => Error::AgentCertificateRequired,
         });
     };

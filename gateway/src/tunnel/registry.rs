@@ -78,14 +78,15 @@ impl Registry {
             .ok_or(Error::AgentUnavailable)
     }
 
-    /// Cuts the tunnels of agents that may not serve their service any more, and tells the others what they serve.
+    /// Tells the agents what they serve, those too that are about to lose a tunnel: without it they would not hear of it.
+    pub(crate) fn announce(&self, directory: &Directory) {
+        self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
+    }
+
+    /// Cuts the tunnels of agents that may not serve their service any more.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for session in self.by_service.values().flatten().chain(&self.replaced) {
-            if session.is_allowed(directory, now) {
-                session.announce_services(directory);
-            } else if !session.is_cut() {
-                // It may be allowed other services: without a tunnel it would not hear of them.
-                session.announce_services(directory);
+            if !session.is_cut() && !session.is_allowed(directory, now) {
                 tracing::info!(
                     agent = %session.agent, service = %session.service.label, "tunnel cut: revoked, or its certificate expired"
                 );

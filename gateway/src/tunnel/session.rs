@@ -19,17 +19,11 @@ use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
 use crate::error::Error;
-use crate::limit::{Bucket, Rate};
+use crate::limit::Bucket;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
 use crate::worker::Core;
-
-/// Renewals of one tunnel: what an agent needs in a day, in a minute.
-const RENEWALS: Rate = match Rate::new(limits::RENEWALS_PER_MINUTE, limits::RENEWALS_PER_MINUTE) {
-    Some(rate) => rate,
-    None => panic!("not zero"),
-};
 
 /// A live tunnel, as the requests see it.
 pub(crate) struct Session {
@@ -93,7 +87,7 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         cut: Cell::new(false),
         renewing: Cell::new(false),
         announced: RefCell::default(),
-        renewals: RefCell::new(Bucket::new(RENEWALS, Instant::now())),
+        renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
         control: RefCell::default(),
         statistics: Cell::new(None),
         opened: Instant::now(),
@@ -150,8 +144,12 @@ impl Session {
     pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
-            ToGateway::Drain if self.closed_to_requests.replace(true) => {}
-            ToGateway::Drain => self.tell(&ToAgent::Drained),
+            ToGateway::Drain => {
+                // Said again, it is answered already.
+                if !self.closed_to_requests.replace(true) {
+                    self.tell(&ToAgent::Drained);
+                }
+            }
             // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {

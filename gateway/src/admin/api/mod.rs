@@ -23,6 +23,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::Admin;
 use super::problem::Problem;
+use crate::auth::bearer;
 
 /// Largest request body, in bytes.
 const BODY_MAX: usize = 64 * 1024;
@@ -74,10 +75,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
 
 /// Lets a request through that brings the admin token (RFC 6750 §2.1).
 async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = authorization
-        .and_then(|value| value.split_once(' '))
-        .and_then(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()));
+    let token = request.headers().get(header::AUTHORIZATION).and_then(bearer);
     // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
     let is_admin = token.is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
     if !is_admin {
