@@ -12,6 +12,10 @@ pub const X_GW_SERVICE_KEY: HeaderName = HeaderName::from_static("x-gw-service-k
 pub const X_GW_VERSION: HeaderName = HeaderName::from_static("x-gw-version");
 /// On the tunnel only: the response is the agent's own error, and this is its code.
 pub const X_GW_AGENT_ERROR: HeaderName = HeaderName::from_static("x-gw-agent-error");
+/// On the tunnel only: the backend has switched to this protocol, and what follows is its bytes.
+pub const X_GW_UPGRADE: HeaderName = HeaderName::from_static("x-gw-upgrade");
+/// On the tunnel only: the method of a request to switch protocols, where that was not GET.
+pub const X_GW_UPGRADE_METHOD: HeaderName = HeaderName::from_static("x-gw-upgrade-method");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");

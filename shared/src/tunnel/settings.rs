@@ -56,6 +56,7 @@ pub fn server(slots: u32) -> h2::server::Builder {
         .max_concurrent_reset_streams(RESET_STREAMS)
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .reset_stream_duration(RESET_MEMORY)
-        .max_local_error_reset_streams(None);
+        .max_local_error_reset_streams(None)
+        .enable_connect_protocol();
     builder
 }
