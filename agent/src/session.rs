@@ -1,5 +1,6 @@
 //! One live tunnel: an HTTP/2 connection on which the agent is the server.
 
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -9,7 +10,9 @@ use bytes::Bytes;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
+use gw_shared::tunnel::held::{Held, HeldKey};
 use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::window::{self, Demand};
 use gw_shared::tunnel::{heartbeat, settings};
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
@@ -70,6 +73,10 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
     if let Err(error) = tunnel.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
         tracing::warn!(%error, "cannot set TCP keep-alive on the tunnel; heartbeats still watch it");
     }
+    if let Err(error) = tunnel.socket().limit_unsent(settings::UNSENT) {
+        tracing::warn!(%error, "cannot bound what the tunnel's socket takes ahead");
+    }
+    let windows = Rc::new(Windows::default());
     let mut connection = settings::server(session.slots.total()).handshake::<_, Bytes>(tunnel).await?;
     if let Some(ping_pong) = connection.ping_pong() {
         runtime::spawn(heartbeat::keep(ping_pong, last_received, closer));
@@ -81,6 +88,7 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
             if !leaving && drained.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(None);
             }
+            windows.change(&mut connection);
             connection.poll_accept(cx).map(Some)
         });
         match next.await {
@@ -92,7 +100,7 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
             }
             Some(Some(accepted)) => {
                 let (request, respond) = accepted?;
-                dispatch(session, request, respond);
+                dispatch(session, &windows, request, respond);
             }
             Some(None) => return Ok(()),
         }
@@ -117,29 +125,86 @@ async fn drained(session: &Session) {
     }
 }
 
-fn dispatch(session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
-    let session = Rc::clone(session);
+fn dispatch(
+    session: &Rc<Session>,
+    windows: &Rc<Windows>,
+    mut request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
+    let (session, windows) = (Rc::clone(session), Rc::clone(windows));
     if request.uri().authority().map(Authority::as_str) == Some(control::AUTHORITY) {
-        runtime::spawn(async move { converse(&session, request, respond).await });
+        runtime::spawn(async move { converse(&session, &windows, request, respond).await });
         return;
     }
     match session.slots.take() {
         Some(slot) => {
-            runtime::spawn(async move { forward::forward(&session.pool, slot, request, respond).await });
+            let watched = (!request.body().is_end_stream()).then(|| windows.watch(request.body_mut()));
+            runtime::spawn(async move {
+                forward::forward(&session.pool, slot, request, respond).await;
+                drop(watched);
+            });
         }
         None => forward::refuse(&mut respond, &ForwardError::concurrency_limit()),
     }
 }
 
+/// The window of uploads: as large as the gateway says, unless backends have stalled with too much already.
+struct Windows {
+    now: Cell<u32>,
+    told: Cell<Option<u32>>,
+    held: Held,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { now: Cell::new(window::FIRST), told: Cell::default(), held: Held::default() }
+    }
+}
+
+/// A request body whose bytes count; drop it with the body.
+struct Watched(Rc<Windows>, Option<HeldKey>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(key) = self.1.take() {
+            self.0.held.forget(key);
+        }
+    }
+}
+
+impl Windows {
+    fn watch(self: &Rc<Self>, body: &mut RecvStream) -> Watched {
+        Watched(Rc::clone(self), Some(self.held.watch(body)))
+    }
+
+    /// Does what the gateway has asked for. Called before the connection is driven.
+    fn change(&self, connection: &mut h2::server::Connection<TlsStream, Bytes>) {
+        let Some(told) = self.told.get() else { return };
+        let held = self.held.bytes();
+        let wanted = Demand { streams: self.held.streams(), held: &held }.fit(told, window::TUNNEL_BUDGET);
+        // Refused while the last SETTINGS are not acknowledged: then it is tried again.
+        if wanted == self.now.get() || connection.set_initial_window_size(wanted).is_ok() {
+            self.now.set(wanted);
+            self.told.set(None);
+        }
+    }
+}
+
 /// Serves the control stream.
-async fn converse(session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn converse(
+    session: &Rc<Session>,
+    windows: &Windows,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
     let Ok(sender) = respond.send_response(Response::new(()), false) else { return };
-    let hears = hear(session, request.into_body());
-    let tells = tell(session, sender);
+    let sender = RefCell::new(sender);
+    let hears = hear(session, windows, request.into_body(), &sender);
+    let tells = tell(session, &sender);
     futures_util::future::select(pin!(hears), pin!(tells)).await;
 }
 
-async fn hear(session: &Session, mut body: RecvStream) {
+async fn hear(session: &Session, windows: &Windows, mut body: RecvStream, sender: &RefCell<SendStream<Bytes>>) {
     let mut decoder = Decoder::default();
     while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(&mut body, cx)).await {
         stream::release(&mut body, data.len());
@@ -168,6 +233,12 @@ async fn hear(session: &Session, mut body: RecvStream) {
                     session.agent.desk.answer(Err(message));
                     continue;
                 }
+                Ok(Some(ToAgent::Window { bytes })) => {
+                    windows.told.set(Some(bytes));
+                    // Wakes whoever drives the connection, who changes the window before anything else is sent.
+                    send(sender, &ToGateway::Window);
+                    continue;
+                }
                 Ok(None) => break,
                 Err(error) => return tracing::warn!(%error, "control stream"),
             };
@@ -178,7 +249,7 @@ async fn hear(session: &Session, mut body: RecvStream) {
 
 /// Reports the slots when they have changed, carries a renewal that waits for a tunnel, and says that we are stopping.
 /// Returns when the tunnel is to end.
-async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
+async fn tell(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
     let mut stop = session.stop.clone();
     let mut reported = None;
     loop {
@@ -190,18 +261,18 @@ async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
                 slots_in_use: now.0,
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
             };
-            send(&mut sender, &statistics);
+            send(sender, &statistics);
         }
         if *session.phase.borrow() == Phase::Ready
             && let Some(csr) = session.agent.desk.take_request()
         {
-            send(&mut sender, &ToGateway::Renew { csr });
+            send(sender, &ToGateway::Renew { csr });
         }
         session.pool.prune();
         let stopping = pin!(stop.wait_for(|stop| *stop));
         let tick = pin!(runtime::sleep(STATISTICS_INTERVAL));
         if let futures_util::future::Either::Left(_) = futures_util::future::select(stopping, tick).await {
-            send(&mut sender, &ToGateway::Drain);
+            send(sender, &ToGateway::Drain);
             break;
         }
     }
@@ -210,9 +281,9 @@ async fn tell(session: &Session, mut sender: SendStream<Bytes>) {
     let _ = phase.wait_for(|phase| *phase >= Phase::Leaving).await;
 }
 
-fn send(sender: &mut SendStream<Bytes>, message: &ToGateway) {
+fn send(sender: &RefCell<SendStream<Bytes>>, message: &ToGateway) {
     if let Ok(line) = control::encode(message) {
         // Fails when the tunnel has ended; whoever serves it sees that.
-        let _ = sender.send_data(line, false);
+        let _ = sender.borrow_mut().send_data(line, false);
     }
 }

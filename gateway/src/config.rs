@@ -40,6 +40,8 @@ pub struct Config {
     pub token_lifetime: Duration,
     /// How long a key signs tokens before the next one does; `None` leaves that to a command.
     pub signing_key_rotation: Option<Duration>,
+    /// Bytes that relayed requests may hold, those of all workers together.
+    pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
 }
@@ -95,6 +97,7 @@ impl Config {
             agent_certificate_lifetime: 24 * HOUR,
             token_lifetime: HOUR,
             signing_key_rotation: Some(30 * DAY),
+            relay_memory: limits::relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
         }
@@ -125,6 +128,7 @@ impl Config {
         let agent_certificate_hours = keys.integer("agent_certificate_hours", 1..=720);
         let token_lifetime = keys.integer("token_lifetime_seconds", 60..=86_400);
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
+        let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
@@ -156,6 +160,7 @@ impl Config {
             token_lifetime: token_lifetime.map_or(defaults.token_lifetime, Duration::from_secs),
             signing_key_rotation: signing_key_days
                 .map_or(defaults.signing_key_rotation, |days| (days > 0).then(|| DAY * days)),
+            relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
             ..defaults

@@ -105,6 +105,8 @@ pub struct TunnelReport {
     pub age_seconds: u64,
     /// Requests that the gateway has open on it.
     pub in_flight: usize,
+    /// Flow-control window of its streams, in bytes.
+    pub window: u32,
     /// As the agent last reported them; `None` until it has.
     pub slots: Option<u32>,
     pub slots_in_use: Option<u32>,

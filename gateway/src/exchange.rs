@@ -231,12 +231,13 @@ impl PendingResponse {
     /// Waits for the head. No time limit: the backend may take as long as it likes.
     pub(crate) async fn head(self) -> Result<(ResponseHead, Download), Error> {
         match self {
-            Self::Tunnel(response, in_flight) => {
+            Self::Tunnel(response, mut in_flight) => {
                 let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
                 if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
                     let message = read_agent_message(&mut body).await;
                     return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
                 }
+                in_flight.watch(&mut body);
                 let headers = fields::end_to_end(parts.headers, fields::is_own);
                 let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream() };
                 Ok((head, Download::Tunnel { body, _in_flight: in_flight }))

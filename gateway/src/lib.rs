@@ -24,6 +24,7 @@ pub mod hostname;
 pub mod limit;
 mod limits;
 mod mailbox;
+mod memory;
 pub mod ownership;
 mod pipe;
 mod pki;

@@ -84,6 +84,12 @@ pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a drain waits for running requests before it ends them.
 pub(crate) const DRAIN: Duration = Duration::from_secs(30);
 
+/// What relayed requests may hold in all unless the configuration says it: a quarter of the memory. Under pressure their
+/// windows shrink to [`tunnel::window::LEAST`]; requests for which even that has no room are refused (503).
+pub(crate) fn relay_memory() -> usize {
+    crate::memory::limit() / 4
+}
+
 /// Tunnels of one service: several agents share it.
 pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 
@@ -91,7 +97,11 @@ pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 /// read, and what waits to be sent.
 const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
-const RELAY_MAX: usize = tunnel::settings::STREAM_WINDOW as usize + tunnel::settings::STREAM_SEND_BUFFER;
+/// The window depends on the path and on how many streams there are (see `gw_shared::tunnel::window`); this is that of
+/// most. The sum of all is bounded by [`relay_memory`].
+const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::settings::STREAM_SEND_BUFFER;
+/// The longest path and few streams.
+const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::settings::STREAM_SEND_BUFFER;
 /// What the two pipes of a request that crosses can hold on top.
 const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
 
@@ -107,6 +117,7 @@ const ADDRESS_TABLE: usize =
 const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
 // A stalled caller with a large download, on the wrong worker, holds this much and no more.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
+const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9 * MIB);
 // What waits for the control plane can each have a whole body.
 const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
@@ -114,6 +125,15 @@ const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
 // One stream's window must take a frame, or nothing ever moves.
-const _: () = assert!(tunnel::settings::STREAM_WINDOW > tunnel::settings::FRAME_SIZE);
+const _: () = assert!(tunnel::window::LEAST > tunnel::settings::FRAME_SIZE);
+// As many streams as an agent has slots by default keep the first window, as many as fit have the largest.
+const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 128 * tunnel::window::FIRST as usize);
+const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 8 * tunnel::window::MOST as usize);
+// Windows are halved and doubled between these.
+const _: () = assert!(
+    tunnel::window::LEAST.is_power_of_two()
+        && tunnel::window::FIRST.is_power_of_two()
+        && tunnel::window::MOST.is_power_of_two()
+);
 // A request head must fit the tunnel's header list with room for what we add.
 const _: () = assert!(REQUEST_HEAD.head + 32 * (REQUEST_HEAD.fields + 16) < tunnel::settings::HEADER_LIST as usize);

@@ -32,6 +32,7 @@ use crate::platform::AddressTables;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::tunnel::Registry;
+use crate::tunnel::pace::RelayMemory;
 
 /// How often certificates are looked at that may have expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -67,6 +68,8 @@ pub(crate) struct Policy {
     /// Agents authenticate by client certificates; otherwise by signing a challenge.
     pub(crate) agent_mtls: bool,
     pub(crate) token_lifetime: Duration,
+    /// Bytes that the relayed requests of one worker may hold.
+    pub(crate) relay_memory: usize,
     /// Of each address.
     pub(crate) token_requests: Rate,
     pub(crate) enrollment_requests: Rate,
@@ -86,6 +89,7 @@ pub(crate) struct Core {
     pub(crate) connections: Rc<Connections>,
     pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tunnels: RefCell<Registry>,
+    pub(crate) relay_memory: Rc<RelayMemory>,
     pub(crate) counters: Counters,
     pub(crate) ids: RequestIds,
     pub(crate) crossings_served: Cell<usize>,
@@ -136,6 +140,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
             setup.policy.enrollment_requests,
             setup.policy.auth_failures,
         ),
+        relay_memory: RelayMemory::new(setup.policy.relay_memory),
         policy: setup.policy,
         desk: setup.desk,
         connections: Connections::new(setup.connection_limit),

@@ -61,6 +61,7 @@ async fn converse(core: &Rc<Core>, session: &Rc<Session>) -> Result<(), ControlE
     core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&core.directory());
+    session.pace.tell(session);
     tracing::info!(
         agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
     );

@@ -2,6 +2,7 @@
 
 mod control;
 pub(crate) mod handshake;
+pub(crate) mod pace;
 mod registry;
 pub(crate) mod session;
 

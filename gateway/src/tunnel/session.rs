@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,10 +12,12 @@ use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
+use gw_shared::tunnel::held::HeldKey;
 use gw_shared::tunnel::{heartbeat, settings};
 use http::Request;
 
 use super::control;
+use super::pace::Pace;
 use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
@@ -31,8 +34,8 @@ pub(crate) struct Session {
     pub(crate) service: Arc<Service>,
     pub(crate) generation: u64,
     requests: h2::client::SendRequest<Bytes>,
-    /// Requests that are open on it.
-    in_flight: Cell<usize>,
+    /// Counts the requests that are open on it.
+    pub(super) pace: Pace,
     /// The agent wants no more requests, or the tunnel was cut.
     closed_to_requests: Cell<bool>,
     /// The tunnel was ended by us.
@@ -51,11 +54,24 @@ pub(crate) struct Session {
 }
 
 /// A request's place among those in flight; gives it back when dropped.
-pub(crate) struct InFlight(Rc<Session>);
+pub(crate) struct InFlight {
+    session: Rc<Session>,
+    body: Option<HeldKey>,
+}
+
+impl InFlight {
+    /// Counts what `body`, its response's, holds. Drop the two together.
+    pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
+        self.body = Some(self.session.pace.watch(body));
+    }
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        if let Some(body) = self.body.take() {
+            self.session.pace.forget(body);
+        }
+        self.session.pace.leave();
     }
 }
 
@@ -66,6 +82,10 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
         tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; heartbeats still watch it");
     }
+    if let Err(error) = stream.socket().limit_unsent(settings::UNSENT) {
+        tracing::warn!(%error, "cannot bound what a tunnel's socket takes ahead");
+    }
+    let pace = Pace::new(stream.socket(), Rc::clone(&core.relay_memory));
     let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(stream).await {
         Ok(begun) => begun,
         Err(error) => {
@@ -82,7 +102,7 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         service,
         generation,
         requests,
-        in_flight: Cell::new(0),
+        pace,
         closed_to_requests: Cell::new(false),
         cut: Cell::new(false),
         renewing: Cell::new(false),
@@ -94,7 +114,11 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         closer,
     });
     runtime::spawn(control::serve(Rc::clone(&core), Rc::clone(&session)));
-    let ended = connection.await;
+    let ended = std::future::poll_fn(|cx| {
+        session.pace.look(&session, &mut connection);
+        Pin::new(&mut connection).poll(cx)
+    })
+    .await;
     session.closed_to_requests.set(true);
     core.tunnels.borrow_mut().remove(&session);
     let error = ended.err().map(|error| error.to_string());
@@ -109,15 +133,16 @@ impl Session {
         end: bool,
     ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>, InFlight), Error> {
         // One stream is the control stream's.
-        if self.in_flight.get() + 1 >= self.requests.current_max_send_streams() {
+        if self.pace.streams() + 1 >= self.requests.current_max_send_streams().min(settings::STREAMS_MAX) {
             return Err(Error::AgentConcurrencyLimit);
         }
+        self.pace.enter()?;
+        let in_flight = InFlight { session: Rc::clone(self), body: None };
         let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
             tracing::debug!(%error, "stream not opened");
             Error::TunnelLost
         })?;
-        self.in_flight.set(self.in_flight.get() + 1);
-        Ok((response, upload, InFlight(Rc::clone(self))))
+        Ok((response, upload, in_flight))
     }
 
     /// Opens the control stream.
@@ -144,6 +169,7 @@ impl Session {
     pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
+            ToGateway::Window => self.pace.answered(),
             ToGateway::Drain => {
                 // Said again, it is answered already.
                 if !self.closed_to_requests.replace(true) {
@@ -198,7 +224,7 @@ impl Session {
     }
 
     pub(crate) fn requests_in_flight(&self) -> usize {
-        self.in_flight.get()
+        self.pace.streams()
     }
 
     /// Ends the tunnel and everything on it now.
@@ -215,7 +241,8 @@ impl Session {
             generation: self.generation,
             worker: worker.0,
             age_seconds: self.opened.elapsed().as_secs(),
-            in_flight: self.in_flight.get(),
+            in_flight: self.pace.streams(),
+            window: self.pace.window(),
             slots: self.statistics.get().map(|(slots, _)| slots),
             slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),

@@ -5,6 +5,6 @@ pub mod resolve;
 pub mod socket;
 pub mod tls;
 
-pub use raw_fd::own;
-pub use socket::{Closer, Socket};
+pub use raw_fd::{TcpInfo, own};
+pub use socket::{Closer, Gauge, Socket};
 pub use tls::TlsStream;

@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::time::Duration;
 
 use monoio::net::{TcpListener, TcpStream};
 
@@ -30,9 +31,20 @@ pub fn own(stream: TcpStream) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
 }
 
-/// How many bytes of what was sent the peer's kernel has acknowledged (`tcpi_bytes_acked`, Linux 4.2). The SYN of a
-/// connecting socket counts as one.
-pub(crate) fn bytes_acknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+/// What the kernel says about a TCP connection.
+#[derive(Debug, Clone, Copy)]
+pub struct TcpInfo {
+    /// Bytes of what was sent that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting socket counts
+    /// as one.
+    pub acknowledged: u64,
+    /// Bytes that arrived in order, read or not (Linux 4.2).
+    pub received: u64,
+    /// Shortest round trip of the last minutes (Linux 4.6); `None` before the first.
+    pub shortest_rtt: Option<Duration>,
+}
+
+/// Reads `TCP_INFO` of `socket`.
+pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     // SAFETY: all-zero is a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).unwrap_or(0);
@@ -41,7 +53,17 @@ pub(crate) fn bytes_acknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
-    if result == 0 { Ok(info.tcpi_bytes_acked) } else { Err(io::Error::last_os_error()) }
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(TcpInfo {
+        acknowledged: info.tcpi_bytes_acked,
+        received: info.tcpi_bytes_received,
+        // All bits set: not measured yet.
+        shortest_rtt: Some(info.tcpi_min_rtt)
+            .filter(|rtt| (1..u32::MAX).contains(rtt))
+            .map(|rtt| Duration::from_micros(rtt.into())),
+    })
 }
 
 #[cfg(test)]
@@ -74,18 +96,21 @@ mod tests {
     fn acknowledged_bytes_are_those_sent_and_the_syn() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 1);
+        assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 1);
         stream.write_all(b"12345").unwrap();
         let mut accepted = listener.accept().unwrap().0;
         accepted.read_exact(&mut [0; 5]).unwrap();
         // Its answer carries the acknowledgement.
         accepted.write_all(b"x").unwrap();
         stream.read_exact(&mut [0; 1]).unwrap();
-        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 6);
+        let info = tcp_info(stream.as_fd()).unwrap();
+        assert_eq!(info.received, 1);
+        assert!(info.shortest_rtt.unwrap() < Duration::from_secs(30));
+        assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 6);
         // A peer that closed before anything more was sent acknowledges nothing of it.
         drop(accepted);
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
         stream.write_all(b"late").unwrap();
-        assert_eq!(bytes_acknowledged(stream.as_fd()).unwrap(), 6);
+        assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 6);
     }
 }

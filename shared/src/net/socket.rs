@@ -17,7 +17,7 @@ use bytes::BytesMut;
 use monoio::net::{TcpListener, TcpStream};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
-use super::raw_fd;
+use super::raw_fd::{self, TcpInfo};
 
 /// Reads in a row that may succeed without going back to the ring: bounds what one fast peer takes of a turn.
 const READS_PER_TURN: u8 = 16;
@@ -98,6 +98,17 @@ impl Socket {
     /// When bytes last arrived; shared, so that a watchdog can look without the socket.
     pub fn last_received(&self) -> Rc<Cell<Instant>> {
         Rc::clone(self.last_received.get_or_init(|| Rc::new(Cell::new(Instant::now()))))
+    }
+
+    /// What the kernel says about this connection, to ask from elsewhere on the same thread.
+    pub fn gauge(&self) -> Gauge {
+        Gauge(Rc::clone(&self.stream))
+    }
+
+    /// Takes no more for sending while `bytes` that the network has not taken yet wait in the kernel: what is written
+    /// next is decided as late as that.
+    pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
+        socket2::SockRef::from(self).set_tcp_notsent_lowat(bytes)
     }
 
     /// Lets the kernel find a dead peer: keep-alive probes while idle, `TCP_USER_TIMEOUT` while data is unacknowledged
@@ -213,7 +224,7 @@ impl Socket {
     /// If it cannot be told, it may have.
     pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
         const SYN: u64 = 1;
-        raw_fd::bytes_acknowledged(self.as_fd()).ok().is_none_or(|acknowledged| acknowledged > sent + SYN)
+        raw_fd::tcp_info(self.as_fd()).ok().is_none_or(|info| info.acknowledged > sent + SYN)
     }
 
     /// Ends the sending direction: the peer reads the end of the stream after what was sent.
@@ -225,6 +236,15 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         raw_fd::borrow(&self.stream)
+    }
+}
+
+/// Measures a connection that another task is reading from or writing to.
+pub struct Gauge(Rc<TcpStream>);
+
+impl Gauge {
+    pub fn read(&self) -> io::Result<TcpInfo> {
+        raw_fd::tcp_info(raw_fd::borrow(&self.0))
     }
 }
 

@@ -29,6 +29,9 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// The other answer to `Renew`: what is wrong with the request.
     RenewalRefused { message: String },
+    /// The flow-control window that uploads may have now, in bytes, or less if the agent holds too much for that. Not
+    /// sent again before the answer: of two ends that both wait to write SETTINGS or their acknowledgement neither reads.
+    Window { bytes: u32 },
 }
 
 /// Agent to gateway.
@@ -46,6 +49,8 @@ pub enum ToGateway {
     Renew {
         csr: String,
     },
+    /// The answer to the gateway's `Window`.
+    Window,
 }
 
 /// A control stream carried something that is not a message.

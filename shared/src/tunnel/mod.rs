@@ -12,8 +12,10 @@
 pub mod control;
 pub mod handshake;
 pub mod heartbeat;
+pub mod held;
 pub mod settings;
 pub mod stream;
+pub mod window;
 
 /// ALPN protocol of the tunnel (RFC 7301). Only connections that offer it are asked for a client certificate.
 pub const ALPN: &[u8] = b"gw-tunnel/1";

@@ -2,16 +2,26 @@
 
 use std::time::Duration;
 
-/// Flow-control window of one stream, in bytes: what a caller that stopped reading can hold at the gateway, and a
-/// backend that stopped reading at the agent.
-pub const STREAM_WINDOW: u32 = 512 * 1024;
+use super::window;
 
-/// Flow-control window of the connection: the largest there is (RFC 9113 §6.9.1), so that it is never what a stream
-/// waits for. Otherwise stalled streams would use it up and stop all others.
-pub const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Most streams of one tunnel, whatever its agent allows: for more, no connection window is large enough.
+pub const STREAMS_MAX: usize = (LARGEST_WINDOW - 2 * window::TUNNEL_BUDGET) / window::LEAST as usize;
+const LARGEST_WINDOW: usize = (1 << 31) - 1;
 
-/// Bytes that one stream may have queued for sending.
+/// Flow-control window of a connection with at most so many streams, in bytes: what all of them can ever hold. Never
+/// what a stream waits for, or stalled streams would stop all others: they hold at most the budget and the least window
+/// each (see [`window`]), and the budget once more is for what arrives while the peer has yet to hear of smaller ones.
+pub fn connection_window(streams: usize) -> u32 {
+    let bytes = 2 * window::TUNNEL_BUDGET + streams.min(STREAMS_MAX) * window::LEAST as usize;
+    u32::try_from(bytes).unwrap_or(LARGEST_WINDOW as u32)
+}
+
+/// Bytes that one stream may have queued for sending. Needs no room for a long path: what was sent and not acknowledged
+/// waits in the kernel, whose buffers grow with it.
 pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
+
+/// Bytes that the kernel takes of a tunnel ahead of what the network takes.
+pub const UNSENT: u32 = 128 * 1024;
 
 /// Largest frame payload. Bounds how long a small response waits behind one frame of a large one.
 pub const FRAME_SIZE: u32 = 32 * 1024;
@@ -27,12 +37,12 @@ pub const STREAMS_BEYOND_SLOTS: u32 = 128;
 const RESET_STREAMS: usize = 8192;
 const RESET_MEMORY: Duration = Duration::from_secs(10);
 
-/// The gateway's side.
+/// The gateway's side. The connection window is for an agent with the usual slots until it has said how many.
 pub fn client() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(window::FIRST)
+        .initial_connection_window_size(connection_window(2 * STREAMS_BEYOND_SLOTS as usize))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(STREAM_SEND_BUFFER)
@@ -45,14 +55,15 @@ pub fn client() -> h2::client::Builder {
 
 /// The agent's side, with `slots` concurrent requests.
 pub fn server(slots: u32) -> h2::server::Builder {
+    let streams = slots.saturating_add(STREAMS_BEYOND_SLOTS);
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(window::FIRST)
+        .initial_connection_window_size(connection_window(streams as usize))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(STREAM_SEND_BUFFER)
-        .max_concurrent_streams(slots.saturating_add(STREAMS_BEYOND_SLOTS))
+        .max_concurrent_streams(streams)
         .max_concurrent_reset_streams(RESET_STREAMS)
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .reset_stream_duration(RESET_MEMORY)
