@@ -3,7 +3,7 @@
 # 50 ms each way unless told otherwise). Shows how fast one download and one upload get once they are under way, and how
 # long a small request takes alone and beside eight downloads. Fails below 80 Mbit/s.
 # Needs root, iproute2, /dev/net/tun, curl, python3 and the release build, or GW_BIN=folder with the programs.
-#     long_path.sh [MBIT [DELAY_MS]]
+#     long_path.sh [MBIT [DELAY_MS [CONGESTION-CONTROL]]]
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${GW_BIN:-$here/../target/release}"
@@ -17,7 +17,11 @@ cleanup() {
 }
 trap cleanup EXIT
 
-for side in gateway agent; do ip netns add gw-long-$side; ip -n gw-long-$side link set lo up; done
+for side in gateway agent; do
+    ip netns add gw-long-$side
+    ip -n gw-long-$side link set lo up
+    [ -z "${3:-}" ] || ip netns exec gw-long-$side sysctl -qw "net.ipv4.tcp_congestion_control=$3"
+done
 python3 "$here/long_wire.py" gw-long-gateway 10.254.78.1/30 gw-long-agent 10.254.78.2/30 "$delay" "$mbit" > "$work/wire" & wire=$!
 until grep -q up "$work/wire"; do kill -0 $wire; sleep 0.05; done
 

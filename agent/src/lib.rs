@@ -26,3 +26,4 @@ pub mod state;
 pub use agent::{AgentHandle, StartError, start};
 pub use config::Config;
 pub use gateway::{GatewayError, Refusal};
+pub use slots::VARIABLE as SLOTS_VARIABLE;

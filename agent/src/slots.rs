@@ -7,7 +7,7 @@ use std::rc::Rc;
 pub(crate) const DEFAULT_SLOTS: u32 = 128;
 
 /// Name of the variable that says something else.
-pub(crate) const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
+pub const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 
 /// The number of slots that `value` of the variable means; `Err` with the default if it means none.
 pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {

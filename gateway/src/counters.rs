@@ -107,6 +107,8 @@ pub struct TunnelReport {
     pub in_flight: usize,
     /// Flow-control window of its streams, in bytes.
     pub window: u32,
+    /// Bytes of responses that arrived and that callers have not taken yet.
+    pub held_bytes: usize,
     /// As the agent last reported them; `None` until it has.
     pub slots: Option<u32>,
     pub slots_in_use: Option<u32>,

@@ -37,6 +37,8 @@ pub struct Options {
     pub workers: usize,
     pub rate: Rate,
     pub hand_over: HandOver,
+    /// What `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS` would say.
+    pub slots: Option<u32>,
     /// Changes the rest of the configuration.
     pub adjust: fn(&mut Config),
 }
@@ -51,6 +53,7 @@ impl Default for Options {
             workers: 1,
             rate: Config::DEFAULT_RATE,
             hand_over: HandOver::Auto,
+            slots: None,
             adjust: |_| {},
         }
     }
@@ -274,7 +277,10 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
         Some(url) => url.clone(),
         None => format!("http://{}", echo::start()?),
     };
-    let environment = |name: &str| std::env::var(name).ok();
+    let environment = |name: &str| match options.slots {
+        Some(slots) if name == gw_agent::SLOTS_VARIABLE => Some(slots.to_string()),
+        _ => std::env::var(name).ok(),
+    };
     let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), Some(&backend), environment)?;
     Ok(gw_agent::start(config)?)
 }

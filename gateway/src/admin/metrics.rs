@@ -32,6 +32,8 @@ pub(crate) fn render(reports: &[WorkerReport]) -> String {
         })
     };
     family(&mut text, "gw_tunnel_in_flight", "gauge", per_tunnel(|tunnel| tunnel.in_flight as u64));
+    family(&mut text, "gw_tunnel_window_bytes", "gauge", per_tunnel(|tunnel| tunnel.window.into()));
+    family(&mut text, "gw_tunnel_held_bytes", "gauge", per_tunnel(|tunnel| tunnel.held_bytes as u64));
     family(&mut text, "gw_tunnel_slots", "gauge", per_tunnel(|tunnel| tunnel.slots.unwrap_or(0).into()));
     family(&mut text, "gw_tunnel_slots_in_use", "gauge", per_tunnel(|tunnel| tunnel.slots_in_use.unwrap_or(0).into()));
     text

@@ -107,16 +107,22 @@ impl Pace {
         self.window.get()
     }
 
+    /// Bytes that were received and that callers have not taken yet.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.bytes().iter().sum()
+    }
+
     /// Counts a request that is about to open its stream.
     pub(super) fn enter(&self) -> Result<(), Error> {
         if self.memory.is_full() {
-            return Err(Error::Overloaded("out of memory for relayed requests"));
+            return Err(Error::Overloaded("at its limit of relayed requests"));
         }
         let window = self.window.get() as usize;
         self.streams.set(self.streams.get() + 1);
         self.memory.streams.set(self.memory.streams.get() + 1);
         self.memory.add(window);
-        if self.streams.get() * window > window::TUNNEL_BUDGET || self.memory.is_exceeded() {
+        let exceeded = self.streams.get() * window > window::TUNNEL_BUDGET || self.memory.is_exceeded();
+        if exceeded && self.window.get() > window::LEAST {
             self.next_look.set(self.last_received.get());
         }
         Ok(())

@@ -243,6 +243,7 @@ impl Session {
             age_seconds: self.opened.elapsed().as_secs(),
             in_flight: self.pace.streams(),
             window: self.pace.window(),
+            held_bytes: self.pace.held_bytes(),
             slots: self.statistics.get().map(|(slots, _)| slots),
             slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),

@@ -320,7 +320,7 @@ fn agents() {
         "created_at": CREATED_AT,
         "tunnels": [{
             "service": "acme--api", "agent_id": ID, "generation": 1, "worker": 0, "age_seconds": 61, "in_flight": 2,
-            "window": 524288, "slots": 128, "slots_in_use": 2, "draining": true,
+            "window": 524288, "held_bytes": 0, "slots": 128, "slots_in_use": 2, "draining": true,
         }],
     });
     let reply = || vec![(200, agent.clone())];

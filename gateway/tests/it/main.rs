@@ -21,6 +21,7 @@ mod relaying;
 mod setup;
 mod tokens;
 mod tunnels;
+mod windows;
 mod workers;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,223 @@
+//! Pace and memory: what stalled callers and backends hold, and what others notice of them.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
+use http::Method;
+
+use crate::caller::{Caller, connect, get, request};
+use crate::http::Peer;
+use crate::{backend, eventually, options, tunnels};
+
+const MIB: usize = 1024 * 1024;
+
+/// `/endless` sends for as long as somebody takes it, `/sink` reads its body and never answers, `/deaf` reads nothing of
+/// its body until its caller is gone, everything else is answered at once.
+fn serve(mut peer: Peer<TcpStream>) {
+    while let Ok(head) = peer.request_head() {
+        if head.target.as_str() == "/endless" {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n");
+            peer.stream.set_write_timeout(None).unwrap();
+            let block = vec![0; 64 * 1024];
+            while std::io::Write::write_all(&mut peer.stream, &block).is_ok() {}
+            return;
+        }
+        if head.target.as_str() == "/sink" {
+            let mut block = vec![0; 64 * 1024];
+            while std::io::Read::read(&mut peer.stream, &mut block).is_ok_and(|read| read > 0) {}
+            return;
+        }
+        if head.target.as_str() == "/deaf" {
+            peer.stream.set_read_timeout(None).unwrap();
+            // Its socket hangs up once the agent closes it.
+            use rustix::event::{PollFd, PollFlags, poll};
+            let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
+            poll(&mut watched, None).unwrap();
+            return;
+        }
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    }
+}
+
+fn start(slots: u32, adjust: fn(&mut gw_gateway::config::Config)) -> Demo {
+    let options = Options { workers: 1, slots: Some(slots), adjust, ..options(Some(backend::start(serve))) };
+    Demo::start(&options).unwrap()
+}
+
+/// Callers whose response has begun and who read no more of it.
+fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
+    (0..callers)
+        .map(|_| {
+            let mut caller = connect(demo);
+            caller.send(get(demo, "/endless"));
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
+            caller
+        })
+        .collect()
+}
+
+/// Waits until the callers' streams are full: nothing has come for them in a while, and what they hold is `at_least`.
+fn held_once_full(demo: &Demo, at_least: usize) -> usize {
+    let (mut before, mut unchanged) = (0, 0);
+    eventually("streams are full", || {
+        let held = tunnels(demo)[0].held_bytes;
+        unchanged = if held == before { unchanged + 1 } else { 0 };
+        before = held;
+        (held >= at_least && unchanged >= 20).then_some(held)
+    })
+}
+
+fn is_answered(demo: &Demo) {
+    let mut caller = connect(demo);
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn many_stalled_callers_hold_no_more_than_the_budget_of_their_tunnel() {
+    const CALLERS: usize = 300;
+    let demo = start(512, |_| {});
+    let callers = stalled_downloads(&demo, CALLERS);
+    let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
+    assert!(held <= TUNNEL_BUDGET + CALLERS * LEAST as usize, "{} MiB", held / MIB);
+    assert!(tunnels(&demo)[0].window < FIRST);
+    is_answered(&demo);
+
+    // Once they are gone, the others have their windows back.
+    drop(callers);
+    eventually("windows are back", || {
+        is_answered(&demo);
+        let tunnel = &tunnels(&demo)[0];
+        (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_small_request_gets_through_when_every_other_stream_is_full_both_ways() {
+    let demo = start(200, |_| {});
+    let _down = stalled_downloads(&demo, 99);
+    let chunk = vec![0; 64 * 1024];
+    let _up: Vec<Caller> = (0..100)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
+            caller.stream.sock.set_nonblocking(true).unwrap();
+            caller
+        })
+        .map(|mut caller| {
+            // More than a window; what does not go at once never will.
+            for _ in 0..64 {
+                if std::io::Write::write_all(&mut caller.stream, &chunk).is_err() {
+                    break;
+                }
+            }
+            caller
+        })
+        .collect();
+    held_once_full(&demo, 16 * MIB);
+    for _ in 0..10 {
+        is_answered(&demo);
+    }
+}
+
+#[test]
+fn what_a_worker_may_hold_bounds_windows_first_and_then_requests() {
+    const STREAMS: usize = 64;
+    let demo = start(128, |config| config.relay_memory = STREAMS * LEAST as usize);
+    let mut callers = stalled_downloads(&demo, STREAMS);
+    let held = held_once_full(&demo, MIB);
+    assert_eq!(tunnels(&demo)[0].window, LEAST);
+    // Each stream had at most its share when it came: of the first, more was there for less.
+    assert!(held <= 2 * STREAMS * LEAST as usize, "{} KiB", held / 1024);
+
+    let mut late = connect(&demo);
+    late.send(get(&demo, "/"));
+    let response = late.response();
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (503, "GW_OVERLOADED"));
+    callers.pop();
+    eventually("room again", || {
+        late.send(get(&demo, "/"));
+        (late.response().status == 200).then_some(())
+    });
+}
+
+/// Downloads that read on until all together have `total` bytes; what each had then.
+fn race(demo: &Demo, downloads: usize, total: usize) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
+    let (all, start) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(downloads)));
+    let racers = stalled_downloads(demo, downloads)
+        .into_iter()
+        .map(|mut caller| {
+            let (all, start) = (Arc::clone(&all), Arc::clone(&start));
+            thread::spawn(move || {
+                start.wait();
+                let mut own = 0;
+                while all.load(Ordering::Relaxed) < total {
+                    own += caller.bytes(16 * 1024).unwrap().len();
+                    all.fetch_add(16 * 1024, Ordering::Relaxed);
+                }
+                own
+            })
+        })
+        .collect();
+    (all, racers)
+}
+
+#[test]
+fn streams_of_one_tunnel_share_it_evenly() {
+    let demo = start(128, |_| {});
+    let (_, racers) = race(&demo, 8, 128 * MIB);
+    let shares: Vec<usize> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
+    let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+    assert!(least * 2 >= *most, "{shares:?}");
+}
+
+#[test]
+fn a_small_request_waits_for_little_of_the_bulk_beside_it() {
+    let demo = start(128, |_| {});
+    let (all, racers) = race(&demo, 8, 256 * MIB);
+    let mut caller = connect(&demo);
+    let mut beside = Vec::new();
+    while all.load(Ordering::Relaxed) < 128 * MIB {
+        let before = all.load(Ordering::Relaxed);
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().body, b"ok");
+        beside.push(all.load(Ordering::Relaxed) - before);
+    }
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+    beside.sort_unstable();
+    // Behind them it would wait for all they have to send; most of this has left the tunnel already.
+    assert!(beside[beside.len() / 2] < 16 * MIB, "{beside:?}");
+}
+
+#[test]
+fn windows_change_while_both_directions_are_full() {
+    const FOR_EVER: usize = usize::MAX / 2;
+    let demo = start(512, |_| {});
+    let (all, racers) = race(&demo, 4, FOR_EVER);
+    let uploads: Vec<_> = (0..4)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "PUT /sink", "Content-Length: 1000000000000\r\n\r\n"));
+            let all = Arc::clone(&all);
+            thread::spawn(move || {
+                let block = vec![0; 64 * 1024];
+                while all.load(Ordering::Relaxed) < FOR_EVER {
+                    std::io::Write::write_all(&mut caller.stream, &block).unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..3 {
+        let stalled = stalled_downloads(&demo, 200);
+        eventually("smaller windows", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+        drop(stalled);
+        eventually("larger windows", || (tunnels(&demo)[0].window >= FIRST).then_some(()));
+    }
+    all.store(FOR_EVER, Ordering::Relaxed);
+    uploads.into_iter().for_each(|upload| upload.join().unwrap());
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+}
