@@ -3,7 +3,7 @@
 # 50 ms each way unless told otherwise). Shows how fast one download and one upload get once they are under way, and how
 # long a small request takes alone and beside eight downloads. Fails below 80 Mbit/s.
 # Needs root, iproute2, /dev/net/tun, curl, python3 and the release build, or GW_BIN=folder with the programs.
-#     long_path.sh [MBIT [DELAY_MS [CONGESTION-CONTROL]]]
+#     long_path.sh [MBIT [DELAY_MS]]
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 bin="${GW_BIN:-$here/../target/release}"
@@ -17,11 +17,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-for side in gateway agent; do
-    ip netns add gw-long-$side
-    ip -n gw-long-$side link set lo up
-    [ -z "${3:-}" ] || ip netns exec gw-long-$side sysctl -qw "net.ipv4.tcp_congestion_control=$3"
-done
+for side in gateway agent; do ip netns add gw-long-$side; ip -n gw-long-$side link set lo up; done
 python3 "$here/long_wire.py" gw-long-gateway 10.254.78.1/30 gw-long-agent 10.254.78.2/30 "$delay" "$mbit" > "$work/wire" & wire=$!
 until grep -q up "$work/wire"; do kill -0 $wire; sleep 0.05; done
 
@@ -58,7 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *args): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()' 2>/dev/null &
-GW_LOG=${GW_LOG:-info} ip netns exec gw-long-gateway "$bin/gw-gateway" serve --config "$work/gateway.toml" 2> "$work/gateway.log" &
+GW_LOG=info,gw_gateway::tunnel=debug ip netns exec gw-long-gateway "$bin/gw-gateway" serve --config "$work/gateway.toml" 2> "$work/gateway.log" &
 ip netns exec gw-long-agent "$bin/gw-agent" run --state-dir "$work/data/agent" --backend http://127.0.0.1:8000 2> "$work/agent.log" &
 
 host=demo--echo.eu1.gw.localhost
@@ -96,5 +92,5 @@ for _ in 1 2 3 4 5 6 7 8; do call /1000000000 > /dev/null & bulk+=($!); done
 sleep 4
 echo "small request beside eight downloads: $(small) $(small) $(small)"
 kill "${bulk[@]}" 2>/dev/null || true
-grep -h "window" "$work/gateway.log" | grep -o 'window .*' || true
+grep -c 'window.*bytes' "$work/gateway.log" | sed 's/$/ changes of the window/' || true
 [ -z "$failed" ]

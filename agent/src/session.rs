@@ -10,7 +10,7 @@ use bytes::Bytes;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
-use gw_shared::tunnel::held::{Held, HeldKey};
+use gw_shared::tunnel::held::Held;
 use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::window::{self, Demand};
 use gw_shared::tunnel::{heartbeat, settings};
@@ -138,7 +138,7 @@ fn dispatch(
     }
     match session.slots.take() {
         Some(slot) => {
-            let watched = (!request.body().is_end_stream()).then(|| windows.watch(request.body_mut()));
+            let watched = (!request.body().is_end_stream()).then(|| windows.held.watch(request.body_mut()));
             runtime::spawn(async move {
                 forward::forward(&session.pool, slot, request, respond).await;
                 drop(watched);
@@ -161,22 +161,7 @@ impl Default for Windows {
     }
 }
 
-/// A request body whose bytes count; drop it with the body.
-struct Watched(Rc<Windows>, Option<HeldKey>);
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        if let Some(key) = self.1.take() {
-            self.0.held.forget(key);
-        }
-    }
-}
-
 impl Windows {
-    fn watch(self: &Rc<Self>, body: &mut RecvStream) -> Watched {
-        Watched(Rc::clone(self), Some(self.held.watch(body)))
-    }
-
     /// Does what the gateway has asked for. Called before the connection is driven.
     fn change(&self, connection: &mut h2::server::Connection<TlsStream, Bytes>) {
         let Some(told) = self.told.get() else { return };

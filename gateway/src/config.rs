@@ -329,6 +329,7 @@ mod tests {
         assert_eq!(config.token_lifetime, Duration::from_secs(3600));
         assert_eq!(config.signing_key_rotation, Some(Duration::from_secs(30 * 86_400)));
         assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
+        assert!(config.relay_memory > 0);
     }
 
     #[test]
@@ -338,7 +339,7 @@ mod tests {
                      trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
                      token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
                      agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
-                     drain_seconds = 0\n";
+                     drain_seconds = 0\nrelay_memory_mib = 16\n";
         let config = parse(&format!("{MINIMAL}{given}")).unwrap();
         assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
         let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };
@@ -353,7 +354,7 @@ mod tests {
         assert!(!config.agent_mtls);
         assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
         assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
-        assert_eq!(config.drain, Duration::ZERO);
+        assert_eq!((config.drain, config.relay_memory), (Duration::ZERO, 16 * 1024 * 1024));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The bounds of the gateway in one place, with the memory they add up to. Those of the protocols it shares with the
-//! agent are in `gw_shared` (`tunnel::settings`, `http::body`, `net::tls`).
+//! agent are in `gw_shared` (`tunnel::settings`, `tunnel::window`, `http::body`, `net::tls`).
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -89,6 +89,9 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(30);
 pub(crate) fn relay_memory() -> usize {
     crate::memory::limit() / 4
 }
+
+/// Of one worker, whatever the configuration says.
+pub(crate) const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize;
 
 /// Tunnels of one service: several agents share it.
 pub(crate) const TUNNELS_PER_SERVICE: usize = 64;

@@ -244,7 +244,7 @@ pub(crate) fn policy(config: &Config) -> Policy {
         trusted_proxies: config.trusted_proxies.clone(),
         agent_mtls: config.agent_mtls,
         token_lifetime: config.token_lifetime,
-        relay_memory: config.relay_memory / config.workers.max(1),
+        relay_memory: (config.relay_memory / config.workers.max(1)).max(limits::RELAY_MEMORY_LEAST),
         token_requests: config.token_requests,
         enrollment_requests: config.enrollment_requests,
         auth_failures: config.auth_failures,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use gw_shared::net::{Gauge, Socket, TlsStream};
 use gw_shared::tunnel::control::ToAgent;
-use gw_shared::tunnel::held::{Held, HeldKey};
+use gw_shared::tunnel::held::{Held, Watched};
 use gw_shared::tunnel::settings;
 use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 use h2::RecvStream;
@@ -138,13 +138,9 @@ impl Pace {
         }
     }
 
-    /// Counts what `body` holds until [`Self::forget`].
-    pub(super) fn watch(&self, body: &mut RecvStream) -> HeldKey {
+    /// Counts what `body` holds.
+    pub(super) fn watch(&self, body: &mut RecvStream) -> Watched {
         self.held.watch(body)
-    }
-
-    pub(super) fn forget(&self, body: HeldKey) {
-        self.held.forget(body);
     }
 
     /// Called whenever the connection is about to be driven: looks now and then, and changes what should be otherwise.

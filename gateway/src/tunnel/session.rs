@@ -12,7 +12,7 @@ use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
-use gw_shared::tunnel::held::HeldKey;
+use gw_shared::tunnel::held::Watched;
 use gw_shared::tunnel::{heartbeat, settings};
 use http::Request;
 
@@ -56,7 +56,7 @@ pub(crate) struct Session {
 /// A request's place among those in flight; gives it back when dropped.
 pub(crate) struct InFlight {
     session: Rc<Session>,
-    body: Option<HeldKey>,
+    body: Option<Watched>,
 }
 
 impl InFlight {
@@ -68,9 +68,6 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        if let Some(body) = self.body.take() {
-            self.session.pace.forget(body);
-        }
         self.session.pace.leave();
     }
 }
