@@ -211,8 +211,8 @@ fn windows_change_while_both_directions_are_full() {
             })
         })
         .collect();
-    for _ in 0..3 {
-        let stalled = stalled_downloads(&demo, 200);
+    for _ in 0..2 {
+        let stalled = stalled_downloads(&demo, 130);
         eventually("smaller windows", || (tunnels(&demo)[0].window < FIRST).then_some(()));
         drop(stalled);
         eventually("larger windows", || (tunnels(&demo)[0].window >= FIRST).then_some(()));
