@@ -294,3 +294,6 @@ fn framing(parts: &Parts, body: &RecvStream) -> Framing {
         Some(_) | None => Framing::None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -172,7 +172,7 @@ impl WebSocket {
 }
 
 /// `Sec-WebSocket-Accept` for a key (RFC 6455 §4.2.2).
-fn accept_of(key: &[u8]) -> Option<HeaderValue> {
+pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
     let mut context = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
     context.update(key);
     context.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
@@ -209,5 +209,15 @@ async fn relay_both(
     if !ended {
         // Not everything has arrived: the caller must not believe so.
         stream.send_reset(Reason::CANCEL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_the_rfc_is_accepted_as_there() {
+        assert_eq!(accept_of(b"dGhlIHNhbXBsZSBub25jZQ==").unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     }
 }

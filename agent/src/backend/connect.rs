@@ -91,7 +91,8 @@ pub(super) fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
 pub(super) fn explain_tls(error: &io::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate};
     match tls_error(error) {
-        Some(InvalidCertificate(CertificateError::UnknownIssuer)) => {
+        // Not signed by the key of any authority here, whatever name its own has.
+        Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
             "its certificate is of an authority that is not trusted here; `ca_file` names a private one".to_owned()
         }
         Some(InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. })) => {

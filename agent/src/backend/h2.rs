@@ -2,7 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -67,19 +69,22 @@ impl Connection {
             .max_local_error_reset_streams(None)
             .enable_push(false);
         let (requests, mut driver) = builder.handshake::<_, Bytes>(stream).await.map_err(|error| no_http2(&error))?;
-        let ping_pong = driver.ping_pong();
+        if let Some(mut ping_pong) = driver.ping_pong() {
+            // Settings come first (RFC 9113 §3.4), so they are known once this is answered.
+            ping_pong.send_ping(h2::Ping::opaque()).map_err(|error| no_http2(&error))?;
+            let answered = std::future::poll_fn(|cx| match Pin::new(&mut driver).poll(cx) {
+                Poll::Ready(ended) => Poll::Ready(ended.and(Err(Reason::NO_ERROR.into()))),
+                Poll::Pending => ping_pong.poll_pong(cx).map_ok(drop),
+            });
+            answered.await.map_err(|error| no_http2(&error))?;
+        }
         let is_over = Rc::new(Cell::new(false));
         let ended = Rc::clone(&is_over);
         runtime::spawn(async move {
-            let result = driver.await;
+            let error = driver.await.err().map(|error| error.to_string());
             ended.set(true);
-            tracing::debug!(error = result.err().map(|error| error.to_string()), "backend connection ended");
+            tracing::debug!(error, "backend connection ended");
         });
-        if let Some(mut ping_pong) = ping_pong {
-            // Settings come first (RFC 9113 §3.4), so they are known once this is answered.
-            ping_pong.send_ping(h2::Ping::opaque()).map_err(|error| no_http2(&error))?;
-            std::future::poll_fn(|cx| ping_pong.poll_pong(cx)).await.map_err(|error| no_http2(&error))?;
-        }
         let (streams, last_used) = (Cell::new(0), Cell::new(Instant::now()));
         Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_over }))
     }

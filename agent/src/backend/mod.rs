@@ -17,6 +17,8 @@ pub(crate) use connect::{ConnectError, Wanted};
 pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
 pub(crate) use options::Backends;
 pub(crate) use pool::{Lease, Pool};
+#[cfg(test)]
+pub(crate) use stream::Stream;
 
 /// Why there is no (whole) response.
 #[derive(Debug, thiserror::Error)]

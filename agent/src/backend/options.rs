@@ -259,25 +259,7 @@ fn client_configs(key: &str, table: &Table, mistakes: &mut Vec<String>) -> Optio
         Some(file) => authorities(file).map(Arc::new).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}"))),
         None => Ok(system_roots()),
     };
-    let identity = match (&table.client_certificate, &table.client_key) {
-        (None, None) => Ok(None),
-        (Some(certificate), Some(private_key)) => {
-            let chain = certificates(certificate).map_err(|error| format!("{key}.client_certificate: {error}"));
-            let private_key = PrivateKeyDer::from_pem_file(private_key)
-                .map_err(|error| format!("{key}.client_key: {private_key}: {error}"));
-            match (chain, private_key) {
-                (Ok(chain), Ok(private_key)) => Ok(Some((chain, private_key))),
-                (chain, private_key) => {
-                    mistakes.extend([chain.err(), private_key.err()].into_iter().flatten());
-                    Err(())
-                }
-            }
-        }
-        (Some(_), None) => Err(mistakes.push(format!("{key}.client_key: missing; client_certificate needs its key"))),
-        (None, Some(_)) => {
-            Err(mistakes.push(format!("{key}.client_certificate: missing; client_key is of no use alone")))
-        }
-    };
+    let identity = identity(key, table).map_err(|errors| mistakes.extend(errors));
     let (roots, identity) = (roots.ok()?, identity.ok()?);
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -291,6 +273,24 @@ fn client_configs(key: &str, table: &Table, mistakes: &mut Vec<String>) -> Optio
     any.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
     http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
     Some([any, http1].map(Arc::new))
+}
+
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// What the agent shows to backends that ask for a certificate; `None` if nothing is said of it.
+fn identity(key: &str, table: &Table) -> Result<Option<Identity>, Vec<String>> {
+    let (chain, private_key) = match (&table.client_certificate, &table.client_key) {
+        (None, None) => return Ok(None),
+        (Some(chain), Some(private_key)) => (chain, private_key),
+        (Some(_), None) => return Err(vec![format!("{key}.client_key: missing; client_certificate needs it")]),
+        (None, Some(_)) => return Err(vec![format!("{key}.client_certificate: missing; client_key needs it")]),
+    };
+    let chain = certificates(chain).map_err(|error| format!("{key}.client_certificate: {error}"));
+    let unread = |error| format!("{key}.client_key: {private_key}: {error}");
+    match (chain, PrivateKeyDer::from_pem_file(private_key).map_err(unread)) {
+        (Ok(chain), Ok(private_key)) => Ok(Some((chain, private_key))),
+        (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
+    }
 }
 
 /// Read once, when they are first wanted: configuration is checked before the reactor starts.
