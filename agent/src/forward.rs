@@ -70,7 +70,8 @@ pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStrea
         let progress = Progress::default();
         match exchange(&lease, &parts, framing, &mut body, &mut respond, &progress).await {
             Ok(Reusable(true)) => return lease.give_back(),
-            Ok(Reusable(false)) | Err(Failure::Over) => return,
+            Ok(Reusable(false)) => return,
+            Err(Failure::Over) => return lease.abort(),
             Err(Failure::NoResponse(error)) => {
                 if is_second || !may_be_repeated(&lease, &parts, framing, &progress) || !lease.did_not_begin(&error) {
                     return refuse(&mut respond, &error.into());

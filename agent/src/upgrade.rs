@@ -1,6 +1,7 @@
 //! A request to switch to another protocol (RFC 9110 §7.8), and the bytes of that protocol both ways.
 
 use std::cell::Cell;
+use std::task::Poll;
 
 use aws_lc_rs::digest;
 use base64::Engine;
@@ -19,9 +20,7 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
-use crate::forward::{
-    CallerGone, Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset,
-};
+use crate::forward::{Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset};
 
 /// Forwards an extended CONNECT of the tunnel. A connection that has switched belongs to that protocol for good.
 pub(crate) async fn forward(pool: &Pool, mut parts: Parts, body: RecvStream, mut respond: SendResponse<Bytes>) {
@@ -42,7 +41,8 @@ pub(crate) async fn forward(pool: &Pool, mut parts: Parts, body: RecvStream, mut
     };
     match exchange(&lease, parts, &protocol, body, &mut respond).await {
         Ok(true) => lease.give_back(),
-        Ok(false) | Err(Failure::Over) => {}
+        Ok(false) => {}
+        Err(Failure::Over) => lease.abort(),
         Err(Failure::NoResponse(error)) => refuse(&mut respond, &error.into()),
     }
 }
@@ -69,9 +69,13 @@ async fn exchange(
         }
     };
     // What went wrong shows when the response is read.
-    let _ = request.head(&parts, lease.authority(&parts)).await;
+    let asked = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
+    asked.ok_or(Failure::Over)?.ok();
     let method = if lease.is_http2() { &Method::CONNECT } else { &parts.method };
     let head = final_head(&mut response, method, respond).await?;
+    if ask == Ask::Connect && head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Failure::NoResponse(ResponseError::Unasked));
+    }
     let switched = match ask {
         Ask::Connect => head.status.is_success(),
         Ask::Upgrade => head.status == StatusCode::SWITCHING_PROTOCOLS,
@@ -85,7 +89,7 @@ async fn exchange(
     let mut on_tunnel = on_the_tunnel(StatusCode::OK, answer);
     on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
     let stream = respond.send_response(on_tunnel, false).map_err(|_| Failure::Over)?;
-    relay_both(request, response, body, stream).await;
+    relay_both(request, response, body, stream).await?;
     Ok(false)
 }
 
@@ -185,31 +189,37 @@ async fn relay_both(
     mut response: ResponseHalf<'_>,
     mut body: RecvStream,
     mut stream: SendStream<Bytes>,
-) {
+) -> Result<(), Failure> {
     request.switched();
     response.switched();
-    let took = Cell::new(false);
-    let ended = {
+    let (took, down_ended) = (Cell::new(false), Cell::new(false));
+    let sent_whole = {
         let up = std::pin::pin!(send_body(&mut request, &mut body, &took));
-        let down = std::pin::pin!(relay_body(&mut response, &mut stream));
-        match select(up, down).await {
-            Either::Left((Err(CallerGone), _)) => return,
-            // The backend may have taken no more because it has ended: what it said is still relayed.
-            Either::Left((Ok(sent), down)) => match down.await {
-                Err(Failure::Over | Failure::NoResponse(_)) => return,
-                Ok(()) => sent.is_ok(),
-            },
-            Either::Right((Err(_), _)) => return,
-            Either::Right((Ok(()), up)) => match up.await {
-                Err(CallerGone) => return,
-                Ok(sent) => sent.is_ok(),
-            },
+        let mut down = std::pin::pin!(async {
+            relay_body(&mut response, &mut stream).await?;
+            down_ended.set(true);
+            // The caller can still give up, while a backend that does not read holds up the other direction.
+            let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
+            Err::<(), _>(Failure::Over)
+        });
+        let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
+            return Err(Failure::Over);
+        };
+        // A backend that takes no more may have ended: what it said is still relayed.
+        let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
+            Poll::Pending if down_ended.get() => Poll::Ready(true),
+            polled => polled.map(|_| false),
+        });
+        if !relayed.await {
+            return Err(Failure::Over);
         }
+        sent.is_ok()
     };
-    if !ended {
+    if !sent_whole {
         // Not everything has arrived: the caller must not believe so.
         stream.send_reset(Reason::CANCEL);
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -44,6 +44,10 @@ impl Connection {
         self.answered.get() || socket.sent() > before && socket.was_acknowledged_beyond(before)
     }
 
+    pub(super) fn reset_when_dropped(&self) {
+        self.stream.socket().reset_when_dropped();
+    }
+
     async fn send(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
         self.stream.send_all(pieces).await
     }

@@ -182,12 +182,14 @@ impl Connections {
     }
 
     /// A place on a connection that `open` opens, or somebody else just did.
+    /// `shares` says whether what is opened can be shared at all, as far as it is known when it is asked.
     pub(super) async fn place_or<T>(
         &self,
+        shares: impl Fn() -> bool,
         open: impl Future<Output = Result<Opened<T>, ConnectError>>,
     ) -> Result<Opened<T>, ConnectError> {
         let came = Instant::now();
-        let _only_one = self.opening.lock().await;
+        let only_one = self.opening.lock().await;
         if let Some(place) = self.place() {
             return Ok(Opened::Http2(place));
         }
@@ -196,7 +198,9 @@ impl Connections {
         {
             return Err(error.clone());
         }
+        let only_one = shares().then_some(only_one);
         let opened = open.await;
+        drop(only_one);
         if let Err(error) = &opened {
             self.failed.replace(Some((Instant::now(), error.clone())));
         }

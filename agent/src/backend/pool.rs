@@ -202,7 +202,8 @@ impl Backend {
     }
 
     async fn open_shared(&self) -> Result<Opened<h1::Connection>, ConnectError> {
-        self.shared.place_or(self.open(Wanted::Any)).await
+        // Whether it speaks HTTP/2 shows on the first connection.
+        self.shared.place_or(|| !self.speaks_http1.get(), self.open(Wanted::Any)).await
     }
 
     async fn open(&self, wanted: Wanted) -> Result<Opened<h1::Connection>, ConnectError> {
@@ -284,6 +285,13 @@ impl Lease<'_> {
 
     pub(crate) fn is_http2(&self) -> bool {
         matches!(self.connection, Connection::Http2(_))
+    }
+
+    /// Breaks the exchange off. Over HTTP/2 dropping its halves has done so.
+    pub(crate) fn abort(self) {
+        if let Connection::Http1(connection) = &self.connection {
+            connection.reset_when_dropped();
+        }
     }
 
     /// Keeps a connection whose last response was read to its end.

@@ -473,6 +473,58 @@ fn requests_share_connections_up_to_what_the_backend_allows() {
 }
 
 #[test]
+fn a_caller_that_gives_up_ends_its_stream_and_no_other() {
+    let (tell, ended) = mpsc::channel();
+    let urls = http2(h2::server::Builder::new(), move |request, mut respond, connection| {
+        let tell = tell.clone();
+        async move {
+            if request.uri().path() == "/waits" {
+                let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await.unwrap();
+                return tell.send((reason, connection)).unwrap();
+            }
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (first, mut upload) = send(&requests, get("/waits"), false).await;
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+        upload.send_reset(Reason::CANCEL);
+        assert!(first.await.is_err());
+        while ended.try_recv() != Ok((Reason::CANCEL, 0)) {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+    });
+}
+
+#[test]
+fn a_caller_that_gives_up_is_noticed_behind_a_backend_that_does_not_read() {
+    let (tell, ended) = mpsc::channel();
+    let urls = http1(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend.shutdown(std::net::Shutdown::Write).unwrap();
+        // Without reading: that the connection is gone shows as a hang-up.
+        let mut watched = [rustix::event::PollFd::new(&backend, rustix::event::PollFlags::RDHUP)];
+        while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
+        tell.send(()).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, mut up) = send(&requests, switch("foo"), false).await;
+        assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "");
+        // More than sockets and windows hold.
+        let flood = stream::send(&mut up, Bytes::from(vec![0; 64 << 20]), false);
+        assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
+        up.send_reset(Reason::CANCEL);
+        while ended.try_recv().is_err() {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}
+
+#[test]
 fn cookies_that_came_apart_are_one_field() {
     let urls = http1(|mut backend, _| {
         let head = request_head(&mut backend);

@@ -147,6 +147,12 @@ impl Socket {
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
     }
 
+    /// Makes the end of this socket a reset: the peer learns of it at once, also where it does not read what was sent.
+    pub fn reset_when_dropped(&self) {
+        // Fails only when the connection is gone already.
+        let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
+    }
+
     /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let stream = &self.stream;
