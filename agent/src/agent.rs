@@ -99,7 +99,7 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
             if running.contains_key(&hostname) {
                 continue;
             }
-            let Some(backend) = agent.config.backends.of(&hostname).cloned() else {
+            let Some(backends) = agent.config.backends.of(&hostname).cloned() else {
                 tracing::error!(service = %hostname, "not served: it has no backend; {}", Config::HOW_TO_SET_A_BACKEND);
                 continue;
             };
@@ -107,7 +107,7 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
             running.insert(hostname.clone(), stop);
             let (agent, alive) = (Rc::clone(agent), alive.clone());
             runtime::spawn(async move {
-                service::keep_tunnel(agent, hostname, backend, stopped).await;
+                service::keep_tunnel(agent, hostname, backends, stopped).await;
                 drop(alive);
             });
         }

@@ -54,7 +54,7 @@ pub(crate) struct RunArguments {
     /// Folder with the agent's identity, as enrollment left it.
     #[arg(long)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Backend of every service, for example http://127.0.0.1:8080.
+    /// Backend of every service, for example http://127.0.0.1:8080. Given several times, requests are spread over them.
     #[arg(long)]
-    pub(crate) backend: Option<String>,
+    pub(crate) backend: Vec<String>,
 }

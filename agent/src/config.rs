@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use gw_shared::logging::LogFormat;
 use serde::Deserialize;
 
-use crate::backend::Backend;
+use crate::backend;
 use crate::slots;
 use crate::state::{self, Enrollment, StateDir, StateError};
 
@@ -22,15 +22,15 @@ pub struct Config {
     pub log_format: LogFormat,
 }
 
-/// Which backend serves which service.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Which backends serve which service.
+#[derive(Debug, Clone)]
 pub(crate) struct Backends {
     /// `--backend`: of every service, whatever else is said.
-    of_all: Option<Backend>,
+    of_all: Option<backend::Backends>,
     /// `backends`, by service hostname.
-    named: BTreeMap<String, Backend>,
+    named: BTreeMap<String, backend::Backends>,
     /// `backend`: of services that `backends` does not name.
-    fallback: Option<Backend>,
+    fallback: Option<backend::Backends>,
 }
 
 /// `agent.toml`
@@ -38,10 +38,10 @@ pub(crate) struct Backends {
 #[serde(deny_unknown_fields)]
 struct File {
     state_dir: Option<PathBuf>,
-    /// Backend of services that `backends` does not name.
-    backend: Option<String>,
+    /// Backends of services that `backends` does not name: a URL, a list of them, or a table with options.
+    backend: Option<toml::Value>,
     #[serde(default)]
-    backends: BTreeMap<String, String>,
+    backends: BTreeMap<String, toml::Value>,
     #[serde(default)]
     log_format: LogFormat,
 }
@@ -69,7 +69,7 @@ impl Config {
     pub fn load(
         file: Option<&Path>,
         state_dir: Option<PathBuf>,
-        backend: Option<&str>,
+        backends: &[String],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
         let file = file.map(read).transpose()?.unwrap_or_default();
@@ -78,8 +78,12 @@ impl Config {
         let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
         let enrollment = state.enrollment()?;
         let mut errors = Vec::new();
-        let backend_of_all = backend.map(str::to_owned).or_else(|| environment("GW_BACKEND"));
-        let backends = Backends::parse(backend_of_all.as_deref(), &file.backends, file.backend.as_deref(), &mut errors);
+        let of_all = match backends {
+            // With spaces, since a URL has none.
+            [] => environment("GW_BACKEND").map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
+            given => Some(given.to_vec()),
+        };
+        let backends = Backends::parse(of_all.as_deref(), &file.backends, file.backend.as_ref(), &mut errors);
         // Some without a backend are no reason not to serve the others: the gateway can add a service at any time.
         if errors.is_empty() && enrollment.services.iter().all(|hostname| backends.of(hostname).is_none()) {
             let services = enrollment.services.join(", ");
@@ -121,25 +125,26 @@ fn read(path: &Path) -> Result<File, ConfigError> {
 
 impl Backends {
     fn parse(
-        of_all: Option<&str>,
-        named: &BTreeMap<String, String>,
-        fallback: Option<&str>,
+        of_all: Option<&[String]>,
+        named: &BTreeMap<String, toml::Value>,
+        fallback: Option<&toml::Value>,
         errors: &mut Vec<String>,
     ) -> Self {
-        let mut parse =
-            |key: &str, url: &str| Backend::parse(url).map_err(|error| errors.push(format!("{key}: {error}"))).ok();
+        let of_all = of_all.and_then(|urls| backend::Backends::of_urls("--backend (GW_BACKEND)", urls, errors));
+        let named = named.iter().filter_map(|(hostname, value)| {
+            let backends = backend::Backends::of_toml(&format!("backends.{hostname}"), value, errors)?;
+            Some((hostname.clone(), backends))
+        });
+        let named = named.collect();
         Self {
-            of_all: of_all.and_then(|url| parse("--backend (GW_BACKEND)", url)),
-            named: named
-                .iter()
-                .filter_map(|(hostname, url)| Some((hostname.clone(), parse(&format!("backends.{hostname}"), url)?)))
-                .collect(),
-            fallback: fallback.and_then(|url| parse("backend", url)),
+            of_all,
+            named,
+            fallback: fallback.and_then(|value| backend::Backends::of_toml("backend", value, errors)),
         }
     }
 
-    /// The backend of the service at `hostname`: the nearest word counts.
-    pub(crate) fn of(&self, hostname: &str) -> Option<&Backend> {
+    /// The backends of the service at `hostname`: the nearest word counts.
+    pub(crate) fn of(&self, hostname: &str) -> Option<&backend::Backends> {
         self.of_all.as_ref().or_else(|| self.named.get(hostname)).or(self.fallback.as_ref())
     }
 }
@@ -166,7 +171,8 @@ mod tests {
         StateDir::new(directory.path()).write_enrollment(&enrollment).unwrap();
         let file = directory.path().join("agent.toml");
         std::fs::write(&file, toml).unwrap();
-        Config::load(Some(&file), Some(directory.path().into()), backend, |_| None)
+        let backends: Vec<String> = backend.map(str::to_owned).into_iter().collect();
+        Config::load(Some(&file), Some(directory.path().into()), &backends, |_| None)
     }
 
     #[test]
@@ -201,7 +207,7 @@ mod tests {
     #[test]
     fn an_agent_that_is_not_enrolled_says_so() {
         let directory = tempfile::tempdir().unwrap();
-        let error = Config::load(None, Some(directory.path().into()), None, |_| None).unwrap_err();
+        let error = Config::load(None, Some(directory.path().into()), &[], |_| None).unwrap_err();
         assert!(error.to_string().starts_with("not enrolled: "), "{error}");
     }
 }

@@ -152,6 +152,6 @@ pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str,
         services: vec![HOSTNAME.into()],
     };
     state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
-    let config = Config::load(None, Some(state_dir.into()), Some("http://backend.invalid"), |_| None).unwrap();
+    let config = Config::load(None, Some(state_dir.into()), &["http://backend.invalid".to_owned()], |_| None).unwrap();
     Agent { config, desk: Desk::new([HOSTNAME.to_owned()]), recovering: Default::default() }
 }

@@ -8,14 +8,14 @@ use gw_shared::http::fields::{self, X_GW_AGENT_ERROR};
 use gw_shared::http::{Framing, Part};
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream};
-use http::header::{self, HeaderValue};
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::request::Parts;
-use http::uri::{Authority, PathAndQuery};
 use http::{Method, Request, Response, StatusCode};
 
-use crate::backend::{Body, Connection, Pool, ResponseError};
+use crate::backend::{ConnectError, Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
 use crate::slots::Slot;
+use crate::upgrade;
 
 /// Why a request could not be forwarded, as the gateway tells its caller.
 #[derive(Debug)]
@@ -31,34 +31,66 @@ impl ForwardError {
     }
 }
 
+impl From<ConnectError> for ForwardError {
+    fn from(error: ConnectError) -> Self {
+        Self { code: error.code(), message: error.to_string() }
+    }
+}
+
+impl From<ResponseError> for ForwardError {
+    fn from(error: ResponseError) -> Self {
+        Self { code: error.code(), message: error.message() }
+    }
+}
+
+/// Most interim responses to one request: a backend must not fill the tunnel's memory with them.
+const INTERIM_MAX: u32 = 1000;
+
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once; the slot
 /// is free again however this ends.
 pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
-    let (parts, mut body) = request.into_parts();
+    let (mut parts, mut body) = request.into_parts();
+    if parts.method == Method::CONNECT {
+        // In a box, as is connecting: what is rare is not to make the task of every request larger.
+        return Box::pin(upgrade::forward(pool, parts, body, respond)).await;
+    }
+    fields::join_cookies(&mut parts.headers);
     let framing = framing(&parts, &body);
-    // A kept connection may close under our hands. A second try is safe for a method that may be repeated
-    // (RFC 9110 §9.2.2), without a body, of which the backend took no byte.
-    let repeatable = framing == Framing::None && parts.method.is_idempotent();
-    let mut kept = pool.take();
+    let mut kept = pool.kept();
+    let mut is_second = false;
     loop {
-        let retry = repeatable && kept.is_some();
-        let connection = match kept.take() {
-            Some(connection) => connection,
-            None => match unless_reset(&mut respond, pool.connect()).await {
-                Some(Ok(connection)) => connection,
-                Some(Err(error)) => {
-                    let message = format!("the backend {} cannot be reached: {error}", pool.backend());
-                    return refuse(&mut respond, &ForwardError { code: "GW_BACKEND_UNREACHABLE", message });
-                }
+        let lease = match kept.take() {
+            Some(lease) => lease,
+            None => match unless_reset(&mut respond, Box::pin(pool.connect(Wanted::Any))).await {
+                Some(Ok(lease)) => lease,
+                Some(Err(error)) => return refuse(&mut respond, &error.into()),
                 None => return,
             },
         };
-        match exchange(&connection, &parts, framing, &mut body, &mut respond).await {
-            Ok(Reusable(true)) => return pool.give_back(connection),
-            Ok(Reusable(false)) | Err(Failure::Over) => return,
-            Err(Failure::NoResponse(ResponseError::Reset(_))) if retry && !connection.took_the_request() => {}
-            Err(Failure::NoResponse(error)) => return refuse(&mut respond, &error.into()),
+        let progress = Progress::default();
+        match exchange(&lease, &parts, framing, &mut body, &mut respond, &progress).await {
+            Ok(Reusable(true)) => return lease.give_back(),
+            Ok(Reusable(false)) => return,
+            Err(Failure::Over) => return lease.abort(),
+            Err(Failure::NoResponse(error)) => {
+                if is_second || !may_be_repeated(&lease, &parts, framing, &progress) || !lease.did_not_begin(&error) {
+                    return refuse(&mut respond, &error.into());
+                }
+            }
         }
+        is_second = true;
+    }
+}
+
+/// Whether the request can be sent again if the backend has not begun with it.
+fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress: &Progress) -> bool {
+    if lease.is_http2() {
+        // The backend itself says what it has not begun with.
+        !progress.took_of_body.get()
+    } else {
+        // A kept connection may close under our hands. A second try is safe for a method that may be repeated
+        // (RFC 9110 §9.2.2), without a body, of which the backend took no byte.
+        lease.was_kept && framing == Framing::None && parts.method.is_idempotent()
     }
 }
 
@@ -73,10 +105,18 @@ pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, error: &ForwardError) {
     }
 }
 
-/// The connection's response was read to its end, and it may take another request.
-struct Reusable(bool);
+/// How far a request has got.
+#[derive(Default)]
+struct Progress {
+    /// Something of the body has left the tunnel: it cannot be had again.
+    took_of_body: Cell<bool>,
+    sent_whole: Cell<bool>,
+}
 
-enum Failure {
+/// The connection's response was read to its end, and it may take another request.
+pub(crate) struct Reusable(pub(crate) bool);
+
+pub(crate) enum Failure {
     /// Nothing of a response was relayed: the caller can still be told.
     NoResponse(ResponseError),
     /// The stream was reset, by the caller or because its response broke off.
@@ -85,81 +125,132 @@ enum Failure {
 
 /// Sends the request and relays the response at the same time: either may end first.
 async fn exchange(
-    connection: &Connection,
+    lease: &Lease<'_>,
     parts: &Parts,
     framing: Framing,
     body: &mut RecvStream,
     respond: &mut SendResponse<Bytes>,
+    progress: &Progress,
 ) -> Result<Reusable, Failure> {
-    let sent_whole = Cell::new(false);
-    let up = std::pin::pin!(send_request(connection, parts, framing, body, &sent_whole));
-    let down = std::pin::pin!(relay_response(connection, &parts.method, respond));
+    let (request, response) = lease.exchange(parts, framing).map_err(Failure::NoResponse)?;
+    let up = std::pin::pin!(send_request(request, lease, parts, framing, body, progress));
+    let down = std::pin::pin!(relay_response(response, &parts.method, respond));
     let kept_alive = match select(down, up).await {
         Either::Left((kept_alive, _)) => kept_alive?,
         Either::Right((Err(CallerGone), _)) => return Err(Failure::Over),
         Either::Right((Ok(()), down)) => down.await?,
     };
-    Ok(Reusable(kept_alive && sent_whole.get()))
+    Ok(Reusable(kept_alive && progress.sent_whole.get()))
 }
 
 /// The caller took its request back before it was complete.
-struct CallerGone;
+pub(crate) struct CallerGone;
 
 async fn send_request(
-    connection: &Connection,
+    mut request: RequestHalf<'_>,
+    lease: &Lease<'_>,
     parts: &Parts,
     framing: Framing,
     body: &mut RecvStream,
-    sent_whole: &Cell<bool>,
+    progress: &Progress,
 ) -> Result<(), CallerGone> {
-    let target = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let host = parts.uri.authority().map_or("", Authority::as_str);
     // A backend that does not take all of it may still answer: what went wrong shows when the response is read.
-    if connection.send_head(&parts.method, &target, host.as_bytes(), &parts.headers, framing).await.is_err() {
+    if request.head(parts, lease.authority(parts)).await.is_err() {
         return Ok(());
     }
     if framing == Framing::None {
-        sent_whole.set(true);
+        progress.sent_whole.set(true);
         return Ok(());
     }
+    progress.sent_whole.set(send_body(&mut request, body, &progress.took_of_body).await?.is_ok());
+    Ok(())
+}
+
+/// Sends what comes from the tunnel, to its end or until the backend takes no more.
+pub(crate) async fn send_body(
+    request: &mut RequestHalf<'_>,
+    body: &mut RecvStream,
+    took: &Cell<bool>,
+) -> Result<std::io::Result<()>, CallerGone> {
     let mut trailers = None;
     loop {
-        match std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await.map_err(|_| CallerGone)? {
+        let received = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await.map_err(|_| CallerGone)?;
+        took.set(true);
+        match received {
             Received::Data(data) => {
-                let sent = connection.send_data(&data, framing).await;
-                stream::release(body, data.len());
+                let length = data.len();
+                let sent = request.data(data).await;
+                stream::release(body, length);
                 if sent.is_err() {
-                    return Ok(());
+                    return Ok(sent);
                 }
             }
             Received::Trailers(fields) => trailers = Some(fields),
             Received::End => break,
         }
     }
-    sent_whole.set(connection.finish(framing, trailers.as_ref()).await.is_ok());
-    Ok(())
+    Ok(request.finish(trailers).await)
 }
 
 /// Relays the response; tells whether the backend keeps the connection.
 async fn relay_response(
-    connection: &Connection,
+    mut response: ResponseHalf<'_>,
     method: &Method,
     respond: &mut SendResponse<Bytes>,
 ) -> Result<bool, Failure> {
-    let head = match unless_reset(respond, connection.response_head(method)).await {
-        Some(head) => head.map_err(Failure::NoResponse)?,
-        None => return Err(Failure::Over),
-    };
-    let mut response = Response::new(());
-    *response.status_mut() = head.status;
-    // Nobody but the gateway speaks in its name.
-    *response.headers_mut() = fields::end_to_end(head.headers, fields::is_own);
+    let head = final_head(&mut response, method, respond).await?;
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Failure::NoResponse(ResponseError::Unasked));
+    }
+    let keep_alive = head.keep_alive;
+    relay_final(head, response, respond).await?;
+    Ok(keep_alive)
+}
 
-    let mut body = Body::new(connection, head.framing);
-    let mut stream = respond.send_response(response, body.is_done()).map_err(|_| Failure::Over)?;
-    while !body.is_done() {
+/// Waits for the final response, 101 among them, and passes on the interim ones before it.
+pub(crate) async fn final_head(
+    response: &mut ResponseHalf<'_>,
+    method: &Method,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<Head, Failure> {
+    for _ in 0..=INTERIM_MAX {
+        let head = match unless_reset(respond, response.head(method)).await {
+            Some(head) => head.map_err(Failure::NoResponse)?,
+            None => return Err(Failure::Over),
+        };
+        if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(head);
+        }
+        respond.send_informational(on_the_tunnel(head.status, head.headers)).map_err(|_| Failure::Over)?;
+    }
+    Err(Failure::NoResponse(ResponseError::Interim(INTERIM_MAX)))
+}
+
+/// Relays a final response, whose body is still to come.
+pub(crate) async fn relay_final(
+    head: Head,
+    mut response: ResponseHalf<'_>,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<(), Failure> {
+    let is_done = response.is_done();
+    let head = on_the_tunnel(head.status, head.headers);
+    let mut stream = respond.send_response(head, is_done).map_err(|_| Failure::Over)?;
+    relay_body(&mut response, &mut stream).await
+}
+
+/// A response head as it goes to the gateway. Nobody but the gateway speaks in its name.
+pub(crate) fn on_the_tunnel(status: StatusCode, headers: HeaderMap) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = status;
+    *response.headers_mut() = fields::end_to_end(headers, fields::is_own);
+    response
+}
+
+/// Relays what the backend sends until it ends. If that breaks off, so does the stream.
+pub(crate) async fn relay_body(response: &mut ResponseHalf<'_>, stream: &mut SendStream<Bytes>) -> Result<(), Failure> {
+    while !response.is_done() {
         let part = {
-            let part = std::pin::pin!(body.part());
+            let part = std::pin::pin!(response.part());
             let reset = std::pin::pin!(std::future::poll_fn(|cx| stream.poll_reset(cx)));
             match select(part, reset).await {
                 Either::Left((part, _)) => part,
@@ -167,9 +258,14 @@ async fn relay_response(
             }
         };
         let sent = match part {
-            Ok(Part::Data(data)) => stream::send(&mut stream, data, body.is_done()).await,
-            Ok(Part::Trailers(trailers)) => stream::finish(&mut stream, Some(fields::end_to_end_trailers(trailers))),
-            Ok(Part::End) => stream::finish(&mut stream, None),
+            Ok(Part::Data(data)) => {
+                let length = data.len();
+                let sent = stream::send(stream, data, response.is_done()).await;
+                response.release(length);
+                sent
+            }
+            Ok(Part::Trailers(trailers)) => stream::finish(stream, Some(fields::end_to_end_trailers(trailers))),
+            Ok(Part::End) => stream::finish(stream, None),
             Err(error) => {
                 tracing::debug!(%error, "response cut short");
                 stream.send_reset(Reason::INTERNAL_ERROR);
@@ -178,11 +274,11 @@ async fn relay_response(
         };
         sent.map_err(|_| Failure::Over)?;
     }
-    Ok(head.keep_alive)
+    Ok(())
 }
 
 /// Waits for `future`, but not beyond a reset of the stream by the gateway.
-async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
     let reset = std::pin::pin!(std::future::poll_fn(|cx| respond.poll_reset(cx)));
     match select(std::pin::pin!(future), reset).await {
         Either::Left((output, _)) => Some(output),
@@ -200,12 +296,5 @@ fn framing(parts: &Parts, body: &RecvStream) -> Framing {
     }
 }
 
-impl From<ResponseError> for ForwardError {
-    fn from(error: ResponseError) -> Self {
-        let code = match &error {
-            ResponseError::Reset(_) => "GW_BACKEND_RESET",
-            ResponseError::Head(_) | ResponseError::Body(_) | ResponseError::Upgrade => "GW_BACKEND_INVALID_RESPONSE",
-        };
-        Self { code, message: error.to_string() }
-    }
-}
+#[cfg(test)]
+mod tests;

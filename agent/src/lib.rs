@@ -22,6 +22,7 @@ mod service;
 mod session;
 mod slots;
 pub mod state;
+mod upgrade;
 
 pub use agent::{AgentHandle, StartError, start};
 pub use config::Config;

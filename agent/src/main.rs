@@ -80,7 +80,7 @@ fn say_what_is_next(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut imp
 fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
     let environment = |name: &str| std::env::var(name).ok();
-    let config = Config::load(config.as_deref(), state_dir.clone(), backend.as_deref(), environment)
+    let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(config.log_format, "info");
     run(config).map_err(|error| Failure::Run(error.to_string()))

@@ -9,7 +9,7 @@ use gw_shared::runtime;
 use tokio::sync::watch;
 
 use crate::agent::{Agent, random};
-use crate::backend::{Backend, Pool};
+use crate::backend::{Backends, Pool};
 use crate::dial;
 use crate::reconnect::Backoff;
 use crate::session::{self, Phase, Session};
@@ -19,8 +19,8 @@ use crate::slots::Slots;
 const REPLACED_PAUSE: Duration = Duration::from_secs(120);
 
 /// Keeps a tunnel for the service at `hostname` until it is told to stop; returns when its last request has ended.
-pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backend: Backend, stop: watch::Receiver<bool>) {
-    let pool = Rc::new(Pool::new(backend, agent.config.slots()));
+pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
+    let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
     let mut backoff = Backoff::new();
     // Tunnels that were asked to end and still have requests.
     let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();

@@ -31,6 +31,8 @@ pub struct Options {
     pub admin_port: u16,
     /// The echo backend if there is none.
     pub backend: Option<String>,
+    /// Configuration of the agent, which says what its backends are; `backend` is not looked at then.
+    pub agent_config: Option<PathBuf>,
     /// A fresh temporary folder if there is none.
     pub data_dir: Option<PathBuf>,
     /// At least 1.
@@ -49,6 +51,7 @@ impl Default for Options {
             port: 0,
             admin_port: 0,
             backend: None,
+            agent_config: None,
             data_dir: None,
             workers: 1,
             rate: Config::DEFAULT_RATE,
@@ -273,15 +276,17 @@ fn config(options: &Options, data_dir: PathBuf) -> Config {
 }
 
 fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoError> {
-    let backend = match &options.backend {
-        Some(url) => url.clone(),
-        None => format!("http://{}", echo::start()?),
+    let backends = match (&options.agent_config, &options.backend) {
+        (Some(_), _) => Vec::new(),
+        (None, Some(url)) => vec![url.clone()],
+        (None, None) => vec![format!("http://{}", echo::start()?)],
     };
     let environment = |name: &str| match options.slots {
         Some(slots) if name == gw_agent::SLOTS_VARIABLE => Some(slots.to_string()),
         _ => std::env::var(name).ok(),
     };
-    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), Some(&backend), environment)?;
+    let config =
+        gw_agent::Config::load(options.agent_config.as_deref(), Some(state_dir.to_owned()), &backends, environment)?;
     Ok(gw_agent::start(config)?)
 }
 

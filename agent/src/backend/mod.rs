@@ -1,67 +1,65 @@
-//! The backend that requests are forwarded to.
+//! The backends that requests are forwarded to.
 
+mod choice;
+mod connect;
+mod exchange;
 mod h1;
+mod h2;
+mod options;
 mod pool;
+mod stream;
 
-use std::fmt;
-use std::net::IpAddr;
+use std::io;
 
-use http::Uri;
-use http::uri::Scheme;
+use gw_shared::http::{InvalidBody, InvalidHead};
 
-pub(crate) use h1::{Body, Connection, ResponseError};
-pub(crate) use pool::Pool;
-
-/// Where a backend listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Backend {
-    /// Name or address literal, brackets included.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-/// Text that is not a backend this agent can forward to.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{found:?} is not a backend: give http://HOST:PORT, without a path")]
-pub(crate) struct InvalidBackend {
-    found: String,
-}
-
-impl Backend {
-    pub(crate) fn parse(text: &str) -> Result<Self, InvalidBackend> {
-        let invalid = || InvalidBackend { found: text.to_owned() };
-        let uri: Uri = text.parse().map_err(|_| invalid())?;
-        if uri.scheme() != Some(&Scheme::HTTP) || !matches!(uri.path(), "" | "/") || uri.query().is_some() {
-            return Err(invalid());
-        }
-        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
-        Ok(Self { host: authority.host().to_owned(), port: authority.port_u16().unwrap_or(80) })
-    }
-
-    /// The address, where the host is one: nothing to resolve then.
-    pub(crate) fn literal_address(&self) -> Option<IpAddr> {
-        self.host.trim_matches(['[', ']']).parse().ok()
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}:{}", self.host, self.port)
-    }
-}
-
+pub(crate) use connect::{ConnectError, Wanted};
+pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
+pub(crate) use options::Backends;
+pub(crate) use pool::{Lease, Pool};
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) use stream::Stream;
 
-    #[test]
-    fn backends_are_http_origins() {
-        let backend = Backend::parse("http://localhost:8080/").unwrap();
-        assert_eq!((backend.host.as_str(), backend.port), ("localhost", 8080));
-        assert_eq!(Backend::parse("http://[::1]:1").unwrap().literal_address(), Some("::1".parse().unwrap()));
-        assert_eq!(Backend::parse("http://h").unwrap().port, 80);
-        for bad in ["", "localhost:80", "https://h", "http://h/path", "http://u@h", "http://h?q", "http://"] {
-            assert!(Backend::parse(bad).is_err(), "{bad}");
+/// Why there is no (whole) response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ResponseError {
+    #[error("the backend closed the connection: {0}")]
+    Reset(io::Error),
+    #[error("the backend's response is not valid HTTP: {0}")]
+    Head(#[from] InvalidHead),
+    #[error("the backend's response is not valid HTTP: {0}")]
+    Body(#[from] InvalidBody),
+    #[error("the backend's response is not valid HTTP: {0}")]
+    Http2(::h2::Error),
+    /// It has certainly not begun with the request.
+    #[error("the backend refused the request: {0}")]
+    Unprocessed(String),
+    #[error("the backend's response is not valid HTTP: it switches protocols unasked")]
+    Unasked,
+    #[error("the backend did not switch to the protocol as asked: {0}")]
+    Switch(String),
+    #[error("the backend's response does not come: more than {0} interim ones")]
+    Interim(u32),
+}
+
+impl ResponseError {
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            // With TLS 1.3 a refused client certificate shows on the first read.
+            Self::Reset(error) if connect::tls_error(error).is_some() => "GW_BACKEND_TLS",
+            Self::Reset(_) | Self::Unprocessed(_) => "GW_BACKEND_RESET",
+            Self::Head(_) | Self::Body(_) | Self::Http2(_) | Self::Unasked | Self::Switch(_) | Self::Interim(_) => {
+                "GW_BACKEND_INVALID_RESPONSE"
+            }
+        }
+    }
+
+    pub(crate) fn message(&self) -> String {
+        match self {
+            Self::Reset(error) if connect::tls_error(error).is_some() => {
+                format!("the backend ended TLS: {}", connect::explain_tls(error))
+            }
+            error => error.to_string(),
         }
     }
 }

@@ -1,71 +1,306 @@
-//! Connections to one backend that wait for their next request.
+//! Connections to the backends of one service: those that wait for a request, and new ones.
 
-use std::cell::RefCell;
-use std::io;
-use std::net::SocketAddr;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use gw_shared::net::{Socket, resolve};
+use ::h2::ext::Protocol as Switch;
+use gw_shared::http::{BodyDecoder, Framing};
+use gw_shared::runtime;
+use http::Method;
+use http::request::Parts;
+use http::uri::Authority;
 
-use super::{Backend, Connection};
+use super::choice::{Health, least_loaded};
+use super::connect::{self, ConnectError, Wanted};
+use super::exchange::{RequestHalf, ResponseHalf};
+use super::h2::Opened;
+use super::options::{Backends, Endpoint, Host, Protocol};
+use super::{ResponseError, h1, h2};
 
 /// Shorter than the keep-alive of common servers (nginx 75 s, Apache 5 s, Node 5 s): the backend seldom closes first.
 const IDLE_FOR: Duration = Duration::from_secs(4);
 
-/// Keep-alive connections of one backend, last used first out.
+/// How long one backend is waited for while there is another to try. The last one has all the time it takes, as for
+/// everything a backend does.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The backends of one service.
 pub(crate) struct Pool {
-    backend: Backend,
-    /// Most connections kept: as many as requests can run at a time, or each peak would end in new handshakes.
+    backends: Box<[Backend]>,
+    host: Host,
+    /// Counts requests, so that backends that are equally busy take turns.
+    turn: Cell<usize>,
+}
+
+/// One backend and its connections.
+struct Backend {
+    endpoint: Endpoint,
+    health: Cell<Health>,
+    /// Requests that it has now.
+    requests: Cell<u32>,
+    /// Most HTTP/1.1 connections kept: as many as requests can run at a time, or each peak would end in new handshakes.
     idle_max: usize,
-    idle: RefCell<Vec<(Instant, Connection)>>,
+    /// HTTP/1.1, last used first out.
+    idle: RefCell<Vec<(Instant, h1::Connection)>>,
+    shared: h2::Connections,
+    /// ALPN selected HTTP/1.1 the last time: it is of no use to wait for a connection to share.
+    speaks_http1: Cell<bool>,
+}
+
+/// A connection on loan for one request.
+pub(crate) struct Lease<'a> {
+    backend: &'a Backend,
+    host: Host,
+    /// Has served requests before, and may close under our hands.
+    pub(crate) was_kept: bool,
+    connection: Connection,
+    _load: Load<'a>,
+}
+
+enum Connection {
+    Http1(h1::Connection),
+    Http2(h2::Place),
+}
+
+/// A request that counts at its backend.
+struct Load<'a>(&'a Cell<u32>);
+
+impl Drop for Load<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl Pool {
-    pub(crate) fn new(backend: Backend, idle_max: u32) -> Self {
-        Self { backend, idle_max: usize::try_from(idle_max).unwrap_or(usize::MAX), idle: RefCell::default() }
+    pub(crate) fn new(backends: &Backends, idle_max: u32) -> Self {
+        let idle_max = usize::try_from(idle_max).unwrap_or(usize::MAX);
+        let backend = |endpoint: &Endpoint| Backend {
+            endpoint: endpoint.clone(),
+            health: Cell::default(),
+            requests: Cell::default(),
+            idle_max,
+            idle: RefCell::default(),
+            shared: h2::Connections::default(),
+            // Or it speaks nothing else.
+            speaks_http1: Cell::new(matches!(endpoint.protocol, Protocol::Http1)),
+        };
+        Self { backends: backends.endpoints.iter().map(backend).collect(), host: backends.host, turn: Cell::default() }
     }
 
-    /// A waiting connection that the backend has not closed, as far as can be seen.
-    pub(crate) fn take(&self) -> Option<Connection> {
+    /// A waiting connection of the backend whose turn it is, one that the backend has not closed as far as can be seen.
+    pub(crate) fn kept(&self) -> Option<Lease<'_>> {
+        let backend = match &*self.backends {
+            [only] => only,
+            several => {
+                self.turn.set(self.turn.get().wrapping_add(1));
+                several.get(self.next(|_| false)?)?
+            }
+        };
+        Some(self.lease(backend, true, backend.kept()?))
+    }
+
+    /// A new connection, or a place on one that others use. Where a backend cannot be reached, others are tried: no
+    /// request has been sent.
+    pub(crate) async fn connect(&self, wanted: Wanted) -> Result<Lease<'_>, ConnectError> {
+        let mut tried = vec![false; self.backends.len()];
+        let mut failure = ConnectError::Unreachable("there is none".to_owned());
+        while let Some(next) = self.next(|at| tried[at]) {
+            tried[next] = true;
+            let backend = &self.backends[next];
+            backend.health.set(backend.health.get().tried(Instant::now()));
+            // While others wait for this one, it counts as busy.
+            let load = Load::new(&backend.requests);
+            let connecting = backend.connect(wanted);
+            let connected = if tried.contains(&false) {
+                let late = |_| Err(ConnectError::Unreachable(format!("no connection within {PATIENCE:?}")));
+                runtime::timeout(PATIENCE, connecting).await.unwrap_or_else(late)
+            } else {
+                connecting.await
+            };
+            drop(load);
+            match connected {
+                Ok(connection) => {
+                    backend.health.set(Health::default());
+                    return Ok(self.lease(backend, false, connection));
+                }
+                Err(error) => {
+                    tracing::debug!(backend = %backend.endpoint, %error, "no connection");
+                    backend.health.set(backend.health.get().failed(Instant::now()));
+                    failure = error.of(&backend.endpoint);
+                }
+            }
+        }
+        Err(failure)
+    }
+
+    /// The least busy of those not `tried`, and of those that are set aside only if there is no other.
+    fn next(&self, tried: impl Fn(usize) -> bool) -> Option<usize> {
+        let now = Instant::now();
+        let load = |at: usize| (!tried(at)).then(|| self.backends[at].requests.get());
+        let is_good = |at: usize| self.backends[at].health.get().is_good(now);
+        let (count, turn) = (self.backends.len(), self.turn.get());
+        let good = least_loaded(count, turn, |at| load(at).filter(|_| is_good(at)));
+        good.or_else(|| least_loaded(count, turn, load))
+    }
+
+    fn lease<'a>(&self, backend: &'a Backend, was_kept: bool, connection: Connection) -> Lease<'a> {
+        Lease { backend, host: self.host, was_kept, connection, _load: Load::new(&backend.requests) }
+    }
+
+    /// Closes what has waited too long.
+    pub(crate) fn prune(&self) {
+        for backend in &self.backends {
+            backend.idle.borrow_mut().retain(|(since, _)| since.elapsed() < IDLE_FOR);
+            backend.shared.prune();
+        }
+    }
+
+    /// Connections that have no request.
+    pub(crate) fn idle(&self) -> usize {
+        self.backends.iter().map(|backend| backend.idle.borrow().len() + backend.shared.idle()).sum()
+    }
+}
+
+impl<'a> Load<'a> {
+    fn new(requests: &'a Cell<u32>) -> Self {
+        requests.set(requests.get() + 1);
+        Self(requests)
+    }
+}
+
+impl Backend {
+    fn kept(&self) -> Option<Connection> {
+        if !self.speaks_http1.get() {
+            return self.shared.place().map(Connection::Http2);
+        }
         let mut idle = self.idle.borrow_mut();
         while let Some((since, connection)) = idle.pop() {
             if since.elapsed() < IDLE_FOR && connection.is_quiet() {
-                return Some(connection);
+                return Some(Connection::Http1(connection));
             }
         }
         None
     }
 
-    /// A new connection; no time limit, as for everything a backend does.
-    pub(crate) async fn connect(&self) -> io::Result<Connection> {
-        let socket = match self.backend.literal_address() {
-            Some(address) => Socket::connect(SocketAddr::new(address, self.backend.port)).await?,
-            None => {
-                let addresses = resolve::resolve(&self.backend.host, self.backend.port).await?;
-                resolve::connect_any(&addresses).await?
+    async fn connect(&self, wanted: Wanted) -> Result<Connection, ConnectError> {
+        let is_tls = matches!(self.endpoint.protocol, Protocol::Tls(_));
+        let opened = if is_tls && wanted == Wanted::Http1 {
+            match self.open(Wanted::Http1).await {
+                // Speaks HTTP/2 alone.
+                Err(ConnectError::Tls { nothing_in_common: true, .. }) => self.open_shared().await,
+                opened => opened,
             }
-        };
-        Ok(Connection::new(socket))
+        } else if self.speaks_http1.get() {
+            self.open(Wanted::Any).await
+        } else {
+            self.open_shared().await
+        }?;
+        Ok(match opened {
+            Opened::Http1(connection) => Connection::Http1(connection),
+            Opened::Http2(place) => Connection::Http2(place),
+        })
     }
 
-    /// Keeps a connection whose last response was read to its end.
-    pub(crate) fn give_back(&self, connection: Connection) {
-        let mut idle = self.idle.borrow_mut();
-        if idle.len() < self.idle_max {
-            idle.push((Instant::now(), connection));
+    async fn open_shared(&self) -> Result<Opened<h1::Connection>, ConnectError> {
+        // Whether it speaks HTTP/2 shows on the first connection.
+        self.shared.place_or(|| !self.speaks_http1.get(), self.open(Wanted::Any)).await
+    }
+
+    async fn open(&self, wanted: Wanted) -> Result<Opened<h1::Connection>, ConnectError> {
+        let (stream, is_http2) = connect::dial(&self.endpoint, wanted).await?;
+        if wanted == Wanted::Any {
+            self.speaks_http1.set(!is_http2);
+        }
+        if !is_http2 {
+            return Ok(Opened::Http1(h1::Connection::new(stream)));
+        }
+        let connection = h2::Connection::start(stream).await?;
+        Ok(Opened::Http2(self.shared.keep(&connection)))
+    }
+}
+
+impl Lease<'_> {
+    /// The two halves of an exchange of which nothing is sent yet.
+    pub(crate) fn exchange(
+        &self,
+        parts: &Parts,
+        framing: Framing,
+    ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
+        match &self.connection {
+            Connection::Http1(connection) => Ok((
+                RequestHalf::Http1(connection, framing),
+                ResponseHalf::Http1(connection, BodyDecoder::new(Framing::None)),
+            )),
+            Connection::Http2(place) => {
+                let (request, response) =
+                    place.request(parts, self.authority(parts), None, framing == Framing::None)?;
+                Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
+            }
         }
     }
 
-    /// Closes what has waited too long.
-    pub(crate) fn prune(&self) {
-        self.idle.borrow_mut().retain(|(since, _)| since.elapsed() < IDLE_FOR);
+    /// The halves of an exchange that asks for another protocol, over HTTP/2 (RFC 8441).
+    pub(crate) fn exchange_protocol(
+        &self,
+        parts: &Parts,
+        protocol: &Switch,
+    ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
+        let refused = |why: &str| Err(ResponseError::Switch(why.to_owned()));
+        match &self.connection {
+            Connection::Http1(_) => refused("this is a connection of HTTP/1.1"),
+            Connection::Http2(place) if !place.takes_protocols() => {
+                refused("it speaks HTTP/2 and takes no extended CONNECT there (RFC 8441)")
+            }
+            Connection::Http2(_) if parts.method != Method::GET => {
+                refused("it speaks HTTP/2, where no method can be given (RFC 8441)")
+            }
+            Connection::Http2(place) => {
+                let (request, response) = place.request(parts, self.authority(parts), Some(protocol), false)?;
+                Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
+            }
+        }
     }
 
-    pub(crate) fn idle(&self) -> usize {
-        self.idle.borrow().len()
+    /// What the backend is told to be.
+    pub(crate) fn authority<'b>(&'b self, parts: &'b Parts) -> &'b Authority {
+        match (self.host, parts.uri.authority()) {
+            (Host::Preserve, Some(authority)) => authority,
+            (Host::Rewrite, _) | (Host::Preserve, None) => &self.backend.endpoint.authority,
+        }
     }
 
-    pub(crate) fn backend(&self) -> &Backend {
-        &self.backend
+    /// Whether `error` shows that the backend has not seen anything of the request.
+    pub(crate) fn did_not_begin(&self, error: &ResponseError) -> bool {
+        match &self.connection {
+            Connection::Http1(connection) => matches!(error, ResponseError::Reset(_)) && !connection.took_the_request(),
+            Connection::Http2(place) => {
+                let refused = matches!(error, ResponseError::Unprocessed(_));
+                if refused {
+                    place.retire();
+                }
+                refused
+            }
+        }
+    }
+
+    pub(crate) fn is_http2(&self) -> bool {
+        matches!(self.connection, Connection::Http2(_))
+    }
+
+    /// Breaks the exchange off. Over HTTP/2 dropping its halves has done so.
+    pub(crate) fn abort(self) {
+        if let Connection::Http1(connection) = &self.connection {
+            connection.reset_when_dropped();
+        }
+    }
+
+    /// Keeps a connection whose last response was read to its end.
+    pub(crate) fn give_back(self) {
+        if let Connection::Http1(connection) = self.connection {
+            let mut idle = self.backend.idle.borrow_mut();
+            if idle.len() < self.backend.idle_max {
+                idle.push((Instant::now(), connection));
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@
 mod admin;
 mod apex;
 mod backend;
+mod backends;
 mod bucket;
 mod caller;
 mod certificates;

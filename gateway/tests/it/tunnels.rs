@@ -19,7 +19,7 @@ fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_a
 }
 
 fn start_agent(state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
-    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), Some(backend), |_| None).unwrap();
+    let config = gw_agent::Config::load(None, Some(state_dir.to_owned()), &[backend.to_owned()], |_| None).unwrap();
     gw_agent::start(config).unwrap()
 }
 

@@ -79,6 +79,21 @@ fn accepts_trailers(headers: &HeaderMap) -> bool {
         .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
+/// Joins `Cookie` fields into one, as HTTP/1.1 wants them; HTTP/2 lets them come apart (RFC 9113 §8.2.3).
+pub fn join_cookies(headers: &mut HeaderMap) {
+    let mut cookies = headers.get_all(header::COOKIE).iter();
+    let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };
+    let mut joined = first.as_bytes().to_vec();
+    for cookie in headers.get_all(header::COOKIE).iter().skip(1) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(cookie.as_bytes());
+    }
+    // Valid, since its parts are.
+    if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
 /// Whether a field is one of the gateway's own, `X-Gw-*`.
 pub fn is_own(name: &HeaderName) -> bool {
     name.as_str().starts_with(OWN_PREFIX)
@@ -145,5 +160,14 @@ mod tests {
         let trailers =
             map(&[("content-length", "3"), ("grpc-status", "0"), ("transfer-encoding", "chunked"), ("te", "trailers")]);
         assert_eq!(end_to_end_trailers(trailers), map(&[("grpc-status", "0")]));
+    }
+
+    #[test]
+    fn cookies_are_joined_where_the_first_was() {
+        let mut headers = map(&[("a", "1"), ("cookie", "x=1"), ("b", "2"), ("cookie", "y=2; z=3")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("a", "1"), ("cookie", "x=1; y=2; z=3"), ("b", "2")]));
+        let names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["a", "cookie", "b"]);
     }
 }

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
@@ -15,9 +16,12 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use monoio::net::{TcpListener, TcpStream};
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 use super::raw_fd::{self, TcpInfo};
+use crate::runtime;
 
 /// Reads in a row that may succeed without going back to the ring: bounds what one fast peer takes of a turn.
 const READS_PER_TURN: u8 = 16;
@@ -25,6 +29,9 @@ const READS_PER_TURN: u8 = 16;
 /// Room for one receive into a growing buffer, in bytes: for a message, and for a stream that has filled that.
 const RECEIVE_SMALL: usize = 8 * 1024;
 const RECEIVE_LARGE: usize = 64 * 1024;
+
+/// How soon a Unix socket whose queue of connections was full is tried again.
+const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// A connected, non-blocking stream socket of this thread's reactor.
 pub struct Socket {
@@ -36,6 +43,8 @@ pub struct Socket {
     reads_in_a_row: Cell<u8>,
     /// Room that [`Self::poll_recv_buf`] takes next.
     room: Cell<usize>,
+    /// Bytes that the kernel has taken for sending.
+    sent: Cell<u64>,
     /// There once somebody asked for it: most sockets are spared reading the clock.
     last_received: OnceCell<Rc<Cell<Instant>>>,
 }
@@ -61,15 +70,20 @@ impl Socket {
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         rustix::io::fcntl_setfd(raw_fd::borrow(&stream), rustix::io::FdFlags::CLOEXEC)?;
-        Ok(Self {
+        Ok(Self::wrap(stream))
+    }
+
+    fn wrap(stream: TcpStream) -> Self {
+        Self {
             stream: Rc::new(stream),
             read: RefCell::default(),
             write: RefCell::default(),
             drained: Cell::new(true),
             reads_in_a_row: Cell::new(0),
             room: Cell::new(RECEIVE_SMALL),
+            sent: Cell::new(0),
             last_received: OnceCell::new(),
-        })
+        }
     }
 
     /// Takes over a socket that another thread accepted.
@@ -88,6 +102,23 @@ impl Socket {
     /// Connects to `address`. No time limit: the caller sets one by dropping the future.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         Self::new(TcpStream::connect_addr(address).await?)
+    }
+
+    /// Connects to the Unix socket at `path`. What is of TCP alone fails on it or, like
+    /// [`Self::was_acknowledged_beyond`], answers with caution.
+    pub async fn connect_unix(path: &Path) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        loop {
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            // Does not wait, unlike with TCP: it succeeds or fails at once.
+            match rustix::net::connect(&fd, &address) {
+                // monoio has a type for Unix sockets too; this one does all that is needed, whatever the family.
+                Ok(()) => return Ok(Self::wrap(TcpStream::from_std(std::net::TcpStream::from(fd))?)),
+                Err(rustix::io::Errno::AGAIN) => runtime::sleep(QUEUE_FULL_PAUSE).await,
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// A handle that can end this connection from elsewhere on the same thread.
@@ -125,6 +156,12 @@ impl Socket {
     pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
         let probes = socket2::TcpKeepalive::new().with_time(after).with_interval(after / 4).with_retries(4);
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
+    }
+
+    /// Makes the end of this socket a reset: the peer learns of it at once, also where it does not read what was sent.
+    pub fn reset_when_dropped(&self) {
+        // Fails only when the connection is gone already.
+        let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
     }
 
     /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
@@ -190,9 +227,18 @@ impl Socket {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags) {
                 Err(rustix::io::Errno::INTR) => {}
-                result => return result.map_err(Into::into),
+                Ok(sent) => {
+                    self.sent.set(self.sent.get() + sent as u64);
+                    return Ok(sent);
+                }
+                Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Bytes that the kernel has taken for sending so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.get()
     }
 
     /// Waits until the kernel takes bytes again (or the connection failed).

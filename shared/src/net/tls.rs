@@ -80,6 +80,16 @@ impl TlsStream {
         self.session.borrow().peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned())
     }
 
+    /// The protocol that the server selected (RFC 7301).
+    pub fn alpn_is(&self, protocol: &[u8]) -> bool {
+        self.session.borrow().alpn_protocol() == Some(protocol)
+    }
+
+    /// Whether nothing has arrived that was not read, not even the end.
+    pub fn is_quiet(&self) -> bool {
+        self.surplus.borrow().is_empty() && self.socket.is_quiet()
+    }
+
     /// Reads plaintext into `target`; `Ok(0)` is an authenticated end (`close_notify`). A stream cut off without it is
     /// `UnexpectedEof`.
     pub fn poll_read(&self, cx: &mut Context<'_>, target: &mut [u8]) -> Poll<io::Result<usize>> {

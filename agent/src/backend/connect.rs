@@ -1,0 +1,107 @@
+//! New connections to backends.
+
+use std::io;
+
+use gw_shared::net::{Socket, TlsStream, resolve};
+use rustls::{AlertDescription, CertificateError, ClientConnection};
+
+use super::options::{Address, Endpoint, H2, Protocol};
+use super::stream::Stream;
+
+/// What the connection is to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Any,
+    /// For another protocol than HTTP: HTTP/1.1 where there is a choice.
+    Http1,
+}
+
+/// Why a backend could not be connected to.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("{0}")]
+    Unreachable(String),
+    #[error("{message}")]
+    Tls {
+        message: String,
+        /// The backend speaks none of the protocols that were offered.
+        nothing_in_common: bool,
+    },
+    /// It answered, but not as a server of HTTP/2.
+    #[error("{0}")]
+    NotHttp2(String),
+}
+
+/// Connects, up to and including TLS. Tells whether the connection speaks HTTP/2. No time limit.
+pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<(Stream, bool), ConnectError> {
+    let socket = connect(&endpoint.address).await.map_err(|error| ConnectError::Unreachable(error.to_string()))?;
+    let tls = match &endpoint.protocol {
+        Protocol::Http1 => return Ok((Stream::Plain(socket), false)),
+        Protocol::Http2 => return Ok((Stream::Plain(socket), true)),
+        Protocol::Tls(tls) => tls,
+    };
+    let config = if wanted == Wanted::Any { &tls.any } else { &tls.http1 };
+    let session = ClientConnection::new(config.clone(), tls.server_name.clone())
+        .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
+    let stream = TlsStream::new(socket, session);
+    stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;
+    let is_http2 = stream.alpn_is(H2);
+    Ok((Stream::Tls(stream), is_http2))
+}
+
+async fn connect(address: &Address) -> io::Result<Socket> {
+    match address {
+        Address::Tcp { host, port } => resolve::connect_any(&resolve::resolve_lately(host, *port).await?).await,
+        Address::Unix(path) => Socket::connect_unix(path).await,
+    }
+}
+
+impl ConnectError {
+    fn tls(error: &io::Error) -> Self {
+        let nothing_in_common =
+            tls_error(error) == Some(&rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol));
+        Self::Tls { message: explain_tls(error), nothing_in_common }
+    }
+
+    /// The same, with the backend's name: there may be several.
+    pub(super) fn of(self, endpoint: &Endpoint) -> Self {
+        let name = |message| format!("the backend {endpoint} cannot be reached: {message}");
+        match self {
+            Self::Unreachable(message) => Self::Unreachable(name(message)),
+            Self::Tls { message, nothing_in_common } => Self::Tls { message: name(message), nothing_in_common },
+            Self::NotHttp2(message) => Self::NotHttp2(name(message)),
+        }
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "GW_BACKEND_UNREACHABLE",
+            Self::Tls { .. } => "GW_BACKEND_TLS",
+            Self::NotHttp2(_) => "GW_BACKEND_INVALID_RESPONSE",
+        }
+    }
+}
+
+/// What of `error` is TLS's.
+pub(super) fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Says what went wrong in TLS, and what helps where that is known.
+pub(super) fn explain_tls(error: &io::Error) -> String {
+    use rustls::Error::{AlertReceived, InvalidCertificate};
+    match tls_error(error) {
+        // Not signed by the key of any authority here, whatever name its own has.
+        Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+            "its certificate is of an authority that is not trusted here; `ca_file` names a private one".to_owned()
+        }
+        Some(InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. })) => {
+            format!("its certificate is for another name ({error}); `server_name` says which to expect")
+        }
+        Some(InvalidCertificate(error)) => format!("its certificate is not valid: {error}"),
+        Some(AlertReceived(AlertDescription::CertificateRequired)) => {
+            "it wants a certificate of its client: set `client_certificate` and `client_key`".to_owned()
+        }
+        _ => format!("TLS: {error}"),
+    }
+}

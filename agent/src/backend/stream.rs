@@ -1,0 +1,115 @@
+//! A byte stream to a backend, plain or in TLS.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::BytesMut;
+use gw_shared::net::{Socket, TlsStream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+pub(crate) enum Stream {
+    Plain(Socket),
+    Tls(TlsStream),
+}
+
+impl Stream {
+    pub(super) fn socket(&self) -> &Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.socket(),
+        }
+    }
+
+    /// Whether nothing has arrived that was not read, not even the end.
+    pub(super) fn is_quiet(&self) -> bool {
+        match self {
+            Self::Plain(socket) => socket.is_quiet(),
+            Self::Tls(stream) => stream.is_quiet(),
+        }
+    }
+
+    pub(super) async fn send_all(&self, pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.send_all(pieces).await,
+            Self::Tls(stream) => {
+                stream.write_all(pieces).await?;
+                stream.flush().await
+            }
+        }
+    }
+
+    /// Appends what is there to `buffer`. `Ok(0)` is the end of the stream, in TLS only one that the backend vouches for.
+    pub(super) fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Plain(socket) => socket.poll_recv_buf(cx, buffer),
+            Self::Tls(stream) => stream.poll_read_buf(cx, buffer),
+        }
+    }
+
+    /// Ends the sending direction alone.
+    pub(super) async fn end_sending(&self) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => {
+                socket.shutdown_write();
+                Ok(())
+            }
+            Self::Tls(stream) => stream.close().await,
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let target = buffer.initialize_unfilled();
+        let read = match &*self {
+            Self::Plain(socket) => ready!(socket.poll_recv(cx, target))?,
+            Self::Tls(stream) => ready!(stream.poll_read(cx, target))?,
+        };
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &*self {
+            Self::Plain(socket) => loop {
+                match socket.try_send(pieces) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_writable(cx))?,
+                    result => return Poll::Ready(result),
+                }
+            },
+            Self::Tls(stream) => stream.poll_write(cx, pieces),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &*self {
+            Self::Plain(_) => Poll::Ready(Ok(())),
+            Self::Tls(stream) => stream.poll_send(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &*self {
+            Self::Plain(socket) => {
+                socket.shutdown_write();
+                Poll::Ready(Ok(()))
+            }
+            Self::Tls(stream) => stream.poll_close(cx),
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A request to switch to another protocol (RFC 9110 §7.8), and the bytes of that protocol both ways.
+
+use std::cell::Cell;
+use std::task::Poll;
+
+use aws_lc_rs::digest;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_shared::http::Framing;
+use gw_shared::http::fields::{self, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
+use h2::ext::Protocol;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE,
+};
+use http::request::Parts;
+use http::{Method, StatusCode};
+
+use crate::backend::{Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
+use crate::forward::{Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset};
+
+/// Forwards an extended CONNECT of the tunnel. A connection that has switched belongs to that protocol for good.
+pub(crate) async fn forward(pool: &Pool, mut parts: Parts, body: RecvStream, mut respond: SendResponse<Bytes>) {
+    let method = parts
+        .headers
+        .remove(X_GW_UPGRADE_METHOD)
+        .map_or(Ok(Method::GET), |method| Method::from_bytes(method.as_bytes()));
+    let (Some(protocol), Ok(method)) = (parts.extensions.remove::<Protocol>(), method) else {
+        // Not what a gateway sends.
+        return respond.send_reset(Reason::PROTOCOL_ERROR);
+    };
+    parts.method = method;
+    fields::join_cookies(&mut parts.headers);
+    let lease = match unless_reset(&mut respond, pool.connect(Wanted::Http1)).await {
+        Some(Ok(lease)) => lease,
+        Some(Err(error)) => return refuse(&mut respond, &error.into()),
+        None => return,
+    };
+    match exchange(&lease, parts, &protocol, body, &mut respond).await {
+        Ok(true) => lease.give_back(),
+        Ok(false) => {}
+        Err(Failure::Over) => lease.abort(),
+        Err(Failure::NoResponse(error)) => refuse(&mut respond, &error.into()),
+    }
+}
+
+/// Tells whether the connection can take another request.
+async fn exchange(
+    lease: &Lease<'_>,
+    mut parts: Parts,
+    protocol: &Protocol,
+    body: RecvStream,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<bool, Failure> {
+    let (ask, websocket) = if lease.is_http2() {
+        (Ask::Connect, WebSocket::over_http2(&mut parts.headers, protocol))
+    } else {
+        (Ask::Upgrade, WebSocket::over_http1(&mut parts.headers, protocol))
+    };
+    let (request, mut response) = match ask {
+        Ask::Connect => lease.exchange_protocol(&parts, protocol).map_err(Failure::NoResponse)?,
+        Ask::Upgrade => {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+            parts.headers.insert(UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
+            lease.exchange(&parts, Framing::None).map_err(Failure::NoResponse)?
+        }
+    };
+    // What went wrong shows when the response is read.
+    let asked = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
+    asked.ok_or(Failure::Over)?.ok();
+    let method = if lease.is_http2() { &Method::CONNECT } else { &parts.method };
+    let head = final_head(&mut response, method, respond).await?;
+    if ask == Ask::Connect && head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(Failure::NoResponse(ResponseError::Unasked));
+    }
+    let switched = match ask {
+        Ask::Connect => head.status.is_success(),
+        Ask::Upgrade => head.status == StatusCode::SWITCHING_PROTOCOLS,
+    };
+    if !switched {
+        let keep_alive = head.keep_alive;
+        relay_final(head, response, respond).await?;
+        return Ok(keep_alive);
+    }
+    let answer = answer(head, ask, protocol, &websocket).map_err(Failure::NoResponse)?;
+    let mut on_tunnel = on_the_tunnel(StatusCode::OK, answer);
+    on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
+    let stream = respond.send_response(on_tunnel, false).map_err(|_| Failure::Over)?;
+    relay_both(request, response, body, stream).await?;
+    Ok(false)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    /// HTTP/1.1.
+    Upgrade,
+    /// Extended CONNECT (RFC 8441).
+    Connect,
+}
+
+fn protocol_value(protocol: &Protocol) -> Result<HeaderValue, ResponseError> {
+    HeaderValue::from_str(protocol.as_str()).map_err(|_| ResponseError::Switch("its name is not a token".to_owned()))
+}
+
+/// The fields of the answer, once it is the one that was asked for.
+fn answer(head: Head, ask: Ask, protocol: &Protocol, websocket: &WebSocket) -> Result<HeaderMap, ResponseError> {
+    let mut headers = head.headers;
+    if ask == Ask::Upgrade {
+        let mut named = headers.get_all(UPGRADE).iter();
+        let named = (named.next(), named.next());
+        let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_str().as_bytes());
+        if !matches!(named, (Some(value), None) if is_asked(value)) {
+            let (asked, got) = (protocol.as_str(), named.0);
+            return Err(ResponseError::Switch(format!("asked for {asked:?}, it switched to {got:?}")));
+        }
+    }
+    // The bytes of the protocol have no length (RFC 9110 §8.6).
+    headers.remove(CONTENT_LENGTH);
+    match websocket {
+        WebSocket::Caller | WebSocket::None => {}
+        WebSocket::Ours { expected } => {
+            if headers.remove(SEC_WEBSOCKET_ACCEPT).as_ref() != Some(expected) {
+                return Err(ResponseError::Switch("its Sec-WebSocket-Accept is not the one for our key".to_owned()));
+            }
+        }
+        WebSocket::Expects { accept } => drop(headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone())),
+    }
+    Ok(headers)
+}
+
+/// Who sees to the key of a WebSocket handshake (RFC 6455 §4.1), which HTTP/2 does without.
+enum WebSocket {
+    /// It is none.
+    None,
+    /// Caller and backend between them.
+    Caller,
+    /// We made the key.
+    Ours { expected: HeaderValue },
+    /// The caller sent a key, and the backend is asked over HTTP/2: we answer.
+    Expects { accept: HeaderValue },
+}
+
+impl WebSocket {
+    fn over_http1(headers: &mut HeaderMap, protocol: &Protocol) -> Self {
+        if !protocol.as_str().eq_ignore_ascii_case("websocket") {
+            return Self::None;
+        }
+        if headers.contains_key(SEC_WEBSOCKET_KEY) {
+            return Self::Caller;
+        }
+        let mut nonce = [0; 16];
+        // The key guards nothing: it is there for caches that know no better, and any will do.
+        let _ = aws_lc_rs::rand::fill(&mut nonce);
+        let key = BASE64_STANDARD.encode(nonce);
+        match (HeaderValue::try_from(&key), accept_of(key.as_bytes())) {
+            (Ok(key), Some(expected)) => {
+                headers.insert(SEC_WEBSOCKET_KEY, key);
+                Self::Ours { expected }
+            }
+            // Base64 is a valid field value.
+            _ => Self::Caller,
+        }
+    }
+
+    fn over_http2(headers: &mut HeaderMap, protocol: &Protocol) -> Self {
+        if !protocol.as_str().eq_ignore_ascii_case("websocket") {
+            return Self::None;
+        }
+        let key = headers.remove(SEC_WEBSOCKET_KEY);
+        let accept = key.and_then(|key| accept_of(key.as_bytes()));
+        accept.map_or(Self::None, |accept| Self::Expects { accept })
+    }
+}
+
+/// `Sec-WebSocket-Accept` for a key (RFC 6455 §4.2.2).
+pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
+    let mut context = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
+    context.update(key);
+    context.update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11");
+    HeaderValue::try_from(BASE64_STANDARD.encode(context.finish())).ok()
+}
+
+/// Carries bytes both ways until both sides have ended, or one breaks off. No time limit.
+async fn relay_both(
+    mut request: RequestHalf<'_>,
+    mut response: ResponseHalf<'_>,
+    mut body: RecvStream,
+    mut stream: SendStream<Bytes>,
+) -> Result<(), Failure> {
+    request.switched();
+    response.switched();
+    let (took, down_ended) = (Cell::new(false), Cell::new(false));
+    let sent_whole = {
+        let up = std::pin::pin!(send_body(&mut request, &mut body, &took));
+        let mut down = std::pin::pin!(async {
+            relay_body(&mut response, &mut stream).await?;
+            down_ended.set(true);
+            // The caller can still give up, while a backend that does not read holds up the other direction.
+            let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
+            Err::<(), _>(Failure::Over)
+        });
+        let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
+            return Err(Failure::Over);
+        };
+        // A backend that takes no more may have ended: what it said is still relayed.
+        let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
+            Poll::Pending if down_ended.get() => Poll::Ready(true),
+            polled => polled.map(|_| false),
+        });
+        if !relayed.await {
+            return Err(Failure::Over);
+        }
+        sent.is_ok()
+    };
+    if !sent_whole {
+        // Not everything has arrived: the caller must not believe so.
+        stream.send_reset(Reason::CANCEL);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_the_rfc_is_accepted_as_there() {
+        assert_eq!(accept_of(b"dGhlIHNhbXBsZSBub25jZQ==").unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    }
+}
