@@ -89,7 +89,7 @@ fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress:
         !progress.took_of_body.get()
     } else {
         // A kept connection may close under our hands. A second try is safe for a method that may be repeated
-        // (RFC 9110 §9.2.2), without a body, of which the backend took no byte.
+        // (RFC 9110 §9.2.2), without a body, which the backend has not read.
         lease.was_kept && framing == Framing::None && parts.method.is_idempotent()
     }
 }

@@ -166,6 +166,8 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, registere
     // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {
         runtime::spawn(tunnel::handshake::serve(core, stream, peer, registered));
+    } else if stream.speaks(caller::h2::ALPN) {
+        runtime::spawn(caller::h2::serve(core, stream, peer.ip(), registered));
     } else {
         runtime::spawn(caller::h1::serve(core, stream, peer.ip(), registered));
     }

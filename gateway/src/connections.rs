@@ -28,6 +28,11 @@ struct Entry {
     /// Who wants to know that the peer has left, while nobody reads from the connection.
     watcher: RefCell<Option<Waker>>,
     hung_up: Cell<bool>,
+    /// The peer has ended its direction, and may: it has left only when both are ended.
+    half_closed: Cell<bool>,
+    /// Who says goodbye before the connection ends, where the protocol has a word for it.
+    farewell: RefCell<Option<Waker>>,
+    leaving: Cell<bool>,
 }
 
 /// A connection's place in the table; gives it back when dropped.
@@ -55,6 +60,9 @@ impl Connections {
             stopping: Cell::new(false),
             watcher: RefCell::default(),
             hung_up: Cell::new(false),
+            half_closed: Cell::new(false),
+            farewell: RefCell::default(),
+            leaving: Cell::new(false),
         });
         let key = entries.insert(Rc::clone(&entry));
         Some(Registered { connections: Rc::clone(self), key, entry })
@@ -68,13 +76,20 @@ impl Connections {
     /// those who watch for it that their peer has left.
     pub(crate) fn sweep(&self, now: Instant) {
         for (_, entry) in self.entries.borrow().iter() {
-            if entry.watcher.borrow().is_some() && entry.closer.is_hung_up() {
+            if entry.watcher.borrow().is_some() && entry.has_left() {
                 entry.hung_up.set(true);
                 entry.watcher.take().into_iter().for_each(Waker::wake);
             }
             if entry.deadline.get().is_some_and(|deadline| deadline <= now) {
                 entry.stop(now);
             }
+        }
+    }
+
+    /// Has those say goodbye that can; their requests still end.
+    pub(crate) fn say_goodbye(&self) {
+        for (_, entry) in self.entries.borrow().iter() {
+            entry.say_goodbye();
         }
     }
 
@@ -89,8 +104,23 @@ impl Connections {
 }
 
 impl Entry {
+    fn has_left(&self) -> bool {
+        if self.half_closed.get() { self.closer.is_broken() } else { self.closer.is_hung_up() }
+    }
+
+    /// Whether somebody does so now.
+    fn say_goodbye(&self) -> bool {
+        let farewell = self.farewell.take();
+        if farewell.is_some() {
+            self.leaving.set(true);
+        }
+        farewell.map(Waker::wake).is_some()
+    }
+
     fn stop(&self, now: Instant) {
-        if self.stopping.replace(true) {
+        if self.say_goodbye() {
+            self.deadline.set(Some(now + limits::LINGER));
+        } else if self.stopping.replace(true) {
             self.closer.abort();
         } else {
             self.closer.stop_reading();
@@ -117,6 +147,21 @@ impl Registered {
             return Poll::Ready(());
         }
         self.entry.watcher.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    /// Resolves when the peer, which has ended its direction, has left: the connection is of no use in the other one.
+    pub(crate) fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.entry.half_closed.set(true);
+        self.poll_hung_up(cx)
+    }
+
+    /// Resolves, once, when the connection is to end and its peer is to be told first.
+    pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.entry.leaving.get() {
+            return Poll::Ready(());
+        }
+        self.entry.farewell.replace(Some(cx.waker().clone()));
         Poll::Pending
     }
 

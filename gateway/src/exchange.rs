@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR};
+use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_UPGRADE};
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
 use crate::auth::Authenticated;
 use crate::error::Error;
@@ -32,6 +32,8 @@ pub(crate) struct ResponseHead {
     pub(crate) headers: HeaderMap,
     /// Data or trailers follow. Known before they arrive.
     pub(crate) has_body: bool,
+    /// The backend has switched to this protocol: its half of that follows.
+    pub(crate) upgrade: Option<HeaderValue>,
 }
 
 /// A request under way.
@@ -51,7 +53,11 @@ pub(crate) enum Upload {
 /// Where the response will come from.
 pub(crate) enum PendingResponse {
     Tunnel(h2::client::ResponseFuture, InFlight),
-    Across(pipe::Receiver),
+    Across {
+        pipe: pipe::Receiver,
+        /// The final head, or why there is none, once it has come.
+        head: Option<Box<Result<ResponseHead, Error>>>,
+    },
 }
 
 /// Where the response body comes from.
@@ -82,7 +88,7 @@ pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_b
     core.counters.crossings.increment();
     Ok(Exchange {
         upload: upload_in.map_or(Upload::None, Upload::Across),
-        response: PendingResponse::Across(response_out),
+        response: PendingResponse::Across { pipe: response_out, head: None },
     })
 }
 
@@ -127,19 +133,21 @@ async fn refuse_crossing(mut response: pipe::Sender, error: Error) {
     let _ = response.send(Frame::Head(Box::new(Err(error)))).await;
 }
 
-/// Carries both bodies between pipes and tunnel until the response is complete or nobody wants it any more.
+/// Carries both bodies between pipes and tunnel until the response is complete or nobody wants it any more. Of another
+/// protocol, both halves are carried to their ends.
 async fn carry(exchange: Exchange, upload: Option<pipe::Receiver>, mut response: pipe::Sender) {
-    let up = async {
+    let up = std::pin::pin!(async {
         if let Some(body) = upload {
             carry_up(body, exchange.upload).await;
         }
-        std::future::pending::<()>().await;
-    };
-    let down = async {
-        // Complete or unwanted: what is left of the stream is dropped with this task, which resets it.
-        let _ = carry_down(exchange.response, &mut response).await;
-    };
-    select(std::pin::pin!(down), std::pin::pin!(up)).await;
+    });
+    let down = std::pin::pin!(carry_down(exchange.response, &mut response));
+    // What is left of the stream is dropped with this task, which resets it.
+    match select(down, up).await {
+        Either::Left((Ok(Completed { switched: true }), up)) => up.await,
+        Either::Left(_) => {}
+        Either::Right(((), down)) => drop(down.await),
+    }
 }
 
 async fn carry_up(mut body: pipe::Receiver, mut upload: Upload) {
@@ -166,14 +174,25 @@ async fn carry_up(mut body: pipe::Receiver, mut upload: Upload) {
     }
 }
 
-async fn carry_down(response: PendingResponse, pipe: &mut pipe::Sender) -> Result<(), Closed> {
-    let head = or_closed(pipe, response.head()).await?;
-    let (head, download) = match head {
-        Ok((head, download)) => (Ok(head), Some(download)),
-        Err(error) => (Err(error), None),
+/// A response was carried to its end.
+struct Completed {
+    /// It was the backend's half of another protocol.
+    switched: bool,
+}
+
+async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> Result<Completed, Closed> {
+    while let Some(interim) = or_closed(pipe, response.interim()).await? {
+        pipe.send(Frame::Head(Box::new(Ok(interim)))).await?;
+    }
+    let (head, mut download) = match or_closed(pipe, response.head()).await? {
+        Ok(received) => received,
+        Err(error) => {
+            pipe.send(Frame::Head(Box::new(Err(error)))).await?;
+            return Ok(Completed { switched: false });
+        }
     };
-    pipe.send(Frame::Head(Box::new(head))).await?;
-    let Some(mut download) = download else { return Ok(()) };
+    let switched = head.upgrade.is_some();
+    pipe.send(Frame::Head(Box::new(Ok(head)))).await?;
     loop {
         let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await??;
         let (bytes, last) = match &frame {
@@ -184,7 +203,7 @@ async fn carry_down(response: PendingResponse, pipe: &mut pipe::Sender) -> Resul
         pipe.send(frame).await?;
         download.release(bytes);
         if last {
-            return Ok(());
+            return Ok(Completed { switched });
         }
     }
 }
@@ -228,7 +247,30 @@ impl Upload {
 }
 
 impl PendingResponse {
-    /// Waits for the head. No time limit: the backend may take as long as it likes.
+    /// The next interim response (1xx); `None` once [`Self::head`] has something to say. No time limit: the backend may
+    /// take as long as it likes.
+    pub(crate) async fn interim(&mut self) -> Option<ResponseHead> {
+        match self {
+            Self::Tunnel(response, _) => {
+                let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await?.ok()?;
+                let (parts, ()) = interim.into_parts();
+                let headers = fields::end_to_end(parts.headers, fields::is_own);
+                Some(ResponseHead { status: parts.status, headers, has_body: false, upgrade: None })
+            }
+            Self::Across { pipe, head } => match pipe.receive().await {
+                Ok(Frame::Head(received)) => match *received {
+                    Ok(interim) if interim.status.is_informational() => Some(interim),
+                    last => {
+                        *head = Some(Box::new(last));
+                        None
+                    }
+                },
+                Ok(_) | Err(Closed) => None,
+            },
+        }
+    }
+
+    /// Waits for the final head; to be called when there are no more interim ones.
     pub(crate) async fn head(self) -> Result<(ResponseHead, Download), Error> {
         match self {
             Self::Tunnel(response, mut in_flight) => {
@@ -238,14 +280,15 @@ impl PendingResponse {
                     return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
                 }
                 in_flight.watch(&mut body);
+                let upgrade = parts.headers.get(X_GW_UPGRADE).cloned();
                 let headers = fields::end_to_end(parts.headers, fields::is_own);
-                let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream() };
+                let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
                 Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
             }
-            Self::Across(mut pipe) => match pipe.receive().await {
-                Ok(Frame::Head(head)) => Ok(((*head)?, Download::Across(pipe))),
-                Ok(_) | Err(Closed) => Err(Error::TunnelLost),
-            },
+            Self::Across { pipe, head } => {
+                let head = head.map_or(Err(Error::TunnelLost), |head| *head)?;
+                Ok((head, Download::Across(pipe)))
+            }
         }
     }
 }
@@ -270,6 +313,14 @@ impl Download {
                 Err(_) => Err(Closed),
             }),
             Self::Across(pipe) => pipe.poll_receive(cx),
+        }
+    }
+
+    /// Whether the frame just received was the last that carries something, as far as that is known already.
+    pub(crate) fn is_done(&self) -> bool {
+        match self {
+            Self::Tunnel { body, .. } => body.is_end_stream(),
+            Self::Across(_) => false,
         }
     }
 

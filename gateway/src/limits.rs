@@ -32,6 +32,24 @@ pub(crate) const DEADLINE_TICK: Duration = Duration::from_millis(250);
 /// Bytes a caller may send ahead (pipelined requests) while a response is under way, beyond one read.
 pub(crate) const READ_AHEAD: usize = 32 * KIB;
 
+/// Requests at a time on one HTTP/2 connection of a caller.
+pub(crate) const HTTP2_STREAMS: u32 = 100;
+/// Flow-control window for all request bodies of one HTTP/2 connection: what those that stall can hold. Fills
+/// 100 Mbit/s over 100 ms with room to spare.
+pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
+/// Bytes of one stream's response that may wait for the caller's window or socket.
+pub(crate) const HTTP2_SEND_BUFFER: usize = 32 * KIB;
+/// Largest header list that is read at all. Beyond [`REQUEST_HEAD`], which it is then measured by and answered, so that
+/// who exceeds that a little is told in our words.
+pub(crate) const HTTP2_HEADER_LIST: u32 = 64 * 1024;
+/// Requests that one HTTP/2 connection may take back; beyond that it is ended.
+pub(crate) const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
+/// Frames that carry nothing (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) that one HTTP/2 connection may send;
+/// beyond that it is ended.
+pub(crate) const HTTP2_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
+/// Window updates beyond that, that responses can have earned.
+pub(crate) const HTTP2_WINDOW_UPDATES: u64 = 100_000;
+
 /// Connections of one worker: callers, and tunnels until their upgrade (then [`TUNNELS_PER_SERVICE`] bounds them).
 pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;
 /// Longest access token that is looked at, in bytes. Ours are some 700.
@@ -99,6 +117,10 @@ pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 /// What one caller connection can hold while its request runs: one receive with what was read ahead, the head being
 /// read, and what waits to be sent.
 const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
+/// What one HTTP/2 connection can hold on top of that, of a caller that takes nothing and whose backends take nothing:
+/// request bodies, responses, a header list being read.
+const HTTP2_CONNECTION_MAX: usize =
+    HTTP2_CONNECTION_WINDOW as usize + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER + HTTP2_HEADER_LIST as usize;
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
 /// The window depends on the path and on how many streams there are (see `gw_shared::tunnel::window`); this is that of
 /// most. The sum of all is bounded by [`relay_memory`].
@@ -127,6 +149,8 @@ const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
+// A caller of HTTP/2 that stalls all its streams holds this much and no more, its relays aside.
+const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB);
 // One stream's window must take a frame, or nothing ever moves.
 const _: () = assert!(tunnel::window::LEAST > tunnel::settings::FRAME_SIZE);
 // As many streams as an agent has slots by default keep the first window, as many as fit have the largest.

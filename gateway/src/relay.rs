@@ -1,5 +1,9 @@
 //! A request's way through the gateway, top to bottom.
 
+mod max_forwards;
+mod outbound;
+mod switch;
+
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -7,21 +11,20 @@ use std::task::Poll;
 use std::time::Instant;
 
 use futures_util::future::{Either, select};
-use gw_shared::http::fields::{
-    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
-};
-use gw_shared::http::{InvalidBody, Part, RequestHead};
+use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
+use gw_shared::http::{Framing, InvalidBody, Part, RequestHead};
 use gw_shared::id::RequestId;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::uri::{Scheme, Uri};
-use http::{Request, Version};
+use http::header::HeaderMap;
+use http::{Response, StatusCode};
 
+use self::outbound::outbound;
+use self::switch::switch;
 use crate::auth::{self, Authenticated};
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
 use crate::client_address::client_address;
 use crate::clock::Timestamp;
 use crate::error::{Error, request_id_value};
-use crate::exchange::{self, Exchange, PendingResponse, Upload};
+use crate::exchange::{self, Download, Exchange, PendingResponse, ResponseHead, Upload};
 use crate::hostname::Destination;
 use crate::limit::Exhausted;
 use crate::pipe::Frame;
@@ -51,11 +54,16 @@ pub(crate) async fn relay(
     let id = core.ids.next_id();
     core.counters.requests.increment();
     let client = client_address(peer, &request.headers, &core.policy.trusted_proxies);
-    let host = request.authority.clone();
+    let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
     let outcome = match core.region.destination(host.as_str()) {
         _ if core.is_draining() => refuse(core, &Error::Overloaded("draining"), id, response).await,
         Destination::Tenant(label) => match open(core, &label, request, peer, client, id) {
-            Ok(exchange) => stream(core, exchange, id, body, response).await,
+            // Boxed: it is rare, and every request would keep room for it.
+            Ok(Opened::Exchange(exchange)) if upgrades => {
+                Box::pin(switch(core, exchange, version, id, body, response)).await
+            }
+            Ok(Opened::Exchange(exchange)) => stream(core, exchange, id, body, response).await,
+            Ok(Opened::EndsHere(answer)) => answer_with(core, *answer, response).await,
             Err(error) => refuse(core, &error, id, response).await,
         },
         // Boxed: every idle connection would keep room for it.
@@ -66,15 +74,22 @@ pub(crate) async fn relay(
     outcome
 }
 
+/// What became of a request that may pass.
+enum Opened {
+    Exchange(Exchange),
+    /// It was for us, by its `Max-Forwards`.
+    EndsHere(Box<Response<Vec<u8>>>),
+}
+
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
 fn open(
     core: &Rc<Core>,
     label: &str,
-    request: RequestHead,
+    mut request: RequestHead,
     peer: IpAddr,
     client: IpAddr,
     id: RequestId,
-) -> Result<Exchange, Error> {
+) -> Result<Opened, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
     let directory = core.directory();
@@ -84,8 +99,11 @@ fn open(
     }
     let authenticated = authenticate(core, &directory, service, &request.headers, client)?;
     tracing::debug!(request_id = %id, service = %service.label, by = ?authenticated.by, "admitting");
-    let has_body = request.framing != gw_shared::http::Framing::None;
-    exchange::open(core, authenticated, outbound(request, peer, id)?, has_body)
+    if let Some(answer) = max_forwards::count_down(&mut request, id) {
+        return Ok(Opened::EndsHere(Box::new(answer)));
+    }
+    let has_body = request.framing != Framing::None || request.upgrade.is_some();
+    exchange::open(core, authenticated, outbound(request, peer, id)?, has_body).map(Opened::Exchange)
 }
 
 /// Authenticates the caller. Failures are limited by address: who has had too many is told so instead of why. What is
@@ -117,45 +135,6 @@ fn authenticate(
     })
 }
 
-/// The request as the agent gets it: what ends at this hop is gone, what we add is there (RFC 9110 §7.6).
-fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request<()>, Error> {
-    let RequestHead { method, target, authority, headers, .. } = request;
-    // Credentials were for us, and so was the wish for 100 Continue: this hop answers it.
-    const ENDS_HERE: [HeaderName; 3] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, header::EXPECT];
-    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name));
-    append_to_list(&mut headers, X_FORWARDED_FOR, &peer.to_canonical().to_string());
-    append_to_list(&mut headers, header::VIA, "1.1 gw");
-    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Error::BadRequest("Host field".to_owned()))?;
-    headers.insert(X_FORWARDED_HOST, host);
-    headers.insert(X_GW_REQUEST_ID, request_id_value(id));
-
-    let mut parts = http::uri::Parts::default();
-    parts.scheme = Some(Scheme::HTTPS);
-    parts.authority = Some(authority);
-    parts.path_and_query = Some(target);
-    let uri = Uri::from_parts(parts).map_err(|_| Error::BadRequest("request target".to_owned()))?;
-    let mut outbound = Request::new(());
-    *outbound.method_mut() = method;
-    *outbound.uri_mut() = uri;
-    *outbound.version_mut() = Version::HTTP_2;
-    *outbound.headers_mut() = headers;
-    Ok(outbound)
-}
-
-/// Appends to a comma-separated field, keeping what earlier hops wrote in front.
-fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: &str) {
-    let mut earlier: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
-        list.extend_from_slice(value.as_bytes());
-        list.extend_from_slice(b", ");
-        list
-    });
-    earlier.extend_from_slice(value.as_bytes());
-    if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(earlier)) {
-        headers.insert(name, value);
-    }
-}
-
 /// Carries the request body up and the response down at the same time, until the response is complete or one side is
 /// gone. Whatever is dropped here is cancelled all the way to the backend.
 async fn stream(
@@ -167,7 +146,7 @@ async fn stream(
 ) -> Outcome {
     let Exchange { upload, response: pending } = exchange;
     let ended = {
-        let down = std::pin::pin!(receive_response(pending, id, response));
+        let down = std::pin::pin!(receive_response(core, pending, id, response));
         let up = std::pin::pin!(send_body(body, upload));
         match select(down, up).await {
             Either::Left((ended, _)) => ended,
@@ -175,6 +154,10 @@ async fn stream(
             Either::Right((BodyError::Malformed(error), _)) => Ended::BadBody(error),
         }
     };
+    conclude(core, ended, id, response).await
+}
+
+async fn conclude(core: &Rc<Core>, ended: Ended, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
     match ended {
         Ended::Complete => Outcome::Complete,
         Ended::Cut => Outcome::Cut,
@@ -198,53 +181,80 @@ enum Ended {
 
 /// Passes the body on as it arrives, then watches for the caller. Returns only when the caller is gone or talks
 /// nonsense: a response can be complete long before, or long after, its request.
-async fn send_body(body: &mut impl RequestBody, mut upload: Upload) -> BodyError {
+async fn send_body(body: &mut impl RequestBody, upload: Upload) -> BodyError {
+    if let Err(error) = pass_on(body, upload).await {
+        return error;
+    }
+    body.gone().await;
+    BodyError::Gone
+}
+
+/// Passes the body on to its end, or until the backend has heard enough.
+async fn pass_on(body: &mut impl RequestBody, mut upload: Upload) -> Result<(), BodyError> {
     loop {
-        let sent = match body.part().await {
+        match body.part().await {
             Ok(Part::Data(data)) => {
                 let last = body.is_done();
                 // A backend that does not read must not keep us from seeing that the caller has left.
                 let send = std::pin::pin!(upload.send(data, last));
                 let sent = match select(send, std::pin::pin!(body.gone())).await {
                     Either::Left((sent, _)) => sent,
-                    Either::Right((CallerGone, _)) => return BodyError::Gone,
+                    Either::Right((CallerGone, _)) => return Err(BodyError::Gone),
                 };
-                if last {
-                    break;
+                // If it was not taken, the response says why.
+                if last || sent.is_err() {
+                    return Ok(());
                 }
-                sent
             }
             Ok(Part::Trailers(trailers)) => {
                 let _ = upload.finish(Some(fields::end_to_end_trailers(trailers))).await;
-                break;
+                return Ok(());
             }
             Ok(Part::End) => {
                 let _ = upload.finish(None).await;
-                break;
+                return Ok(());
             }
             Err(error) => {
                 upload.abort();
-                return error;
+                return Err(error);
             }
-        };
-        if sent.is_err() {
-            // The backend has heard enough; its response says why.
-            break;
         }
     }
-    body.gone().await;
-    BodyError::Gone
 }
 
-async fn receive_response(pending: PendingResponse, id: RequestId, response: &mut impl ResponseSink) -> Ended {
-    let (mut head, mut download) = match pending.head().await {
+async fn receive_response(
+    core: &Core,
+    pending: PendingResponse,
+    id: RequestId,
+    response: &mut impl ResponseSink,
+) -> Ended {
+    let (head, download) = match receive_head(core, pending, id, response).await {
         Ok(received) => received,
-        Err(error) => return Ended::Refused(error),
+        Err(ended) => return ended,
     };
-    head.headers.insert(X_GW_REQUEST_ID, request_id_value(id));
     if response.head(head).await.is_err() {
         return Ended::CallerGone;
     }
+    receive_body(download, response).await
+}
+
+/// Passes interim responses on and returns the final head, as the caller is to get it.
+async fn receive_head(
+    core: &Core,
+    mut pending: PendingResponse,
+    id: RequestId,
+    response: &mut impl ResponseSink,
+) -> Result<(ResponseHead, Download), Ended> {
+    while let Some(interim) = pending.interim().await {
+        response.interim(interim).await.map_err(|CallerGone| Ended::CallerGone)?;
+    }
+    let (mut head, download) = pending.head().await.map_err(Ended::Refused)?;
+    head.headers.insert(X_GW_REQUEST_ID, request_id_value(id));
+    core.date(&mut head.headers);
+    Ok((head, download))
+}
+
+async fn receive_body(mut download: Download, response: &mut impl ResponseSink) -> Ended {
     let mut trailers = None;
     loop {
         let mut next = std::pin::pin!(std::future::poll_fn(|cx| download.poll_frame(cx)));
@@ -261,7 +271,7 @@ async fn receive_response(pending: PendingResponse, id: RequestId, response: &mu
         let sent = match frame {
             Ok(Frame::Data(data)) => {
                 let bytes = data.len();
-                let sent = response.data(data).await;
+                let sent = response.data(data, download.is_done()).await;
                 download.release(bytes);
                 sent
             }
@@ -292,18 +302,32 @@ async fn answer(
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
+    // Bodies for the apex are small: nobody needs to wait with them.
+    let go_on =
+        ResponseHead { status: StatusCode::CONTINUE, headers: HeaderMap::new(), has_body: false, upgrade: None };
+    if request.expects_continue && response.interim(go_on).await.is_err() {
+        return Outcome::CallerGone;
+    }
     let Ok(answer) = platform::serve(core, request, client, id, body).await else { return Outcome::CallerGone };
+    answer_with(core, answer, response).await
+}
+
+/// Answers with a response of ours.
+async fn answer_with(core: &Core, answer: Response<Vec<u8>>, response: &mut impl ResponseSink) -> Outcome {
     response.begin_refusal(true);
-    let sent = response.whole(answer).await;
+    let sent = response.whole(core.dated(answer)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
 }
 
+/// Answers a request that could not be understood, on a connection that can go on.
+pub(crate) async fn refuse_unread(core: &Core, error: &Error, response: &mut impl ResponseSink) -> Outcome {
+    refuse(core, error, core.ids.next_id(), response).await
+}
+
 /// Answers with a gateway error.
-async fn refuse(core: &Rc<Core>, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
+async fn refuse(core: &Core, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
     core.counters.refused(error);
-    response.begin_refusal(true);
-    let sent = response.whole(error.response(id)).await;
-    if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+    answer_with(core, error.response(id), response).await
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rustls::{RootCertStore, ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::caller::h2;
 use crate::hostname::Region;
 use crate::pki::{self, Issued, PkiError};
 
@@ -75,7 +76,7 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
-        public.alpn_protocols = vec![b"http/1.1".to_vec()];
+        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec()];
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 

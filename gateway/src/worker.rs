@@ -9,10 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver};
+use http::Response;
+use http::header::{self, HeaderMap, HeaderValue};
 
 use crate::accept::{self, Acceptor};
 use crate::auth::VerifiedTokens;
@@ -94,6 +96,8 @@ pub(crate) struct Core {
     pub(crate) ids: RequestIds,
     pub(crate) crossings_served: Cell<usize>,
     peers: Arc<Peers>,
+    /// The second now, and as a value of `Date`.
+    date: RefCell<(u64, HeaderValue)>,
     directory: RefCell<Rc<Snapshot>>,
     certificates: RefCell<Arc<ServerConfigs>>,
     acceptor: Acceptor,
@@ -150,6 +154,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         ids: RequestIds::new(),
         crossings_served: Cell::new(0),
         peers: setup.peers,
+        date: RefCell::new((0, HeaderValue::from_static(""))),
         directory: RefCell::new(Rc::new(Snapshot(setup.directory))),
         certificates: RefCell::new(setup.certificates),
         acceptor: Acceptor::new(setup.listener)?,
@@ -213,6 +218,28 @@ impl Core {
         Arc::clone(&self.certificates.borrow())
     }
 
+    /// Adds `Date` to a response that has none (RFC 9110 §6.6.1).
+    pub(crate) fn date(&self, headers: &mut HeaderMap) {
+        if headers.contains_key(header::DATE) {
+            return;
+        }
+        let now = SystemTime::now();
+        let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut date = self.date.borrow_mut();
+        if date.0 != seconds
+            && let Ok(value) = HeaderValue::try_from(httpdate::fmt_http_date(now))
+        {
+            *date = (seconds, value);
+        }
+        headers.insert(header::DATE, date.1.clone());
+    }
+
+    /// A response of ours, with its `Date`.
+    pub(crate) fn dated(&self, mut response: Response<Vec<u8>>) -> Response<Vec<u8>> {
+        self.date(response.headers_mut());
+        response
+    }
+
     pub(crate) fn mailbox(&self, worker: WorkerId) -> &Mailbox {
         &self.peers.mailboxes[worker.0]
     }
@@ -262,6 +289,7 @@ impl Core {
     fn drain(&self) {
         self.draining.set(true);
         self.acceptor.stop();
+        self.connections.say_goodbye();
         self.connections.close_idle(Instant::now());
         self.tunnels.borrow().drain();
     }

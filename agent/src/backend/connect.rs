@@ -45,7 +45,7 @@ pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<(Stream,
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
     stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;
-    let is_http2 = stream.alpn_is(H2);
+    let is_http2 = stream.speaks(H2);
     Ok((Stream::Tls(stream), is_http2))
 }
 

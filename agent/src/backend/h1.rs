@@ -36,12 +36,15 @@ impl Connection {
         self.buffer.borrow().is_empty() && self.stream.is_quiet()
     }
 
-    /// Whether the backend can have seen something of the current request, or has even answered.
-    pub(super) fn took_the_request(&self) -> bool {
-        // A backend that closes tells in the same segment what it has received: what it does not acknowledge there,
-        // it did not get.
+    /// Whether the connection broke off, with `error`, before the backend had read the current request to its end.
+    pub(super) fn broke_off_before(&self, error: &io::Error) -> bool {
+        // A socket that is closed with something unread in it resets its peer; had all been read, it would just end. A
+        // backend that is gone already says in the same segment what it has received: nothing of what it does not
+        // acknowledge there.
         let (socket, before) = (self.stream.socket(), self.sent_before.get());
-        self.answered.get() || socket.sent() > before && socket.was_acknowledged_beyond(before)
+        let unread = error.kind() == io::ErrorKind::ConnectionReset;
+        let received = socket.sent() > before && socket.was_acknowledged_beyond(before);
+        !self.answered.get() && (unread || !received)
     }
 
     pub(super) fn reset_when_dropped(&self) {

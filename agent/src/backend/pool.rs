@@ -269,10 +269,12 @@ impl Lease<'_> {
         }
     }
 
-    /// Whether `error` shows that the backend has not seen anything of the request.
+    /// Whether `error` shows that the backend has not begun with the request.
     pub(crate) fn did_not_begin(&self, error: &ResponseError) -> bool {
         match &self.connection {
-            Connection::Http1(connection) => matches!(error, ResponseError::Reset(_)) && !connection.took_the_request(),
+            Connection::Http1(connection) => {
+                matches!(error, ResponseError::Reset(error) if connection.broke_off_before(error))
+            }
             Connection::Http2(place) => {
                 let refused = matches!(error, ResponseError::Unprocessed(_));
                 if refused {

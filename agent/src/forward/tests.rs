@@ -617,7 +617,7 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     if stream.handshake().await.is_err() {
         return;
     }
-    if !stream.alpn_is(b"h2") {
+    if !stream.speaks(b"h2") {
         let mut heard = bytes::BytesMut::new();
         while !heard.ends_with(b"\r\n\r\n") {
             std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut heard)).await.unwrap();

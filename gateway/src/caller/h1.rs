@@ -95,13 +95,13 @@ async fn serve_request(
     peer: IpAddr,
     registered: &Registered,
 ) -> Next {
-    let response_begun = Cell::new(false);
+    let awaits_continue = Cell::new(head.expects_continue);
     let mut body = Body {
         stream,
         buffer,
         decoder: BodyDecoder::new(head.framing),
-        continue_expected: head.expects_continue,
-        response_begun: &response_begun,
+        awaits_continue: &awaits_continue,
+        switched: false,
         registered,
     };
     let mut response = Response {
@@ -111,7 +111,10 @@ async fn serve_request(
         keep_alive: head.keep_alive && !core.is_draining(),
         framing: Framing::None,
         out: Vec::new(),
-        begun: &response_begun,
+        begun: false,
+        body_ended: false,
+        switched: false,
+        awaits_continue: Some(&awaits_continue),
         registered,
     };
     let outcome = relay::relay(core, head, peer, &mut body, &mut response).await;
@@ -151,7 +154,6 @@ async fn write_error(
     registered: &Registered,
     keep_alive: bool,
 ) -> Result<(), CallerGone> {
-    let begun = Cell::new(false);
     let mut response = Response {
         stream,
         version: Version::Http11,
@@ -159,10 +161,13 @@ async fn write_error(
         keep_alive,
         framing: Framing::None,
         out: Vec::new(),
-        begun: &begun,
+        begun: false,
+        body_ended: false,
+        switched: false,
+        awaits_continue: None,
         registered,
     };
-    response.whole(error.response(core.ids.next_id())).await
+    response.whole(core.dated(error.response(core.ids.next_id()))).await
 }
 
 /// Closes after a response to a request that was not read to its end: what still arrives is thrown away for a while,
@@ -186,16 +191,17 @@ struct Body<'a> {
     stream: &'a TlsStream,
     buffer: &'a mut BytesMut,
     decoder: BodyDecoder,
-    /// The caller waits for `100 Continue`.
-    continue_expected: bool,
-    response_begun: &'a Cell<bool>,
+    /// The caller may be waiting for `100 Continue`, and send nothing before.
+    awaits_continue: &'a Cell<bool>,
+    /// The bytes are of another protocol.
+    switched: bool,
     registered: &'a Registered,
 }
 
 impl Body<'_> {
     /// Reads the rest of the body away if that is cheaper than a new connection; whether the next request can follow.
     async fn discard(&mut self) -> bool {
-        if self.continue_expected && !self.decoder.is_done() {
+        if self.awaits_continue.get() && !self.decoder.is_done() {
             return false;
         }
         while !self.decoder.is_done() {
@@ -212,7 +218,9 @@ impl Body<'_> {
                 return Poll::Ready(Ok(part));
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
-                Ok(1..) => {}
+                Ok(1..) => self.awaits_continue.set(false),
+                // Of another protocol this direction has ended; the other may go on.
+                Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
             }
         }
@@ -221,6 +229,9 @@ impl Body<'_> {
     /// Reads ahead a little, to see the end of the connection behind what was pipelined. Beyond that, what is not read
     /// stays with the caller, and the connection is looked at from outside.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
+        if self.switched && self.decoder.is_done() {
+            return self.registered.poll_broken(cx).map(|()| CallerGone);
+        }
         while self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
                 Ok(1..) => {}
@@ -233,12 +244,6 @@ impl Body<'_> {
 
 impl RequestBody for Body<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
-        if self.continue_expected && !self.response_begun.get() {
-            self.continue_expected = false;
-            let mut line = [IoSlice::new(b"HTTP/1.1 100 Continue\r\n\r\n")];
-            self.stream.write_all(&mut line).await.map_err(|_| BodyError::Gone)?;
-            self.stream.flush().await.map_err(|_| BodyError::Gone)?;
-        }
         std::future::poll_fn(|cx| self.poll_part(cx)).await
     }
 
@@ -248,6 +253,11 @@ impl RequestBody for Body<'_> {
 
     async fn gone(&mut self) -> CallerGone {
         std::future::poll_fn(|cx| self.poll_gone(cx)).await
+    }
+
+    fn switch_protocols(&mut self) {
+        self.decoder = BodyDecoder::new(Framing::UntilClose);
+        self.switched = true;
     }
 }
 
@@ -261,7 +271,12 @@ struct Response<'a> {
     framing: Framing,
     /// Head and other small pieces, until they leave together with what follows them.
     out: Vec<u8>,
-    begun: &'a Cell<bool>,
+    begun: bool,
+    /// The end of the body was written with its last piece.
+    body_ended: bool,
+    /// What is written is of another protocol.
+    switched: bool,
+    awaits_continue: Option<&'a Cell<bool>>,
     registered: &'a Registered,
 }
 
@@ -273,56 +288,82 @@ impl Response<'_> {
             _ if bodiless => Framing::None,
             (Some(length), _) => Framing::Length(length),
             (None, _) if !head.has_body => Framing::Length(0),
-            (None, Version::Http11) => Framing::Chunked,
+            (None, Version::Http11 | Version::Http2) => Framing::Chunked,
             (None, Version::Http10) => Framing::UntilClose,
         }
     }
 
-    async fn write(&mut self, data: &[u8]) -> Result<(), CallerGone> {
+    async fn write(&mut self, data: &[u8], last: bool) -> Result<(), CallerGone> {
         let mut size = [0; 18];
-        let (start, end): (&[u8], &[u8]) = if self.framing == Framing::Chunked {
-            (body::chunk_start(data.len(), &mut size), body::CHUNK_END)
-        } else {
-            (&[], &[])
+        let (start, end): (&[u8], &[u8]) = match self.framing {
+            Framing::Chunked if last => (body::chunk_start(data.len(), &mut size), body::LAST_CHUNK_END),
+            Framing::Chunked => (body::chunk_start(data.len(), &mut size), body::CHUNK_END),
+            _ => (&[], &[]),
         };
         let mut pieces = [&self.out, start, data, end].map(IoSlice::new);
         self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
         self.out.clear();
+        self.body_ended = last;
         Ok(())
     }
 }
 
 impl ResponseSink for Response<'_> {
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        // HTTP/1.0 has none (RFC 9110 §15.2).
+        if self.version == Version::Http10 {
+            return Ok(());
+        }
+        if head.status == StatusCode::CONTINUE
+            && let Some(awaits_continue) = self.awaits_continue
+        {
+            awaits_continue.set(false);
+        }
+        head::write_response(&mut self.out, head.status, &head.headers, Framing::None, None);
+        self.flush().await
+    }
+
     async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
-        self.begun.set(true);
+        self.begun = true;
+        if let Some(protocol) = head.upgrade {
+            (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
+            head.headers.insert(header::UPGRADE, protocol);
+            let status = StatusCode::SWITCHING_PROTOCOLS;
+            head::write_response(&mut self.out, status, &head.headers, self.framing, Some("upgrade"));
+            return Ok(());
+        }
         self.framing = self.framing_of(&head);
         if head.status == StatusCode::NO_CONTENT {
             head.headers.remove(header::CONTENT_LENGTH);
         }
-        self.keep_alive &= self.framing != Framing::UntilClose;
+        // Whether a body that was not called for will come, nobody can tell.
+        let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
+        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue;
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Some("close"),
             (true, Version::Http10) => Some("keep-alive"),
-            (true, Version::Http11) => None,
+            (true, Version::Http11 | Version::Http2) => None,
         };
         self.out.reserve(512);
         head::write_response(&mut self.out, head.status, &head.headers, self.framing, connection);
         Ok(())
     }
 
-    async fn data(&mut self, data: Bytes) -> Result<(), CallerGone> {
+    async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
         // An empty chunk would be the last; a response without a body has nothing to put data into.
         if data.is_empty() || self.framing == Framing::None {
             return Ok(());
         }
-        self.write(&data).await
+        self.write(&data, last).await
     }
 
     async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
-        if self.framing == Framing::Chunked {
+        if self.framing == Framing::Chunked && !self.body_ended {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }
-        self.flush().await
+        self.flush().await?;
+        // The end of our half: the caller's may go on.
+        if self.switched { self.stream.close().await.map_err(|_| CallerGone) } else { Ok(()) }
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
@@ -335,7 +376,7 @@ impl ResponseSink for Response<'_> {
     }
 
     fn has_begun(&self) -> bool {
-        self.begun.get()
+        self.begun
     }
 
     fn begin_refusal(&mut self, request_is_readable: bool) {

@@ -1,6 +1,9 @@
 //! Callers: whatever HTTP version they speak, the relay sees a request head, a [`RequestBody`] and a [`ResponseSink`].
 
+mod frame_meter;
 pub(crate) mod h1;
+pub(crate) mod h2;
+mod upload_window;
 
 use bytes::Bytes;
 use gw_shared::http::{InvalidBody, Part};
@@ -27,12 +30,18 @@ pub(crate) trait RequestBody {
     fn is_done(&self) -> bool;
     /// Resolves when the caller is gone, and not before. Can be dropped and called again.
     async fn gone(&mut self) -> CallerGone;
+    /// What follows is the caller's half of another protocol, until it ends that.
+    fn switch_protocols(&mut self);
 }
 
 /// Where the response to one request is written.
 pub(crate) trait ResponseSink {
+    /// Sends an interim response (1xx) at once, to a caller that understands such.
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
+    /// Writes the final head. With [`ResponseHead::upgrade`], data is our half of another protocol from here on.
     async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
-    async fn data(&mut self, data: Bytes) -> Result<(), CallerGone>;
+    /// Writes a piece of the body; `last` says that neither another one nor trailers follow.
+    async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
     /// Completes the response and sends what is left of it.
     async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone>;
     /// Sends what was written so far.
@@ -46,9 +55,10 @@ pub(crate) trait ResponseSink {
     /// Writes a whole response of ours.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
-        let head = ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty() };
+        let head =
+            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
         self.head(head).await?;
-        self.data(body.into()).await?;
+        self.data(body.into(), true).await?;
         self.end(None).await
     }
 }

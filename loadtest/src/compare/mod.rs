@@ -1,10 +1,12 @@
 //! The product beside what a user would run instead: same load, same backend, same core, alternating.
 
+mod h2load;
+mod load;
 mod peers;
 mod wrk;
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -15,13 +17,16 @@ use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
 use crate::failure::{Failure, ensure};
 use crate::process::Process;
 use crate::report::{median, say};
+use load::{Load, Outcome};
 use peers::Site;
-use wrk::{Load, Outcome};
 
 /// What can be changed about the comparison.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Callers (kept connections), one table each.
+    /// Callers speak HTTP/2, up to 32 of them on one connection.
+    #[arg(long)]
+    http2: bool,
+    /// Callers (kept connections, or requests at a time with HTTP/2), one table each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256],
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     callers: Vec<u32>,
@@ -43,6 +48,21 @@ enum Peer {
     Nginx,
 }
 
+/// The program that makes the load.
+enum Generator {
+    Wrk(PathBuf),
+    H2load(PathBuf),
+}
+
+impl Generator {
+    fn run(&self, load: &Load<'_>) -> Result<Outcome, Failure> {
+        match self {
+            Self::Wrk(path) => wrk::run(path, load),
+            Self::H2load(path) => h2load::run(path, load),
+        }
+    }
+}
+
 /// The core of what is measured, and the one of backend and load.
 const MEASURED_CORE: usize = 0;
 const LOAD_CORE: usize = 1;
@@ -54,7 +74,7 @@ const WARM_UP_CALLERS: u32 = 16;
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
     ensure(cores > LOAD_CORE, || "two cores are needed: one for what is measured, one for the load".to_owned())?;
-    let wrk = wrk::find()?;
+    let generator = if options.http2 { Generator::H2load(h2load::find()?) } else { Generator::Wrk(wrk::find()?) };
     let left_in = |peer: &Peer| !options.without.contains(peer);
     let peers: Vec<Peer> = Peer::value_variants().iter().copied().filter(left_in).collect();
     let site = Site::prepare(&peers)?;
@@ -65,10 +85,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     }
     for setup in &setups {
         setup.check()?;
-        wrk::run(&wrk, &setup.load(WARM_UP_CALLERS, WARM_UP_SECONDS))?;
+        generator.run(&setup.load(WARM_UP_CALLERS, WARM_UP_SECONDS))?;
     }
     say(format_args!(
-        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and wrk; {} rounds of {} s, medians.\n",
+        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; {} rounds of {} s, medians.\n",
         options.rounds, options.seconds
     ));
     let mut all_good = true;
@@ -76,7 +96,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         let mut runs: Vec<Vec<Run>> = setups.iter().map(|_| Vec::new()).collect();
         for _ in 0..options.rounds {
             for (setup, runs) in setups.iter().zip(&mut runs) {
-                runs.push(setup.measure(&wrk, callers, options.seconds)?);
+                runs.push(setup.measure(&generator, callers, options.seconds)?);
             }
         }
         let rows: Vec<Row> = setups.iter().zip(&runs).map(|(setup, runs)| Row::of(setup.name, runs)).collect();
@@ -127,9 +147,9 @@ impl Setup {
         Load { target: &self.target, core: LOAD_CORE, callers, seconds }
     }
 
-    fn measure(&self, wrk: &Path, callers: u32, seconds: u32) -> Result<Run, Failure> {
+    fn measure(&self, generator: &Generator, callers: u32, seconds: u32) -> Result<Run, Failure> {
         let before = self.cpu();
-        let outcome = wrk::run(wrk, &self.load(callers, seconds))?;
+        let outcome = generator.run(&self.load(callers, seconds))?;
         let spent = self.cpu().saturating_sub(before);
         Ok(Run { cpu_us_per_request: spent.as_secs_f64() * 1e6 / outcome.requests as f64, outcome })
     }
@@ -144,8 +164,8 @@ struct Row {
     name: &'static str,
     cpu_us: f64,
     per_second: f64,
-    p50_ms: f64,
-    p99_ms: f64,
+    /// Median and 99th percentile, where they are known.
+    latency_ms: Option<(f64, f64)>,
     refused: u64,
     socket_errors: u64,
 }
@@ -157,8 +177,10 @@ impl Row {
             name,
             cpu_us: median_of(|run| run.cpu_us_per_request),
             per_second: median_of(|run| run.outcome.per_second),
-            p50_ms: median_of(|run| run.outcome.p50_ms),
-            p99_ms: median_of(|run| run.outcome.p99_ms),
+            latency_ms: runs.iter().all(|run| run.outcome.latency_ms.is_some()).then(|| {
+                let latency = |run: &Run| run.outcome.latency_ms.unwrap_or_default();
+                (median(runs.iter().map(|run| latency(run).0)), median(runs.iter().map(|run| latency(run).1)))
+            }),
             refused: runs.iter().map(|run| run.outcome.refused).sum(),
             socket_errors: runs.iter().map(|run| run.outcome.socket_errors).sum(),
         }
@@ -169,10 +191,10 @@ fn print_table(callers: u32, rows: &[Row]) {
     say(format_args!("### {callers} callers\n"));
     say(format_args!("| setup | CPU µs/request | requests/s | p50 ms | p99 ms | non-2xx | socket errors |"));
     say(format_args!("|---|---:|---:|---:|---:|---:|---:|"));
-    for Row { name, cpu_us, per_second, p50_ms, p99_ms, refused, socket_errors } in rows {
-        say(format_args!(
-            "| {name} | {cpu_us:.1} | {per_second:.0} | {p50_ms:.2} | {p99_ms:.2} | {refused} | {socket_errors} |"
-        ));
+    for Row { name, cpu_us, per_second, latency_ms, refused, socket_errors } in rows {
+        let (p50, p99) = latency_ms
+            .map_or(("–".to_owned(), "–".to_owned()), |(p50, p99)| (format!("{p50:.2}"), format!("{p99:.2}")));
+        say(format_args!("| {name} | {cpu_us:.1} | {per_second:.0} | {p50} | {p99} | {refused} | {socket_errors} |"));
     }
     if let [product, peers @ ..] = rows {
         let ratios: Vec<String> =

@@ -214,6 +214,9 @@ pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
 /// What follows the data of every chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
+/// What follows the data of the last chunk that has any, where no trailers do: its end, and the last chunk.
+pub const LAST_CHUNK_END: &[u8] = b"\r\n0\r\n\r\n";
+
 /// Appends the last chunk and the trailer section to `out`.
 pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&HeaderMap>) {
     out.extend_from_slice(b"0\r\n");

@@ -4,8 +4,10 @@ use std::io::Write;
 use std::mem::MaybeUninit;
 
 use bytes::{Buf, Bytes, BytesMut};
+use h2::ext::Protocol;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::uri::{Authority, PathAndQuery};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode};
 
 /// Bounds on a message head.
@@ -56,6 +58,7 @@ pub enum Framing {
 pub enum Version {
     Http10,
     Http11,
+    Http2,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,9 @@ pub struct RequestHead {
     pub keep_alive: bool,
     /// The sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     pub expects_continue: bool,
+    /// The protocol that the sender asks to switch to: of `Upgrade` (RFC 9110 §7.8), or of an extended CONNECT
+    /// (RFC 8441 §4), whose method is given as GET here.
+    pub upgrade: Option<HeaderValue>,
 }
 
 #[derive(Debug)]
@@ -125,6 +131,8 @@ impl HeadScanner {
 }
 
 const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
+const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy");
+const USERINFO: InvalidHead = InvalidHead::Syntax("userinfo in Host");
 
 /// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
 pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
@@ -159,15 +167,85 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     let host = host.map_err(|_| InvalidHead::Syntax("Host field"))?;
     let authority = target_authority.or(host).ok_or(InvalidHead::Syntax("no Host field"))?;
     if authority.as_str().contains('@') {
-        return Err(InvalidHead::Syntax("userinfo in Host"));
+        return Err(USERINFO);
     }
 
     let framing = request_framing(&headers, version)?;
     let keep_alive = keeps_alive(&headers, version);
-    let expects_continue = version == Version::Http11
-        && framing != Framing::None
-        && headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue })
+    let expects_continue = version == Version::Http11 && expects_continue(&headers, framing);
+    let upgrade = if version == Version::Http11 && framing == Framing::None { upgrade(&headers) } else { None };
+    Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue, upgrade })
+}
+
+/// Takes the head of an HTTP/2 request, as the h2 crate checked it, for one (RFC 9113 §8.3). `Host` stays among the
+/// fields; it says what the authority says.
+pub fn request_of_http2(parts: Parts, has_body: bool, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
+    let Parts { mut method, uri, headers, extensions, .. } = parts;
+    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    if target.len() > limits.target {
+        return Err(InvalidHead::TargetTooLong(limits.target));
+    }
+    let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
+    if method.as_str().len() + target.len() + size > limits.head {
+        return Err(InvalidHead::HeadTooLarge(limits.head));
+    }
+    // One cookie may come as many fields (RFC 9113 §8.2.3).
+    let cookies = headers.get_all(header::COOKIE).iter().count();
+    if headers.len() - cookies.saturating_sub(1) > limits.fields {
+        return Err(InvalidHead::TooManyFields(limits.fields));
+    }
+    let upgrade = match extensions.get::<Protocol>() {
+        Some(protocol) => {
+            method = Method::GET;
+            Some(HeaderValue::from_str(protocol.as_str()).map_err(|_| InvalidHead::Syntax(":protocol"))?)
+        }
+        None if method == Method::CONNECT => return Err(CONNECT),
+        None => None,
+    };
+    if !(target.starts_with('/') || target == "*" && method == Method::OPTIONS) {
+        return Err(InvalidHead::Syntax(":path begins with `/` (or is `*`, of OPTIONS)"));
+    }
+    let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
+    let authority = authority_of_http2(&uri, &headers)?;
+    let length = content_length(&headers)?;
+    let framing = match length {
+        _ if !has_body => Framing::None,
+        Some(length) => Framing::Length(length),
+        None => Framing::Chunked,
+    };
+    let expects_continue = expects_continue(&headers, framing);
+    let version = Version::Http2;
+    Ok(RequestHead {
+        method,
+        target,
+        authority,
+        version,
+        headers,
+        framing,
+        keep_alive: true,
+        expects_continue,
+        upgrade,
+    })
+}
+
+/// `: ` and CRLF around a field's name and value.
+const FIELD_LINE_EXTRA: usize = 4;
+
+fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let authority = match (uri.authority(), hosts.next(), hosts.next()) {
+        (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
+        (Some(authority), None, None) => authority.clone(),
+        (Some(authority), Some(host), None) if authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) => {
+            authority.clone()
+        }
+        (Some(_), Some(_), None) => return Err(InvalidHead::Syntax(":authority and Host differ")),
+        (None, Some(host), None) => {
+            Authority::try_from(host.as_bytes()).map_err(|_| InvalidHead::Syntax("Host field"))?
+        }
+        (None, None, None) => return Err(InvalidHead::Syntax("neither :authority nor Host")),
+    };
+    if authority.as_str().contains('@') { Err(USERINFO) } else { Ok(authority) }
 }
 
 /// Parses a response head to a request with `method`. `head` is exactly the head.
@@ -236,7 +314,7 @@ fn version_of(minor: u8) -> Version {
 /// The four forms of a request target (RFC 9112 §3.2).
 fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQuery, Option<Authority>), InvalidHead> {
     if *method == Method::CONNECT {
-        return Err(InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy"));
+        return Err(CONNECT);
     }
     let invalid = InvalidHead::Syntax("request target (a-z, 0-9 and the marks of RFC 3986 only, no fragment)");
     // http::uri drops a fragment in silence; nothing may be dropped in silence.
@@ -356,18 +434,37 @@ fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
 }
 
 fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
-    let option = |name: &str| {
-        headers
-            .get_all(header::CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .any(|option| option.trim().eq_ignore_ascii_case(name))
-    };
     match version {
-        Version::Http11 => !option("close"),
-        Version::Http10 => option("keep-alive") && !option("close"),
+        Version::Http11 | Version::Http2 => !has_connection_option(headers, "close"),
+        Version::Http10 => has_connection_option(headers, "keep-alive") && !has_connection_option(headers, "close"),
     }
+}
+
+fn has_connection_option(headers: &HeaderMap, name: &str) -> bool {
+    headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|option| option.trim().eq_ignore_ascii_case(name))
+}
+
+fn expects_continue(headers: &HeaderMap, framing: Framing) -> bool {
+    let expects = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    framing != Framing::None && headers.get(header::EXPECT).is_some_and(expects)
+}
+
+/// The one protocol that is asked for, if it is one that can be passed on. Not another form of HTTP, such as `h2c`: that
+/// would carry requests past whoever looks at them here. Whoever offers several does without (RFC 9110 §7.8).
+fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut offered = headers.get_all(header::UPGRADE).iter();
+    let (Some(protocol), None) = (offered.next(), offered.next()) else { return None };
+    let text = protocol.to_str().ok()?;
+    let is_token = |text: &str| HeaderName::from_bytes(text.as_bytes()).is_ok();
+    let (name, version) = text.split_once('/').unwrap_or((text, "1"));
+    let is_http = ["http", "h2c", "h2", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http));
+    let can_pass = has_connection_option(headers, "upgrade") && is_token(name) && is_token(version) && !is_http;
+    can_pass.then(|| protocol.clone())
 }
 
 /// Appends a request head to `out`: the line, `Host`, the given fields, and what the framing needs. The empty line too.
@@ -472,6 +569,65 @@ mod tests {
         assert_eq!(query.target.as_str(), "/?q=1");
         for bad in ["GET * ", "CONNECT h:1 ", "GET foo ", "GET ftp://h/ ", "GET /a#b ", "GET http:///x "] {
             assert!(request(&format!("{bad}HTTP/1.1\r\nHost: h\r\n\r\n")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_offered_one_at_a_time_and_are_not_http() {
+        let upgrade = |fields: &str| request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap().upgrade;
+        let offered = upgrade("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n");
+        assert_eq!(offered.unwrap(), "websocket");
+        assert_eq!(upgrade("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n").unwrap(), "SPDY/3.1");
+        for none in [
+            "Upgrade: websocket\r\n",
+            "Connection: upgrade\r\n",
+            "Connection: upgrade\r\nUpgrade: h2c\r\n",
+            "Connection: upgrade\r\nUpgrade: HTTP/2.0\r\n",
+            "Connection: upgrade\r\nUpgrade: websocket, h2c\r\n",
+            "Connection: upgrade\r\nUpgrade: websocket\r\nUpgrade: h2c\r\n",
+            "Connection: upgrade\r\nUpgrade: a b\r\n",
+            "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
+        ] {
+            assert_eq!(upgrade(none), None, "{none:?}");
+        }
+    }
+
+    fn request_2(request: http::request::Builder) -> Result<RequestHead, InvalidHead> {
+        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS)
+    }
+
+    #[test]
+    fn requests_of_http2_are_held_to_the_same() {
+        let get = || http::Request::get("https://A.b:80/p?q").version(http::Version::HTTP_2);
+        let head = request_2(get().header("x", "1").header("host", "a.B:80")).unwrap();
+        assert_eq!((head.authority.as_str(), head.target.as_str()), ("A.b:80", "/p?q"));
+        assert_eq!((head.framing, head.version, head.upgrade), (Framing::None, Version::Http2, None));
+        assert_eq!(request_2(http::Request::get("/p").header("host", "h")).unwrap().authority.as_str(), "h");
+        let websocket =
+            request_2(http::Request::connect("https://h/chat").extension(Protocol::from_static("websocket")));
+        let websocket = websocket.unwrap();
+        assert_eq!(
+            (websocket.method, websocket.upgrade.unwrap()),
+            (Method::GET, HeaderValue::from_static("websocket"))
+        );
+        let cookies = (0..50).fold(get(), |request, _| request.header("cookie", "a=b"));
+        assert!(request_2(cookies).is_ok());
+        for (bad, request) in [
+            ("differ", get().header("host", "other")),
+            ("more than one Host", get().header("host", "A.b:80").header("host", "A.b:80")),
+            ("neither", http::Request::get("/p")),
+            ("userinfo", http::Request::get("https://u@h/")),
+            ("Host", http::Request::get("/p").header("host", "a b")),
+            ("CONNECT", http::Request::connect("h:1")),
+            (":path", http::Request::get("https://h").method("GET").uri("*").header("host", "h")),
+            ("Content-Length", get().header("content-length", "1").header("content-length", "1")),
+            ("Content-Length", get().header("content-length", "+1")),
+            ("target is longer", http::Request::get(format!("https://h/{}", "a".repeat(100)))),
+            ("fields", (0..11).fold(get(), |request, _| request.header("a", "b"))),
+            ("larger than", get().header("a", "b".repeat(1024))),
+        ] {
+            let error = request_2(request).unwrap_err().to_string();
+            assert!(error.contains(bad), "{bad}: {error}");
         }
     }
 

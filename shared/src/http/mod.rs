@@ -1,5 +1,5 @@
-//! HTTP/1.1 (RFC 9112): message heads, bodies and header rules, without I/O. Both roles: the gateway reads requests and
-//! writes responses, the agent the other way round.
+//! HTTP/1.1 (RFC 9112): message heads, bodies and header rules, without I/O; of HTTP/2 what the h2 crate leaves to check.
+//! Both roles: the gateway reads requests and writes responses, the agent the other way round.
 
 pub mod body;
 pub mod fields;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use monoio::net::{TcpListener, TcpStream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
@@ -309,12 +310,19 @@ impl Closer {
         self.shutdown(Shutdown::Both);
     }
 
-    /// Whether the peer has ended or lost the connection, seen past bytes that nobody has read.
+    /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.
     pub fn is_hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, poll};
-        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        self.polls(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
+    /// Whether both directions are ended, or the connection is lost.
+    pub fn is_broken(&self) -> bool {
+        self.polls(PollFlags::HUP | PollFlags::ERR)
+    }
+
+    fn polls(&self, ended: PollFlags) -> bool {
         let mut watched = [PollFd::from_borrowed_fd(raw_fd::borrow(&self.0), PollFlags::RDHUP)];
-        let no_time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let no_time = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut watched, Some(&no_time)).is_ok_and(|_| watched[0].revents().intersects(ended))
     }
 

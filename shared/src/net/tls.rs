@@ -80,8 +80,8 @@ impl TlsStream {
         self.session.borrow().peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned())
     }
 
-    /// The protocol that the server selected (RFC 7301).
-    pub fn alpn_is(&self, protocol: &[u8]) -> bool {
+    /// Whether `protocol` was agreed on in the handshake (RFC 7301).
+    pub fn speaks(&self, protocol: &[u8]) -> bool {
         self.session.borrow().alpn_protocol() == Some(protocol)
     }
 

@@ -11,20 +11,30 @@ pub struct StreamClosed;
 
 /// Sends all of `data` as the peer's window and our send buffer allow; `last` ends the stream with it.
 pub async fn send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes, last: bool) -> Result<(), StreamClosed> {
+    std::future::poll_fn(|cx| poll_send(stream, cx, &mut data, last)).await
+}
+
+/// Sends what it can of `data`, taking it away; ready when nothing is left.
+pub fn poll_send(
+    stream: &mut h2::SendStream<Bytes>,
+    cx: &mut Context<'_>,
+    data: &mut Bytes,
+    last: bool,
+) -> Poll<Result<(), StreamClosed>> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let mut capacity = stream.capacity();
         while capacity == 0 {
-            capacity = match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
+            capacity = match ready!(stream.poll_capacity(cx)) {
                 Some(Ok(capacity)) => capacity,
-                Some(Err(_)) | None => return Err(StreamClosed),
+                Some(Err(_)) | None => return Poll::Ready(Err(StreamClosed)),
             };
         }
         let piece = data.split_to(capacity.min(data.len()));
         let end = last && data.is_empty();
         stream.send_data(piece, end).map_err(|_| StreamClosed)?;
     }
-    Ok(())
+    Poll::Ready(Ok(()))
 }
 
 /// Ends the stream, with trailers if there are any.

@@ -1,0 +1,207 @@
+//! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
+//! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
+
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use gw_shared::net::TlsStream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::limit::Bucket;
+use crate::limits;
+
+const PREFACE: u32 = 24;
+const HEADER: usize = 9;
+
+/// More frames without use than there is a budget for.
+#[derive(Debug, PartialEq, Eq)]
+struct Flood;
+
+/// Follows the frames of one connection (RFC 9113 §4.1).
+struct FrameMeter {
+    /// The frame header being read, and how much of it is there.
+    header: [u8; HEADER],
+    filled: usize,
+    /// Bytes of a payload, or of the preface, still to come.
+    payload: u32,
+    budget: Bucket,
+    /// Window updates that what was sent entitles the peer to.
+    updates: u64,
+}
+
+impl FrameMeter {
+    fn new(now: Instant) -> Self {
+        let budget = Bucket::new(limits::HTTP2_CONTROL_FRAMES, now);
+        Self { header: [0; HEADER], filled: 0, payload: PREFACE, budget, updates: 0 }
+    }
+
+    fn received(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Flood> {
+        loop {
+            let skipped = bytes.len().min(self.payload as usize);
+            bytes = &bytes[skipped..];
+            self.payload -= skipped as u32;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let taken = bytes.len().min(HEADER - self.filled);
+            self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
+            self.filled += taken;
+            bytes = &bytes[taken..];
+            if self.filled == HEADER {
+                self.filled = 0;
+                let [a, b, c, kind, flags, ..] = self.header;
+                self.payload = u32::from_be_bytes([0, a, b, c]);
+                self.count(kind, flags, now())?;
+            }
+        }
+    }
+
+    fn count(&mut self, kind: u8, flags: u8, now: Instant) -> Result<(), Flood> {
+        const DATA: u8 = 0;
+        const HEADERS: u8 = 1;
+        const WINDOW_UPDATE: u8 = 8;
+        const END_STREAM: u8 = 1;
+        match kind {
+            DATA if self.payload > 0 || flags & END_STREAM != 0 => return Ok(()),
+            HEADERS => return Ok(()),
+            WINDOW_UPDATE if self.updates > 0 => {
+                self.updates -= 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.budget.take(now).map_err(|_| Flood)
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        // Some callers send two for each small response.
+        self.updates = (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
+    }
+}
+
+/// A connection whose frames are counted as h2 reads them. A flood is read no further.
+pub(super) struct Metered {
+    stream: TlsStream,
+    meter: FrameMeter,
+    flooded: Rc<Cell<bool>>,
+}
+
+impl Metered {
+    /// Sets `flooded` when the peer has gone too far.
+    pub(super) fn new(stream: TlsStream, flooded: Rc<Cell<bool>>) -> Self {
+        Self { stream, meter: FrameMeter::new(Instant::now()), flooded }
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.flooded.get() {
+            return Poll::Pending;
+        }
+        let filled = buffer.filled().len();
+        ready!(AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer))?;
+        if this.meter.received(&buffer.filled()[filled..], Instant::now).is_err() {
+            this.flooded.set(true);
+            // What is read is not handed on. The connection's task looks at the flag in its next turn.
+            buffer.set_filled(filled);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let sent = ready!(TlsStream::poll_write(&this.stream, cx, pieces))?;
+        this.meter.sent(sent);
+        Poll::Ready(Ok(sent))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_send(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let length = (payload as u32).to_be_bytes();
+        let mut frame = vec![length[1], length[2], length[3], kind, flags, 0, 0, 0, 1];
+        frame.resize(HEADER + payload, 0xff);
+        frame
+    }
+
+    /// How many of `frame` are taken at one instant, at most `most`, given in pieces of `step` bytes.
+    fn taken(meter: &mut FrameMeter, now: Instant, frame: &[u8], most: u32, step: usize) -> u32 {
+        (0..most).take_while(|_| frame.chunks(step).all(|piece| meter.received(piece, || now).is_ok())).count() as u32
+    }
+
+    fn begun(now: Instant) -> FrameMeter {
+        let mut meter = FrameMeter::new(now);
+        meter.received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now).unwrap();
+        meter
+    }
+
+    #[test]
+    fn frames_without_use_have_a_budget_however_they_are_cut() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        for kind in [2, 3, 4, PING, 7, 9, 0xbe] {
+            for step in [1, 5, 9, 100] {
+                assert_eq!(taken(&mut begun(now), now, &frame(kind, 0, 8), burst + 10, step), burst, "{kind}");
+            }
+        }
+        assert_eq!(taken(&mut begun(now), now, &frame(0, 0, 0), burst + 10, 9), burst);
+    }
+
+    #[test]
+    fn what_carries_something_has_none() {
+        let now = Instant::now();
+        for frame in [frame(0, 0, 1), frame(0, 1, 0), frame(1, 5, 20)] {
+            assert_eq!(taken(&mut begun(now), now, &frame, 100_000, 7), 100_000);
+        }
+    }
+
+    #[test]
+    fn window_updates_are_free_for_what_was_sent() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let mut meter = begun(now);
+        meter.sent(10 * 64);
+        assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13), burst + 10);
+    }
+
+    #[test]
+    fn the_budget_comes_back_with_time() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let mut meter = begun(now);
+        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
+        let minute = std::time::Duration::from_secs(60);
+        assert!(taken(&mut meter, now + minute, &frame(PING, 0, 8), burst, 17) == burst);
+    }
+}

@@ -1,0 +1,369 @@
+//! Callers that speak HTTP/2 (RFC 9113). Each request is a task of its own and goes to its own service's owner, so a
+//! connection may be shared by the tenants that the certificate covers (RFC 9113 §9.1.1).
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::Either;
+use gw_shared::http::Part;
+use gw_shared::http::head::request_of_http2;
+use gw_shared::net::TlsStream;
+use gw_shared::runtime;
+use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::window;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::{self, HeaderMap};
+use http::{Method, Request, Response, StatusCode};
+
+use super::frame_meter::Metered;
+use super::upload_window::UploadWindow;
+use super::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::connections::Registered;
+use crate::error::Error;
+use crate::exchange::ResponseHead;
+use crate::limit::Bucket;
+use crate::limits;
+use crate::relay::{self, Outcome};
+use crate::worker::Core;
+
+/// ALPN protocol (RFC 9113 §3.3).
+pub(crate) const ALPN: &[u8] = b"h2";
+
+fn settings() -> h2::server::Builder {
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(window::FIRST)
+        .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW)
+        .max_concurrent_streams(limits::HTTP2_STREAMS)
+        .max_header_list_size(limits::HTTP2_HEADER_LIST)
+        .max_send_buffer_size(limits::HTTP2_SEND_BUFFER)
+        .enable_connect_protocol();
+    builder
+}
+
+/// Serves one connection until either side ends it.
+pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
+    registered.expect_by(Instant::now() + limits::HEAD);
+    let mut upload_window = UploadWindow::new(stream.socket().gauge());
+    let abused = Rc::new(Cell::new(false));
+    let metered = Metered::new(stream, Rc::clone(&abused));
+    let mut http2 = match settings().handshake::<_, Bytes>(metered).await {
+        Ok(http2) => http2,
+        Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
+    };
+    registered.idle_until(Instant::now() + limits::IDLE);
+    let connection = Rc::new(Connection {
+        registered,
+        open: Cell::new(0),
+        resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
+        abused,
+        driver: RefCell::default(),
+    });
+    let mut ending = Ending::default();
+    loop {
+        let next = std::future::poll_fn(|cx| {
+            if let Poll::Ready(reason) = connection.poll_end(cx, &mut ending) {
+                return Poll::Ready(Either::Left(reason));
+            }
+            upload_window.look(&mut http2, connection.open.get());
+            http2.poll_accept(cx).map(Either::Right)
+        });
+        match next.await {
+            Either::Right(Some(Ok((request, respond)))) => {
+                let (core, connection) = (Rc::clone(&core), connection.begin());
+                runtime::spawn(serve_request(core, request, respond, peer, connection));
+            }
+            // GOAWAY; what runs still ends.
+            Either::Left(Reason::NO_ERROR) => http2.graceful_shutdown(),
+            Either::Left(reason) => {
+                core.counters.abusive.increment();
+                tracing::debug!(%peer, "connection ended: too many resets or control frames");
+                connection.registered.expect_by(Instant::now() + limits::LINGER);
+                http2.abrupt_shutdown(reason);
+            }
+            Either::Right(None) => return,
+            Either::Right(Some(Err(error))) => {
+                if error.is_go_away() && error.is_library() {
+                    core.counters.abusive.increment();
+                }
+                return tracing::debug!(%peer, %error, "HTTP/2 ended");
+            }
+        }
+    }
+}
+
+/// What the requests of one connection share.
+struct Connection {
+    registered: Registered,
+    /// Requests being served.
+    open: Cell<usize>,
+    /// Requests that the caller may still take back.
+    resets: RefCell<Bucket>,
+    /// It has taken back too many, or flooded us with frames.
+    abused: Rc<Cell<bool>>,
+    driver: RefCell<Option<Waker>>,
+}
+
+/// How the connection's end was announced so far.
+#[derive(Default)]
+struct Ending {
+    goodbye: bool,
+    abuse: bool,
+}
+
+/// A request being served, counted.
+struct Open(Rc<Connection>);
+
+impl Connection {
+    fn begin(self: &Rc<Self>) -> Open {
+        self.open.set(self.open.get() + 1);
+        self.registered.busy();
+        Open(Rc::clone(self))
+    }
+
+    /// Ready, once each, when the connection is to be ended and why.
+    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<Reason> {
+        if self.abused.get() && !ending.abuse {
+            *ending = Ending { goodbye: true, abuse: true };
+            return Poll::Ready(Reason::ENHANCE_YOUR_CALM);
+        }
+        self.driver.replace(Some(cx.waker().clone()));
+        if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
+            ending.goodbye = true;
+            return Poll::Ready(Reason::NO_ERROR);
+        }
+        Poll::Pending
+    }
+
+    /// The caller took a request back. Each costs us more than it costs the caller (CVE-2023-44487).
+    fn count_reset(&self) {
+        if self.resets.borrow_mut().take(Instant::now()).is_err() {
+            self.abused.set(true);
+            self.driver.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let open = self.0.open.get() - 1;
+        self.0.open.set(open);
+        if open == 0 && !self.0.abused.get() {
+            self.0.registered.idle_until(Instant::now() + limits::IDLE);
+        }
+    }
+}
+
+async fn serve_request(
+    core: Rc<Core>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    peer: IpAddr,
+    connection: Open,
+) {
+    let (parts, body) = request.into_parts();
+    let has_body = !body.is_end_stream();
+    let stream = RefCell::new(Stream::Asked(respond));
+    let mut response = Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream };
+    let mut body = Body { body, unreleased: 0, stream: &stream };
+    let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
+        Ok(head) => relay::relay(&core, head, peer, &mut body, &mut response).await,
+        Err(invalid) => relay::refuse_unread(&core, &Error::invalid_head(invalid), &mut response).await,
+    };
+    match outcome {
+        Outcome::Complete => body.discard().await,
+        Outcome::Cut => {
+            // What came before goes out first: a reset takes along what is still queued.
+            runtime::yield_now().await;
+            stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
+        }
+        Outcome::CallerGone => connection.0.count_reset(),
+    }
+}
+
+/// Our half of a stream.
+enum Stream {
+    /// No final head was sent.
+    Asked(SendResponse<Bytes>),
+    Answering(SendStream<Bytes>),
+}
+
+impl Stream {
+    /// Resolves when the caller has reset the stream, or the connection is gone.
+    fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
+        match self {
+            Self::Asked(respond) => respond.poll_reset(cx),
+            Self::Answering(stream) => stream.poll_reset(cx),
+        }
+        .map(|_| CallerGone)
+    }
+
+    fn reset(&mut self, reason: Reason) {
+        match self {
+            Self::Asked(respond) => respond.send_reset(reason),
+            Self::Answering(stream) => stream.send_reset(reason),
+        }
+    }
+}
+
+struct Body<'a> {
+    body: RecvStream,
+    /// Of the part that was returned last, to be given back to the caller's window when the next one is asked for.
+    unreleased: usize,
+    stream: &'a RefCell<Stream>,
+}
+
+impl Body<'_> {
+    fn release(&mut self) {
+        let bytes = std::mem::take(&mut self.unreleased);
+        if bytes > 0 {
+            stream::release(&mut self.body, bytes);
+        }
+    }
+}
+
+impl Body<'_> {
+    /// Reads on for a while after a response that did not wait for the whole request: the reset that ends what is left
+    /// makes some callers forget the response.
+    async fn discard(mut self) {
+        let read_on = async {
+            let mut discarded = 0;
+            while discarded < limits::LINGER_BYTES && !self.is_done() {
+                let Ok(Part::Data(data)) = self.part().await else { return };
+                discarded += data.len();
+            }
+        };
+        // What takes longer is reset.
+        let _ = runtime::timeout(limits::LINGER, read_on).await;
+    }
+}
+
+impl Drop for Body<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl RequestBody for Body<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        self.release();
+        match std::future::poll_fn(|cx| stream::poll_receive(&mut self.body, cx)).await {
+            Ok(Received::Data(data)) => {
+                self.unreleased = data.len();
+                Ok(Part::Data(data))
+            }
+            Ok(Received::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
+            Ok(Received::End) => Ok(Part::End),
+            Err(stream::StreamClosed) => Err(BodyError::Gone),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx)).await
+    }
+
+    fn switch_protocols(&mut self) {
+        // The stream goes on as it is.
+    }
+}
+
+struct Sink<'a> {
+    is_head: bool,
+    /// The stream was ended with its head.
+    ended: bool,
+    stream: &'a RefCell<Stream>,
+}
+
+impl Sink<'_> {
+    fn poll_data(&self, cx: &mut Context<'_>, data: &mut Bytes, last: bool) -> Poll<Result<(), CallerGone>> {
+        match &mut *self.stream.borrow_mut() {
+            Stream::Answering(stream) => stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone),
+            Stream::Asked(_) => Poll::Ready(Err(CallerGone)),
+        }
+    }
+}
+
+impl ResponseSink for Sink<'_> {
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+        match &mut *self.stream.borrow_mut() {
+            Stream::Asked(respond) => respond.send_informational(response(head)).map_err(|_| CallerGone),
+            Stream::Answering(_) => Ok(()),
+        }
+    }
+
+    async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+        if head.upgrade.is_some() {
+            head.status = StatusCode::OK;
+        } else if head.status == StatusCode::NO_CONTENT {
+            head.headers.remove(header::CONTENT_LENGTH);
+        }
+        self.ended = self.is_head || !head.has_body;
+        let mut stream = self.stream.borrow_mut();
+        let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
+        let answering = respond.send_response(response(head), self.ended).map_err(|error| {
+            tracing::debug!(%error, "response head not sent");
+            CallerGone
+        })?;
+        *stream = Stream::Answering(answering);
+        Ok(())
+    }
+
+    async fn data(&mut self, mut data: Bytes, last: bool) -> Result<(), CallerGone> {
+        if self.ended || data.is_empty() {
+            return Ok(());
+        }
+        std::future::poll_fn(|cx| self.poll_data(cx, &mut data, last)).await?;
+        self.ended = last;
+        Ok(())
+    }
+
+    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        match &mut *self.stream.borrow_mut() {
+            Stream::Answering(stream) => stream::finish(stream, trailers).map_err(|_| CallerGone),
+            Stream::Asked(_) => Err(CallerGone),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        // The connection's task sends what there is.
+        Ok(())
+    }
+
+    fn has_begun(&self) -> bool {
+        matches!(*self.stream.borrow(), Stream::Answering(_))
+    }
+
+    fn begin_refusal(&mut self, _request_is_readable: bool) {}
+
+    /// A caller that opens no window for it is not waited for.
+    async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
+        let (parts, body) = response.into_parts();
+        let head =
+            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
+        let sent = async {
+            self.head(head).await?;
+            self.data(body.into(), true).await?;
+            self.end(None).await
+        };
+        runtime::timeout(limits::HEAD, sent).await.unwrap_or(Err(CallerGone))
+    }
+}
+
+fn response(head: ResponseHead) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}

@@ -1,0 +1,70 @@
+//! The request as the agent gets it.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use gw_shared::http::fields::{
+    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
+    X_GW_UPGRADE_METHOD,
+};
+use gw_shared::http::{RequestHead, Version};
+use gw_shared::id::RequestId;
+use h2::ext::Protocol;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Scheme, Uri};
+use http::{Method, Request};
+
+use crate::error::{Error, request_id_value};
+
+/// What ends at this hop is gone, what we add is there (RFC 9110 §7.6).
+pub(super) fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request<()>, Error> {
+    let RequestHead { method, target, authority, version, headers, upgrade, .. } = request;
+    // Credentials were for us; what Host says is in the authority.
+    const ENDS_HERE: [HeaderName; 4] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, X_GW_UPGRADE_METHOD, header::HOST];
+    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name));
+    append_to_list(&mut headers, X_FORWARDED_FOR, &peer.to_canonical().to_string());
+    let via = match version {
+        Version::Http10 => "1.0 gw",
+        Version::Http11 => "1.1 gw",
+        Version::Http2 => "2 gw",
+    };
+    append_to_list(&mut headers, header::VIA, via);
+    headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Error::BadRequest("Host field".to_owned()))?;
+    headers.insert(X_FORWARDED_HOST, host);
+    headers.insert(X_GW_REQUEST_ID, request_id_value(id));
+
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTPS);
+    parts.authority = Some(authority);
+    parts.path_and_query = Some(target);
+    let uri = Uri::from_parts(parts).map_err(|_| Error::BadRequest("request target".to_owned()))?;
+    let mut outbound = Request::new(());
+    *outbound.method_mut() = method;
+    *outbound.uri_mut() = uri;
+    *outbound.version_mut() = http::Version::HTTP_2;
+    *outbound.headers_mut() = headers;
+    if let Some(protocol) = upgrade {
+        let protocol = protocol.to_str().map_err(|_| Error::BadRequest("Upgrade field".to_owned()))?;
+        outbound.extensions_mut().insert(Protocol::from(protocol));
+        let method = std::mem::replace(outbound.method_mut(), Method::CONNECT);
+        if method != Method::GET {
+            let method = HeaderValue::from_str(method.as_str()).map_err(|_| Error::BadRequest("method".to_owned()))?;
+            outbound.headers_mut().insert(X_GW_UPGRADE_METHOD, method);
+        }
+    }
+    Ok(outbound)
+}
+
+/// Appends to a comma-separated field, keeping what earlier hops wrote in front.
+fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    let mut earlier: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
+        list.extend_from_slice(value.as_bytes());
+        list.extend_from_slice(b", ");
+        list
+    });
+    earlier.extend_from_slice(value.as_bytes());
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(earlier)) {
+        headers.insert(name, value);
+    }
+}

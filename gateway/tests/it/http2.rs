@@ -1,0 +1,306 @@
+//! Callers that speak HTTP/2 get what callers of HTTP/1.1 get.
+
+use std::io::Read;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gw_gateway::config::HandOver;
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::runtime;
+use http::{HeaderMap, Method, Request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::caller::HOST;
+use crate::caller2::{Connection, connect, data, on_a_reactor, tls, whole};
+use crate::{backend, demo, setup, tunnels};
+
+#[test]
+fn a_request_arrives_as_it_was_sent() {
+    let demo = demo(None);
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let request = caller.request(&Method::from_bytes(b"PURGE").unwrap(), "/a%2F//b?x=1&y");
+        let seen = caller.fetch(request.header("x-one", "1").header("x-one", "2").header("host", HOST)).await;
+        assert!(!seen.header("date").is_empty() && !seen.header("x-gw-request-id").is_empty());
+        let seen = seen.json();
+        assert_eq!((&seen["method"], &seen["target"]), (&"PURGE".into(), &"/a%2F//b?x=1&y".into()));
+        let fields: Vec<(String, String)> = serde_json::from_value(seen["headers"].clone()).unwrap();
+        let fields: Vec<(&str, &str)> = fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(fields[..3], [("host", HOST), ("x-one", "1"), ("x-one", "2")]);
+        assert!(fields.contains(&("via", "2 gw")) && fields.contains(&("x-forwarded-proto", "https")));
+        assert!(fields.iter().all(|(name, _)| *name != "x-gw-service-key"));
+    });
+}
+
+#[test]
+fn bodies_and_trailers_pass_both_ways_at_the_same_time() {
+    // The backend sends a piece back only after it has arrived: buffering anywhere would stop both for ever.
+    let demo = demo(Some(backend::start(|mut peer| {
+        let head = peer.request_head().unwrap();
+        assert_eq!(head.headers["te"], "trailers");
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-sum\r\n\r\n");
+        for _ in 0..20 {
+            let chunk = peer.bytes(6).unwrap();
+            peer.send(chunk);
+        }
+        assert_eq!(peer.bytes(18).unwrap(), b"0\r\nx-check: up\r\n\r\n");
+        peer.send("0\r\nX-Sum: down\r\n\r\n");
+    })));
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let request = caller.request(&Method::POST, "/").header("te", "trailers");
+        let (response, mut upload) = caller.begin(request, false).await;
+        let (parts, mut body) = response.await.unwrap().into_parts();
+        assert_eq!((parts.status.as_u16(), parts.headers["trailer"].to_str().unwrap()), (200, "x-sum"));
+        for n in 0..20 {
+            upload.send_data(Bytes::from((n % 10).to_string()), false).unwrap();
+            assert_eq!(data(&mut body).await.unwrap(), (n % 10).to_string());
+        }
+        upload.send_trailers(HeaderMap::from_iter([("x-check".parse().unwrap(), "up".parse().unwrap())])).unwrap();
+        assert!(data(&mut body).await.is_none());
+        let trailers = std::future::poll_fn(|cx| body.poll_trailers(cx)).await.unwrap().unwrap();
+        assert_eq!(trailers["x-sum"], "down");
+    });
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn large_bodies_pass_on_many_streams_whether_they_cross_or_not() {
+    let mirror = backend::start(|mut peer| {
+        while let Ok((_, body, _)) = peer.request() {
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+            peer.send(body);
+        }
+    });
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let options = Options { workers: 4, hand_over, ..crate::options(Some(mirror.clone())) };
+        let demo = Demo::start(&options).unwrap();
+        on_a_reactor(async {
+            for _ in 0..4 {
+                let caller = connect(&demo).await;
+                let exchanges = (1..20usize).map(|number| {
+                    let caller = &caller;
+                    async move {
+                        let body: Vec<u8> = (0..number * 40_000).map(|at| (at * 7 + number) as u8).collect();
+                        let request = caller.request(&Method::PUT, "/").header("content-length", body.len());
+                        let (response, mut upload) = caller.begin(request, false).await;
+                        let send = gw_shared::tunnel::stream::send(&mut upload, body.clone().into(), true);
+                        let (response, sent) = futures_util::join!(whole(response), send);
+                        sent.unwrap();
+                        assert!(response.status == 200 && response.body == body, "{number}");
+                    }
+                });
+                futures_util::future::join_all(exchanges).await;
+            }
+        });
+        crate::wait_until_slots_are_free(&demo);
+        demo.stop();
+    }
+}
+
+async fn refusal(caller: &Connection, request: http::request::Builder) -> String {
+    let response = caller.fetch(request).await;
+    let body = response.json();
+    assert_eq!(response.header("content-type"), "application/vnd.gw.error+json");
+    assert_eq!(body["error"]["request_id"], response.header("x-gw-request-id"));
+    let (status, code) = (response.header("x-gw-status"), body["error"]["code"].as_str().unwrap());
+    format!("{} {status} {code}", response.status.as_u16())
+}
+
+#[test]
+fn refusals_are_those_of_http_1_1_and_the_connection_goes_on() {
+    let demo = demo(None);
+    let other = "demo--other.eu1.gw.localhost";
+    setup::service(demo.gateway().control(), "demo", "other");
+    let (_, other_key) = setup::service_key(demo.gateway().control(), "demo", &["other"]);
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let key = &demo.about.service_key;
+        let get = |uri: String| Request::get(uri);
+        let to = |host: &str| Request::get(format!("https://{host}/")).header("x-gw-service-key", key);
+        let long = "a".repeat(8 * 1024);
+        for (request, expected) in [
+            (get(format!("https://{HOST}/")), "502 AuthDenied GW_AUTH_REQUIRED"),
+            (to(HOST).header("x-gw-service-key", key), "502 AuthDenied GW_AUTH_AMBIGUOUS"),
+            (to("demo--nothing.eu1.gw.localhost"), "502 PolicyDenied GW_SERVICE_NOT_FOUND"),
+            (to("eu2.gw.localhost"), "421 Misdirected GW_MISDIRECTED"),
+            (to("eu1.gw.localhost"), "404 NotFound GW_NOT_FOUND"),
+            (to(other), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
+            // Another tenant of this certificate, on the same connection.
+            (
+                Request::get(format!("https://{other}/")).header("x-gw-service-key", other_key),
+                "504 AgentUnavailable AGENT_UNAVAILABLE",
+            ),
+            (get(format!("https://{HOST}/{long}")), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
+            (to(HOST).header("x", "y".repeat(33 * 1024)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
+            (
+                (0..101).fold(to(HOST), |request, _| request.header("a", "b")),
+                "502 HeadersTooLarge GW_HEADERS_TOO_LARGE",
+            ),
+            (to(HOST).header("host", "elsewhere"), "400 BadRequest GW_BAD_REQUEST"),
+            (Request::connect(format!("{HOST}:443")), "400 BadRequest GW_BAD_REQUEST"),
+        ] {
+            assert_eq!(refusal(&caller, request).await, expected);
+        }
+        assert_eq!(caller.get("/after").await.json()["target"], "/after");
+    });
+}
+
+#[test]
+fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
+    let (closed, closes) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok(head) = peer.request_head() {
+            match head.target.as_str() {
+                "/wait" => {}
+                "/stream" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun"),
+                _ => {
+                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+                    continue;
+                }
+            }
+            let target = head.target.as_str().to_owned();
+            assert!(peer.is_closed());
+            return closed.send(target).unwrap();
+        }
+    })));
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        for target in ["/wait", "/stream"] {
+            let (response, mut stream) = caller.begin(caller.request(&Method::GET, target), true).await;
+            let body = if target == "/stream" { Some(response.await.unwrap().into_body()) } else { None };
+            assert_eq!(caller.get("/other").await.status, 200);
+            stream.send_reset(h2::Reason::CANCEL);
+            drop(body);
+            runtime::yield_now().await;
+            assert_eq!(caller.get("/other").await.status, 200);
+        }
+    });
+    assert_eq!(closes.recv_timeout(crate::SOON).unwrap(), "/wait");
+    assert_eq!(closes.recv_timeout(crate::SOON).unwrap(), "/stream");
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn a_response_that_breaks_off_is_reset() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        peer.request().unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
+    })));
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
+        let mut body = response.await.unwrap().into_body();
+        assert_eq!(data(&mut body).await.unwrap(), "half");
+        let error = std::future::poll_fn(|cx| body.poll_data(cx)).await.unwrap().unwrap_err();
+        assert_eq!(error.reason(), Some(h2::Reason::INTERNAL_ERROR));
+    });
+}
+
+#[test]
+fn a_response_may_be_complete_before_its_request() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        peer.request_head().unwrap();
+        peer.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\nenough");
+        // What is still sent is read away: a reset would take the response along.
+        drop(peer.stream.shutdown(std::net::Shutdown::Write));
+        drop(peer.stream.read_to_end(&mut Vec::new()));
+    })));
+    on_a_reactor(async {
+        let caller = connect(&demo).await;
+        let (response, mut upload) = caller.begin(caller.request(&Method::POST, "/"), false).await;
+        upload.send_data(Bytes::from_static(&[0; 1000]), false).unwrap();
+        let response = whole(response).await;
+        assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"enough".as_slice()));
+        drop(upload);
+    });
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn requests_taken_back_again_and_again_end_the_connection() {
+    let demo = demo(None);
+    on_a_reactor(async {
+        let mut caller = connect(&demo).await;
+        let ended = loop {
+            let request = caller.request(&Method::GET, "/slow?ms=60000").body(()).unwrap();
+            match caller.requests.clone().ready().await {
+                Ok(mut requests) => match requests.send_request(request, true) {
+                    Ok((_, mut stream)) => stream.send_reset(h2::Reason::CANCEL),
+                    Err(error) => break error,
+                },
+                Err(error) => break error,
+            }
+            runtime::yield_now().await;
+        };
+        assert_eq!(ended.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
+        assert!((&mut caller.ended).await.unwrap().is_err());
+    });
+    let abusive = |demo: &Demo| -> u64 {
+        demo.gateway().control().reports().iter().map(|report| report.totals["connections_abusive"]).sum()
+    };
+    assert_eq!(abusive(&demo), 1);
+    crate::wait_until_slots_are_free(&demo);
+    on_a_reactor(async { assert_eq!(connect(&demo).await.get("/").await.status, 200) });
+}
+
+/// An HTTP/2 frame (RFC 9113 §4.1) of stream 0.
+fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags, 0, 0, 0, 0]);
+    frame.extend_from_slice(payload);
+    frame
+}
+
+#[test]
+fn floods_of_frames_that_carry_nothing_end_the_connection() {
+    let demo = demo(None);
+    let (ping, settings) = (frame(6, 0, &[7; 8]), frame(4, 0, &[]));
+    let mut priority = frame(2, 0, &[0, 0, 0, 0, 16]);
+    priority[8] = 1;
+    for flood in [ping, settings, priority, frame(0xfa, 0, &[])] {
+        on_a_reactor(async {
+            let mut stream = tls(&demo.about).await;
+            AsyncWriteExt::write_all(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+            AsyncWriteExt::write_all(&mut stream, &frame(4, 0, &[])).await.unwrap();
+            let mut received = Vec::new();
+            // The gateway stops reading in the middle of this.
+            let flooding = async {
+                let (mut reader, mut writer) = tokio::io::split(&mut stream);
+                let write = async {
+                    for _ in 0..20_000 {
+                        if writer.write_all(&flood).await.is_err() || writer.flush().await.is_err() {
+                            break;
+                        }
+                    }
+                    std::future::pending::<()>().await;
+                };
+                let read = async { drop(reader.read_to_end(&mut received).await) };
+                futures_util::future::select(std::pin::pin!(write), std::pin::pin!(read)).await;
+            };
+            flooding.await;
+            // GOAWAY with ENHANCE_YOUR_CALM (RFC 9113 §7).
+            let goaway = received.windows(17).any(|bytes| bytes[3] == 7 && bytes[13..17] == [0, 0, 0, 11]);
+            assert!(goaway, "{} bytes: {:?}", received.len(), &received[received.len().saturating_sub(40)..]);
+        });
+    }
+}
+
+#[test]
+fn a_drain_says_goodbye_and_lets_requests_end() {
+    let demo = demo(None);
+    on_a_reactor(async move {
+        let mut caller = connect(&demo).await;
+        let (response, _) = caller.begin(caller.request(&Method::GET, "/slow?ms=500"), true).await;
+        while tunnels(&demo)[0].in_flight == 0 {
+            runtime::sleep(Duration::from_millis(5)).await;
+        }
+        let stopping = thread::spawn(move || demo.stop());
+        assert_eq!(whole(response).await.status, 200);
+        // GOAWAY without an error: the connection ended as it should.
+        (&mut caller.ended).await.unwrap().unwrap();
+        stopping.join().unwrap();
+    });
+}

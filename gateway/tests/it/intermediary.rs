@@ -1,0 +1,106 @@
+//! What a gateway owes both sides as an intermediary (RFC 9110 §7.6, RFC 9112, RFC 9113).
+
+use http::Method;
+
+use crate::caller::{connect, get, request};
+use crate::caller2::{self, on_a_reactor};
+use crate::{backend, demo};
+
+#[test]
+fn forwards_are_counted() {
+    let demo = demo(None);
+    let mut caller = connect(&demo);
+    caller.send(request(&demo, "OPTIONS /", "Max-Forwards: 3\r\n\r\n"));
+    let seen = caller.response().json();
+    assert!(seen["headers"].as_array().unwrap().contains(&serde_json::json!(["max-forwards", "2"])));
+    caller.send(request(&demo, "TRACE /path", "Max-Forwards: 0\r\nCookie: secret\r\n\r\n"));
+    let trace = caller.response();
+    assert_eq!((trace.status.as_u16(), trace.header("content-type")), (200, "message/http"));
+    let text = String::from_utf8(trace.body).unwrap();
+    assert!(text.starts_with("TRACE /path HTTP/1.1\r\n") && !text.contains("secret") && !text.contains("gw_sk_"));
+    caller.send(request(&demo, "OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
+    assert_eq!(caller.response().status, 204);
+    // Who may not ask the backend is not answered here either.
+    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::caller::HOST));
+    assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
+}
+
+#[test]
+fn options_of_the_whole_server_stay_that() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            let target = head.target.as_str();
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{target}", target.len()));
+        }
+    })));
+    let mut caller = connect(&demo);
+    for line in ["OPTIONS *", "OPTIONS https://demo--echo.eu1.gw.localhost"] {
+        caller.send(request(&demo, line, "\r\n"));
+        assert_eq!(caller.response().body, b"*", "{line}");
+    }
+}
+
+#[test]
+fn dates_are_kept_and_missing_ones_given() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            let date = if head.target == "/dated" { "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n" } else { "" };
+            peer.send(format!("HTTP/1.1 200 OK\r\n{date}Content-Length: 0\r\n\r\n"));
+        }
+    })));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/dated"));
+    assert_eq!(caller.response().header("date"), "Sun, 06 Nov 1994 08:49:37 GMT");
+    caller.send(get(&demo, "/"));
+    assert!(caller.response().header("date").ends_with(" GMT"));
+    caller.send("GET / HTTP/1.1\r\n\r\n");
+    assert!(caller.response().header("date").ends_with(" GMT"));
+}
+
+#[test]
+fn lengths_that_a_backend_contradicts_itself_about_are_not_believed() {
+    for fields in [
+        "Content-Length: 2\r\nContent-Length: 2\r\n",
+        "Content-Length: 2\r\nContent-Length: 3\r\n",
+        "Content-Length: 2, 2\r\n",
+        "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: gzip, chunked\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        "Content-Length: -2\r\n",
+        "Content-Length : 2\r\n",
+        "X: a\r\n b\r\n",
+    ] {
+        let demo = demo(Some(backend::start(move |mut peer| {
+            while peer.request().is_ok() {
+                peer.send(format!("HTTP/1.1 200 OK\r\n{fields}\r\nab"));
+            }
+        })));
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/"));
+        let response = caller.response();
+        assert_eq!(
+            (response.status.as_u16(), response.code().as_str()),
+            (502, "GW_BACKEND_INVALID_RESPONSE"),
+            "{fields}"
+        );
+    }
+}
+
+#[test]
+fn what_http_2_has_no_words_for_does_not_reach_it() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while peer.request().is_ok() {
+            peer.send(
+                "HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Private\r\nKeep-Alive: timeout=5\r\nX-Private: 1\r\n\
+                 Proxy-Connection: x\r\nX-Gw-Status: forged\r\nX-Kept: 1\r\nContent-Length: 0\r\n\r\n",
+            );
+        }
+    })));
+    on_a_reactor(async {
+        let caller = caller2::connect(&demo).await;
+        let response = caller.fetch(caller.request(&Method::GET, "/")).await;
+        let mut names: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["content-length", "date", "x-gw-request-id", "x-kept"]);
+    });
+}

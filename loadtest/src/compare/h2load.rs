@@ -1,0 +1,68 @@
+//! `h2load`: callers that speak HTTP/2, many requests at a time on few connections.
+
+use std::path::{Path, PathBuf};
+
+use super::load::{Load, Outcome, output};
+use crate::failure::Failure;
+use crate::process;
+
+/// Requests at a time on one connection.
+const STREAMS: u32 = 32;
+
+pub(super) fn find() -> Result<PathBuf, Failure> {
+    process::find("h2load", "nghttp2-client")
+}
+
+/// Runs the load to its end: `callers` requests at a time.
+pub(super) fn run(h2load: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
+    let Load { target, core, callers, seconds } = load;
+    let connections = callers.div_ceil(STREAMS);
+    let mut command = process::command(h2load, Some(*core))?;
+    command.args([format!("-c{connections}"), format!("-m{}", callers / connections), format!("-D{seconds}")]);
+    command.args(["-t1", "--header", &format!("X-Gw-Service-Key: {}", target.service_key)]);
+    command.arg(format!("--connect-to=127.0.0.1:{}", target.port));
+    command.arg(format!("https://{}:{}/", target.host, target.port));
+    let text = output("h2load", &mut command, *seconds)?;
+    parse(&text).ok_or_else(|| Failure::new(format!("h2load reports nothing to measure:\n{text}")))
+}
+
+/// `None` if there is something missing, or there were no requests.
+fn parse(text: &str) -> Option<Outcome> {
+    let line = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
+    let (_, rate) = line("finished in")?.split_once(", ")?;
+    let count = |kind: &str| -> Option<u64> {
+        line("requests:")?.split(", ").find_map(|part| part.strip_suffix(kind))?.trim().parse().ok()
+    };
+    let not_2xx = line("status codes:")?.split(", ").filter(|part| !part.ends_with("2xx"));
+    let requests = count("succeeded")?;
+    let outcome = Outcome {
+        requests,
+        per_second: rate.split_once(" req/s")?.0.parse().ok()?,
+        latency_ms: None,
+        refused: not_2xx.filter_map(|part| part.split(' ').next()?.parse::<u64>().ok()).sum(),
+        socket_errors: count("errored")? + count("timeout")?,
+    };
+    (requests > 0).then_some(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_read() {
+        let report = "starting benchmark...
+finished in 3.01s, 23456.70 req/s, 5.51MB/s
+requests: 70370 total, 70626 started, 70370 done, 70368 succeeded, 2 failed, 1 errored, 1 timeout
+status codes: 70366 2xx, 0 3xx, 0 4xx, 2 5xx
+traffic: 16.53MB (17332421) total, 5.69MB (5964610) headers (space savings 60.81%), 6.58MB (6896456) data
+                     min         max         mean         sd        +/- sd
+time for request:     1.03ms     20.55ms      8.49ms      2.73ms    68.52%
+";
+        let expected =
+            Outcome { requests: 70_368, per_second: 23_456.7, latency_ms: None, refused: 2, socket_errors: 2 };
+        assert_eq!(parse(report), Some(expected));
+        assert_eq!(parse(&report.replace("70368 succeeded", "0 succeeded")), None);
+        assert_eq!(parse("nothing"), None);
+    }
+}
