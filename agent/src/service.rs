@@ -17,12 +17,14 @@ use crate::slots::Slots;
 
 /// How long an agent stays away after another one with the same identity took its place.
 const REPLACED_PAUSE: Duration = Duration::from_secs(120);
+/// Within how long the agents of a gateway that is going away come to its successor: not all in one moment.
+const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
 /// Keeps a tunnel for the service at `hostname` until it is told to stop; returns when its last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
     let mut backoff = Backoff::new();
-    // Tunnels that were asked to end and still have requests.
+    // Tunnels that have a successor, or are to have one, and may still have requests.
     let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
     while !*stop.borrow() {
         ending.retain(|phase| *phase.borrow() != Phase::Ended);
@@ -62,11 +64,9 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
                         );
                         REPLACED_PAUSE
                     }
-                    // `GatewayDrains`: the next tunnel is made while the old one finishes its requests. Not at once
-                    // either, so that the agents of a gateway do not all come to its successor together.
-                    Phase::Starting | Phase::Ready | Phase::GatewayDrains | Phase::Leaving | Phase::Ended => {
-                        backoff.next_delay(random())
-                    }
+                    // The next tunnel is made while the old one goes on: there may be a successor already.
+                    Phase::GatewayDrains => SUCCESSOR_WITHIN.mul_f64(random()),
+                    Phase::Starting | Phase::Ready | Phase::Leaving | Phase::Ended => backoff.next_delay(random()),
                 }
             }
         };

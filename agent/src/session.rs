@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
@@ -31,7 +32,7 @@ pub(crate) enum Phase {
     Starting,
     /// Registered at the gateway.
     Ready,
-    /// The gateway is going away: another tunnel should take over.
+    /// The gateway is going away: another tunnel is wanted, and this one goes on until the gateway ends it.
     GatewayDrains,
     /// Another tunnel of this agent took over.
     Replaced,
@@ -56,7 +57,7 @@ pub(crate) struct Session {
     pub(crate) phase: watch::Sender<Phase>,
     /// Turns true when the agent is to stop, or the service is no longer its own.
     pub(crate) stop: watch::Receiver<bool>,
-    /// Turns true when the gateway has confirmed that it sends no more requests.
+    /// Turns true when the gateway has said that it sends no more requests.
     pub(crate) quiet: watch::Sender<bool>,
 }
 
@@ -107,19 +108,19 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
     }
 }
 
-/// Resolves when this tunnel has been asked to end and no request is left on it.
+/// Resolves when no request comes any more and none is left.
 async fn drained(session: &Session) {
-    let mut phase = session.phase.subscribe();
-    let (mut stop, mut quiet) = (session.stop.clone(), session.quiet.subscribe());
-    let asked_by_us = {
-        let gateway = pin!(phase.wait_for(|phase| *phase >= Phase::GatewayDrains));
-        let us = pin!(stop.wait_for(|stop| *stop));
-        matches!(futures_util::future::select(us, gateway).await, futures_util::future::Either::Left(_))
+    let (mut phase, mut quiet) = (session.phase.subscribe(), session.quiet.subscribe());
+    let mut stop = session.stop.clone();
+    // A gateway that does not confirm is gone, or soon found dead.
+    let unconfirmed = async {
+        // An error means that nobody is left to stop us, which is a reason to stop.
+        let _ = stop.wait_for(|stop| *stop).await;
+        runtime::sleep(CONFIRMED_WITHIN).await;
     };
-    if asked_by_us {
-        // Requests that are on their way are served. A gateway that does not confirm is gone, or soon found dead.
-        let _ = runtime::timeout(CONFIRMED_WITHIN, quiet.wait_for(|quiet| *quiet)).await;
-    }
+    let replaced = pin!(phase.wait_for(|phase| *phase >= Phase::Replaced));
+    let quiet = pin!(quiet.wait_for(|quiet| *quiet));
+    select(select(replaced, quiet), pin!(unconfirmed)).await;
     while session.slots.in_use() > 0 {
         runtime::sleep(DRAIN_TICK).await;
     }
@@ -186,7 +187,7 @@ async fn converse(
     let sender = RefCell::new(sender);
     let hears = hear(session, windows, request.into_body(), &sender);
     let tells = tell(session, &sender);
-    futures_util::future::select(pin!(hears), pin!(tells)).await;
+    select(pin!(hears), pin!(tells)).await;
 }
 
 async fn hear(session: &Session, windows: &Windows, mut body: RecvStream, sender: &RefCell<SendStream<Bytes>>) {
@@ -235,7 +236,8 @@ async fn hear(session: &Session, windows: &Windows, mut body: RecvStream, sender
 /// Reports the slots when they have changed, carries a renewal that waits for a tunnel, and says that we are stopping.
 /// Returns when the tunnel is to end.
 async fn tell(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
-    let mut stop = session.stop.clone();
+    let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
+    let mut leaving = pin!(phase.wait_for(|phase| *phase >= Phase::Leaving));
     let mut reported = None;
     loop {
         let now = (session.slots.in_use(), session.pool.idle());
@@ -256,14 +258,15 @@ async fn tell(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
         session.pool.prune();
         let stopping = pin!(stop.wait_for(|stop| *stop));
         let tick = pin!(runtime::sleep(STATISTICS_INTERVAL));
-        if let futures_util::future::Either::Left(_) = futures_util::future::select(stopping, tick).await {
-            send(sender, &ToGateway::Drain);
-            break;
+        match select(leaving.as_mut(), select(stopping, tick)).await {
+            Either::Left(_) => return,
+            Either::Right((Either::Left(_), _)) => break,
+            Either::Right((Either::Right(_), _)) => {}
         }
     }
-    let mut phase = session.phase.subscribe();
+    send(sender, &ToGateway::Drain);
     // An error means that the session is gone, which is an end too.
-    let _ = phase.wait_for(|phase| *phase >= Phase::Leaving).await;
+    let _ = leaving.await;
 }
 
 fn send(sender: &RefCell<SendStream<Bytes>>, message: &ToGateway) {

@@ -1,18 +1,20 @@
 //! Connections in: accept, ask a trusted proxy for whom, read the ClientHello, decide which worker serves, shake hands,
 //! serve.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use gw_shared::net::socket::stop_accepting;
+use futures_util::future::{Either, select};
 use gw_shared::net::tls::{ClientHello, Greeting};
-use gw_shared::net::{Socket, TlsStream};
+use gw_shared::net::{Listener, Socket, TlsStream};
 use gw_shared::{runtime, tunnel as protocol};
-use monoio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::caller;
 use crate::config::HandOver;
@@ -22,26 +24,48 @@ use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership::{self, WorkerId};
 use crate::proxy_protocol::{self, Announcement};
-use crate::tunnel;
+use crate::tunnel::{self, expected};
 use crate::worker::Core;
 
 /// Pause after an accept that failed for lack of descriptors or memory: trying again at once fails again.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// A worker's listening socket.
-pub(crate) struct Acceptor(TcpListener);
+/// A worker's listening sockets.
+pub(crate) struct Acceptor {
+    /// Empty once they have been left to others.
+    listeners: RefCell<Vec<Rc<Listener>>>,
+    /// Nobody but this process listens on them.
+    are_ours: bool,
+    stopped: watch::Sender<bool>,
+}
 
 impl Acceptor {
-    pub(crate) fn new(listener: std::net::TcpListener) -> io::Result<Self> {
-        // On epoll, monoio calls accept(2) itself and expects it not to block; on io_uring a listener that does not
-        // block would fail with EAGAIN instead of waiting.
-        listener.set_nonblocking(runtime::is_epoll())?;
-        TcpListener::from_std(listener).map(Self)
+    pub(crate) fn new(listeners: Vec<std::net::TcpListener>, are_ours: bool) -> io::Result<Self> {
+        let listeners: io::Result<_> =
+            listeners.into_iter().map(|listener| Listener::new(listener).map(Rc::new)).collect();
+        Ok(Self { listeners: RefCell::new(listeners?), are_ours, stopped: watch::Sender::new(false) })
     }
 
-    /// Makes [`accept_all`] return.
-    pub(crate) fn stop(&self) {
-        stop_accepting(&self.0);
+    /// Accepts nothing more. Those that wait in the kernel are another process's, if it listens too; otherwise they are
+    /// still taken, and what comes later is refused.
+    pub(crate) fn stop(&self, has_successor: bool) {
+        if has_successor || !self.are_ours {
+            self.listeners.take();
+        }
+        self.stopped.send_replace(true);
+    }
+
+    /// Has the kernel refuse connections at once, unless another process listens too.
+    pub(crate) fn abandon(&self) {
+        self.stop(false);
+        self.listeners.take().iter().for_each(|listener| listener.shut());
+    }
+}
+
+/// Accepts on every listener of this worker.
+pub(crate) fn accept_all(core: &Rc<Core>) {
+    for listener in core.acceptor.listeners.borrow().iter() {
+        runtime::spawn(accept(Rc::clone(core), Rc::clone(listener)));
     }
 }
 
@@ -54,16 +78,17 @@ pub(crate) struct Arrival {
     peer: SocketAddr,
 }
 
-/// Accepts until the listener is shut down. One accept at a time, awaited to its end: a cancelled one leaks its socket.
-pub(crate) async fn accept_all(core: Rc<Core>) {
+/// Accepts until it is told to stop.
+async fn accept(core: Rc<Core>, listener: Rc<Listener>) {
+    let mut stopped = core.acceptor.stopped.subscribe();
+    let mut stopped = pin!(stopped.wait_for(|stopped| *stopped));
     loop {
-        match core.acceptor().0.accept().await {
-            Ok((stream, peer)) => {
-                core.counters.accepted.increment();
-                let core = Rc::clone(&core);
-                runtime::spawn(greet(core, stream, peer));
-            }
-            Err(_) if core.is_draining() => return,
+        let accepted = match select(stopped.as_mut(), pin!(listener.accept())).await {
+            Either::Left(_) => break,
+            Either::Right((accepted, _)) => accepted,
+        };
+        match accepted {
+            Ok((fd, peer)) => begin(&core, fd, peer),
             Err(error) => {
                 core.counters.accept_errors.increment();
                 // The peer gave up between its handshake and our accept; everything else is a shortage.
@@ -74,11 +99,24 @@ pub(crate) async fn accept_all(core: Rc<Core>) {
             }
         }
     }
+    // Left to others: what waits there is theirs.
+    let is_left = !core.acceptor.listeners.borrow().iter().any(|kept| Rc::ptr_eq(kept, &listener));
+    if !is_left {
+        while let Ok(Some((fd, peer))) = listener.try_accept() {
+            begin(&core, fd, peer);
+        }
+        listener.shut();
+    }
+}
+
+fn begin(core: &Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
+    core.counters.accepted.increment();
+    runtime::spawn(greet(Rc::clone(core), fd, peer));
 }
 
 /// Reads how a new connection begins and finds it a worker.
-async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
-    let Ok(socket) = Socket::new(stream) else { return };
+async fn greet(core: Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
+    let Ok(socket) = Socket::from_fd(fd) else { return };
     if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
         tracing::debug!(%error, "no TCP keep-alive");
     }
@@ -98,6 +136,9 @@ async fn greet(core: Rc<Core>, stream: TcpStream, peer: SocketAddr) {
         Ok(greeting) => greeting,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
+    if !is_tunnel(&greeting.hello) {
+        expected::wait_for_tunnels(&core, &greeting.hello, &registered).await;
+    }
     let Some(owner) = worker_for(&core, &greeting.hello) else {
         return welcome(core, greeting, peer, registered).await;
     };

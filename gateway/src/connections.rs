@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gw_shared::net::Closer;
 use slab::Slab;
@@ -16,6 +16,8 @@ use crate::limits;
 pub(crate) struct Connections {
     entries: RefCell<Slab<Rc<Entry>>>,
     limit: usize,
+    /// In a drain, how long a connection may be idle.
+    draining: Cell<Option<Duration>>,
 }
 
 struct Entry {
@@ -44,7 +46,7 @@ pub(crate) struct Registered {
 
 impl Connections {
     pub(crate) fn new(limit: usize) -> Rc<Self> {
-        Rc::new(Self { entries: RefCell::default(), limit })
+        Rc::new(Self { entries: RefCell::default(), limit, draining: Cell::new(None) })
     }
 
     /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
@@ -86,19 +88,15 @@ impl Connections {
         }
     }
 
-    /// Has those say goodbye that can; their requests still end.
-    pub(crate) fn say_goodbye(&self) {
-        for (_, entry) in self.entries.borrow().iter() {
-            entry.say_goodbye();
-        }
-    }
-
-    /// Ends the connections that no request is running on.
-    pub(crate) fn close_idle(&self, now: Instant) {
+    /// From now on a connection may be idle for `idle` and no longer; those that can say goodbye are told to.
+    pub(crate) fn drain(&self, now: Instant, idle: Duration) {
+        self.draining.set(Some(idle));
         for (_, entry) in self.entries.borrow().iter() {
             if entry.idle.get() && !entry.stopping.get() {
-                entry.stop(now);
+                let earlier = entry.deadline.get().map_or(now + idle, |deadline| deadline.min(now + idle));
+                entry.deadline.set(Some(earlier));
             }
+            entry.say_goodbye();
         }
     }
 }
@@ -138,7 +136,8 @@ impl Registered {
     /// No request is running; one may begin until `deadline`.
     pub(crate) fn idle_until(&self, deadline: Instant) {
         self.entry.idle.set(true);
-        self.entry.deadline.set(Some(deadline));
+        let draining = self.connections.draining.get().map(|idle| Instant::now() + idle);
+        self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
     }
 
     /// Resolves when the peer has left, within a tick: for a connection that is not read from, and so does not see it.
@@ -156,9 +155,10 @@ impl Registered {
         self.poll_hung_up(cx)
     }
 
-    /// Resolves, once, when the connection is to end and its peer is to be told first.
+    /// Resolves when the connection is to end and its peer to be told first: what runs on it may end, nothing new should
+    /// come.
     pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.entry.leaving.get() {
+        if self.entry.leaving.get() || self.connections.draining.get().is_some() {
             return Poll::Ready(());
         }
         self.entry.farewell.replace(Some(cx.waker().clone()));
@@ -210,12 +210,33 @@ mod tests {
             assert!(!registered.entry.stopping.get());
             registered.busy();
             connections.sweep(start + 100 * second);
-            connections.close_idle(start + 100 * second);
             assert!(!registered.entry.stopping.get());
             registered.idle_until(start + 200 * second);
-            connections.close_idle(start + 101 * second);
+            connections.sweep(start + 199 * second);
+            assert!(!registered.entry.stopping.get());
+            connections.sweep(start + 201 * second);
             assert!(registered.entry.stopping.get());
-            assert_eq!(registered.entry.deadline.get(), Some(start + 101 * second + limits::LINGER));
+            assert_eq!(registered.entry.deadline.get(), Some(start + 201 * second + limits::LINGER));
+        });
+    }
+
+    #[test]
+    fn a_drain_shortens_what_is_idle_and_tells_who_wants_to_know() {
+        with_socket(|socket| {
+            let (connections, start) = (Connections::new(3), Instant::now());
+            let second = Duration::from_secs(1);
+            let [idle, early, busy] =
+                [75, 2, 75].map(|seconds| connections.register(socket.closer(), start + seconds * second).unwrap());
+            busy.busy();
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(busy.poll_leave(&mut cx).is_pending());
+            connections.drain(start, 5 * second);
+            assert!(busy.poll_leave(&mut cx).is_ready());
+            assert_eq!(idle.entry.deadline.get(), Some(start + 5 * second));
+            assert_eq!(early.entry.deadline.get(), Some(start + 2 * second));
+            assert_eq!(busy.entry.deadline.get(), None);
+            busy.idle_until(start + 75 * second);
+            assert!(busy.entry.deadline.get().unwrap() < start + 75 * second);
         });
     }
 

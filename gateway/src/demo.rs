@@ -20,7 +20,7 @@ use crate::control::{
 use crate::echo;
 use crate::hostname::Region;
 use crate::limit::Rate;
-use crate::server::{Gateway, StartError};
+use crate::server::{Gateway, Signals, StartError};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// What can be changed about a demo.
@@ -151,7 +151,7 @@ impl Demo {
 
     /// Runs until it is told to stop, then ends gateway and agent.
     pub fn run_until_stopped(self) -> io::Result<()> {
-        crate::server::run_until_stopped(self.gateway)?;
+        Signals::listen()?.run(self.gateway, None)?;
         self.agent.drain();
         Ok(())
     }

@@ -101,6 +101,18 @@ pub(crate) const BUSY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a drain waits for running requests before it ends them.
 pub(crate) const DRAIN: Duration = Duration::from_secs(30);
+/// How long an idle connection may stay in a drain: its caller may have a request on its way, which is served and told
+/// that the connection ends. With a successor there is reason to wait for a caller's next request: then none fails.
+pub(crate) const DRAIN_IDLE: Duration = Duration::from_secs(1);
+pub(crate) const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
+/// How long agents may take to end their tunnels once no request is on them.
+pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
+/// How long a successor may take for each step of a takeover.
+pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
+/// How long a successor's callers wait for the tunnels that its predecessor had: for the first of a service, and for
+/// all of them.
+pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
+pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
 
 /// What relayed requests may hold in all unless the configuration says it: a quarter of the memory. Under pressure their
 /// windows shrink to [`tunnel::window::LEAST`]; requests for which even that has no room are refused (503).

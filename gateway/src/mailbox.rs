@@ -36,9 +36,11 @@ pub(crate) enum Message {
     Certificates(Arc<ServerConfigs>),
     /// Report counters and state.
     Scrape(Scrape),
-    /// Accept nothing more, finish what runs.
-    Drain,
-    /// End now.
+    /// Accept nothing more, finish what runs; with a successor, leave it the connections that nobody has accepted.
+    Drain { successor: bool },
+    /// The drain is over: take no more requests, let the agents end their tunnels.
+    End,
+    /// Stop now.
     Stop,
 }
 
@@ -142,15 +144,15 @@ mod tests {
     #[test]
     fn a_full_mailbox_gives_the_message_back() {
         let (mailbox, _inbox) = mailbox(1);
-        assert!(mailbox.post(Message::Drain).is_ok());
-        assert!(matches!(mailbox.post(Message::Drain), Err(Message::Drain)));
+        assert!(mailbox.post(Message::End).is_ok());
+        assert!(matches!(mailbox.post(Message::End), Err(Message::End)));
     }
 
     #[test]
     fn a_worker_that_is_gone_gives_the_message_back() {
         let (mailbox, inbox) = mailbox(1);
         drop(inbox);
-        assert!(mailbox.post(Message::Drain).is_err());
-        assert!(mailbox.post_blocking(Message::Drain).is_err());
+        assert!(mailbox.post(Message::End).is_err());
+        assert!(mailbox.post_blocking(Message::End).is_err());
     }
 }

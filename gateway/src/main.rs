@@ -11,7 +11,7 @@ use clap::Parser;
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::limit::Rate;
-use gw_gateway::{Gateway, run_until_stopped};
+use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::logging::{self, LogFormat};
 
 use cli::{Arguments, Command, DemoArguments};
@@ -38,19 +38,36 @@ fn main() -> ExitCode {
         Err(Failure::Run(message)) => (message, 1),
         Err(Failure::Usage(message)) => (message, 2),
     };
-    eprintln!("gw-gateway: {message}");
+    // In one piece: another process may be writing to the same log. Nobody is left to be told if that fails.
+    let _ = io::stderr().write_all(format!("gw-gateway: {message}\n").as_bytes());
     ExitCode::from(code)
 }
 
 fn serve(path: &Path, check: bool) -> Result<(), Failure> {
+    if check {
+        return checked_config(path).map(drop);
+    }
+    let run = |error: io::Error| Failure::Run(error.to_string());
+    let program = Program::of_this_process();
+    let signals = Signals::listen().map_err(run)?;
+    let mut predecessor = Predecessor::find().map_err(run)?;
+    let started = start(path, predecessor.as_mut());
+    if let (Err(Failure::Usage(reason) | Failure::Run(reason)), Some(predecessor)) = (&started, &mut predecessor) {
+        predecessor.failed(reason);
+    }
+    signals.run(started?, Some(&program)).map_err(run)
+}
+
+fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
+    let config = checked_config(path)?;
+    logging::start(config.log_format, "info");
+    Gateway::start_after(&config, predecessor).map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn checked_config(path: &Path) -> Result<Config, Failure> {
     let config = load_config(path, |name| std::env::var(name).ok())?;
     config.check_files().map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
-    if check {
-        return Ok(());
-    }
-    logging::start(config.log_format, "info");
-    let gateway = Gateway::start(&config).map_err(|error| Failure::Run(error.to_string()))?;
-    run_until_stopped(gateway).map_err(|error| Failure::Run(error.to_string()))
+    Ok(config)
 }
 
 fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {

@@ -56,7 +56,7 @@ pub(crate) async fn relay(
     let client = client_address(peer, &request.headers, &core.policy.trusted_proxies);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
     let outcome = match core.region.destination(host.as_str()) {
-        _ if core.is_draining() => refuse(core, &Error::Overloaded("draining"), id, response).await,
+        _ if core.is_ending() => refuse(core, &Error::Overloaded("draining"), id, response).await,
         Destination::Tenant(label) => match open(core, &label, request, peer, client, id) {
             // Boxed: it is rare, and every request would keep room for it.
             Ok(Opened::Exchange(exchange)) if upgrades => {

@@ -1,5 +1,6 @@
-//! Starting and stopping a gateway: listeners, workers, control plane.
+//! Starting, replacing and stopping a gateway: listeners, workers, control plane.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -7,36 +8,51 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use gw_shared::runtime::{self, Driver, DriverError};
-use socket2::{Domain, Protocol, Socket, Type};
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Desk};
+use crate::control::{self, Control, ControlError, Desk, Errands};
+use crate::counters::WorkerReport;
 use crate::limits;
+use crate::listeners::{Inherited, ListenError, Listeners};
 use crate::mailbox::{Message, mailbox};
 use crate::ownership::WorkerId;
+use crate::takeover::{Predecessor, Program, Successor, TakeoverError};
+use crate::tunnel::expected::Expected;
 use crate::worker::{self, Peers, Policy, Setup};
 
-/// Connections that the kernel completes while we are not looking; it caps this at net.core.somaxconn.
-const BACKLOG: i32 = 4096;
 /// How often a drain looks whether the last request has ended.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
+/// How long administration requests under way may take once the admin listener is to stop.
+const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A running gateway. Dropping it stops it at once; see [`Gateway::drain`].
 pub struct Gateway {
     control: Arc<Control>,
     address: SocketAddr,
     admin_address: SocketAddr,
+    /// Given up in a drain.
+    listeners: Option<Listeners>,
     draining: Arc<AtomicBool>,
     drain_within: Duration,
     workers: Vec<JoinHandle<()>>,
-    /// The threads of the control plane: one ends when `desk` is closed, one when `stop_admin` is dropped.
-    control_plane: Vec<JoinHandle<()>>,
     desk: Desk,
-    stop_admin: Option<oneshot::Sender<()>>,
+    /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
+    errands: Option<JoinHandle<Errands>>,
+    admin: Option<AdminThread>,
+    has_predecessor: bool,
+    has_successor: bool,
+}
+
+/// The thread that serves the admin listener; it ends when `stop` is dropped.
+struct AdminThread {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +61,10 @@ pub enum StartError {
     Driver(#[from] DriverError),
     #[error(transparent)]
     Control(#[from] ControlError),
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: SocketAddr, error: io::Error },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("taking over: {0}")]
+    Takeover(#[from] TakeoverError),
     #[error("a worker did not start; see the log above")]
     Worker,
     #[error("cannot start a thread: {0}")]
@@ -56,39 +74,47 @@ pub enum StartError {
 impl Gateway {
     /// Starts a gateway; it takes connections when this returns.
     pub fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_after(config, None)
+    }
+
+    /// Starts a gateway in place of another process, if there is one, which drains when this returns.
+    pub fn start_after(config: &Config, mut predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
         driver.log();
+        let inherited = match &predecessor {
+            Some(predecessor) => predecessor.listeners()?,
+            None => Inherited::from_service_manager()?,
+        };
+        let listeners = Listeners::open(config, inherited)?;
+        let address = listeners.address().map_err(ListenError::from)?;
+        let admin_address = listeners.admin_address().map_err(ListenError::from)?;
+        let expected = match &mut predecessor {
+            Some(predecessor) => Expected::new(predecessor.take_store()?, Instant::now()),
+            None => Expected::default(),
+        };
+
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
         let busy = (0..config.workers).map(|_| AtomicU32::new(0)).collect();
         let peers = Arc::new(Peers { mailboxes, busy });
         let control = Arc::new(Control::open(config, Arc::clone(&peers))?);
         let (directory, certificates) = control.initial_state()?;
-
-        let admin_listener = bind(config.admin_listen, false)?;
-        let admin_address = local_address(&admin_listener, config.admin_listen)?;
-        // Workers share the port, and so could another gateway that was started by mistake: its callers would be ours.
-        drop(bind(config.listen, false)?);
-        // The first one may let the kernel choose the port; the others share it.
-        let first = bind(config.listen, true)?;
-        let address = local_address(&first, config.listen)?;
-        let mut listeners = vec![first];
-        for _ in 1..config.workers {
-            listeners.push(bind(address, true)?);
-        }
-
         let (desk, errands) = control::desk();
+        let expected = Arc::new(expected);
         let (up, ups) = crossbeam_channel::bounded(config.workers);
         let mut workers = Vec::with_capacity(config.workers);
-        for (number, (inbox, listener)) in inboxes.into_iter().zip(listeners).enumerate() {
+        let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
+        for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
             let setup = Setup {
                 id: WorkerId(number),
                 inbox,
                 peers: Arc::clone(&peers),
-                listener,
+                listeners: share,
+                listeners_are_ours: listeners.are_ours,
                 region: config.region.clone(),
                 directory: Arc::clone(&directory),
                 certificates: Arc::clone(&certificates),
+                expected: Arc::clone(&expected),
                 policy: policy(config),
                 desk: desk.clone(),
                 connection_limit: connections_per_worker(descriptors, config.workers),
@@ -106,16 +132,27 @@ impl Gateway {
             control.tell_workers(|| Message::Stop);
             return Err(StartError::Worker);
         }
-        let errands_control = Arc::clone(&control);
-        let errands = spawn("gw-errands".to_owned(), move || errands.serve(&errands_control))?;
-        let draining = Arc::new(AtomicBool::new(false));
-        let admin = Admin { control: Arc::clone(&control), draining: Arc::clone(&draining) };
-        let (stop_admin, admin_stopped) = oneshot::channel();
-        let admin = spawn("gw-control".to_owned(), move || serve_admin(admin_listener, admin, admin_stopped))?;
-        let control_plane = vec![errands, admin];
+        let mut gateway = Self {
+            control,
+            address,
+            admin_address,
+            listeners: Some(listeners),
+            draining: Arc::default(),
+            drain_within: config.drain,
+            workers,
+            desk,
+            errands: None,
+            admin: None,
+            has_predecessor: predecessor.is_some(),
+            has_successor: false,
+        };
+        gateway.serve_errands(errands)?;
+        gateway.serve_admin()?;
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
-        let (drain_within, stop_admin) = (config.drain, Some(stop_admin));
-        Ok(Self { control, address, admin_address, draining, drain_within, workers, control_plane, desk, stop_admin })
+        if let Some(predecessor) = predecessor {
+            predecessor.serving()?;
+        }
+        Ok(gateway)
     }
 
     pub fn control(&self) -> &Arc<Control> {
@@ -131,21 +168,104 @@ impl Gateway {
         self.admin_address
     }
 
-    /// Takes nothing new, lets running requests end (for as long as the configuration says), then stops.
+    /// Starts `program` beside this process and gives it listeners and store; what is left to do here then is to drain.
+    /// Returns its process id. On an error nothing has changed.
+    fn hand_over(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
+        let (Some(program), Some(listeners)) = (program, &self.listeners) else { return Err(TakeoverError::NoProgram) };
+        if std::process::id() == 1 {
+            return Err(TakeoverError::FirstProcess);
+        }
+        let mut successor = Successor::start(program, listeners)?;
+        let id = successor.id().unwrap_or_default();
+        successor.wait_until_ready()?;
+        let errands = self.pause_control_plane();
+        let given = successor.give_store(self.live_tunnels());
+        // Ended, if it does not serve: the store is free.
+        drop(successor);
+        if given.is_err()
+            && let Err(error) = self.control.reopen_store()
+        {
+            tracing::error!(%error, "the store does not open again: requests are served, but nothing can be changed");
+        }
+        // After a success too: what waits is told to try again.
+        let resumed = errands.map_or(Ok(()), |errands| self.serve_errands(errands));
+        let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
+        if let Err(error) = resumed {
+            tracing::error!(%error, "the control plane does not go on");
+        }
+        self.has_successor = given.is_ok();
+        given.map(|()| id)
+    }
+
+    /// Lets the control plane finish what it is doing and closes the store. What comes meanwhile waits.
+    fn pause_control_plane(&mut self) -> Option<Errands> {
+        if let Some(admin) = self.admin.take() {
+            admin.stop();
+        }
+        self.desk.close();
+        let errands = self.errands.take().and_then(joined);
+        self.control.close_store();
+        errands
+    }
+
+    fn serve_errands(&mut self, errands: Errands) -> Result<(), StartError> {
+        let control = Arc::clone(&self.control);
+        self.errands = Some(spawn("gw-errands".to_owned(), move || errands.serve(&control))?);
+        Ok(())
+    }
+
+    fn serve_admin(&mut self) -> Result<(), StartError> {
+        let Some(listeners) = &self.listeners else { return Ok(()) };
+        let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
+        let admin = Admin { control: Arc::clone(&self.control), draining: Arc::clone(&self.draining) };
+        let (stop, stopped) = oneshot::channel();
+        let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, admin, stopped))?;
+        self.admin = Some(AdminThread { stop, thread });
+        Ok(())
+    }
+
+    /// By label of their service, how many tunnels take requests.
+    fn live_tunnels(&self) -> BTreeMap<String, usize> {
+        let mut tunnels = BTreeMap::new();
+        for tunnel in self.control.reports().into_iter().flat_map(|report| report.tunnels) {
+            if !tunnel.draining {
+                *tunnels.entry(tunnel.service).or_default() += 1;
+            }
+        }
+        tunnels
+    }
+
+    /// Takes no new connections, serves those that are there until they end (for as long as the configuration says),
+    /// has the agents end their tunnels, then stops.
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
-        self.control.tell_workers(|| Message::Drain);
-        let deadline = Instant::now() + self.drain_within;
-        while Instant::now() < deadline && !self.is_idle() {
-            std::thread::sleep(DRAIN_TICK);
-        }
+        let successor = self.has_successor;
+        self.control.tell_workers(|| Message::Drain { successor });
+        self.listeners = None;
+        self.wait_within(self.drain_within, |report| report.connections == 0 && report.crossings_served == 0);
+        self.control.tell_workers(|| Message::End);
+        self.wait_within(limits::TUNNELS_END, |report| report.tunnels.is_empty());
         self.control.tell_workers(|| Message::Stop);
-        drop(self.stop_admin.take());
         self.desk.close();
-        for thread in self.workers.drain(..).chain(self.control_plane.drain(..)) {
-            if thread.join().is_err() {
-                tracing::error!("a thread panicked");
-            }
+        if let Some(admin) = self.admin.take() {
+            admin.stop();
+        }
+        for worker in self.workers.drain(..) {
+            joined(worker);
+        }
+        self.errands.take().map(joined);
+    }
+
+    fn wait_within(&self, limit: Duration, is_done: impl Fn(&WorkerReport) -> bool) {
+        let deadline = Instant::now() + limit;
+        let workers = self.control.workers();
+        // Twice in a row: one look misses a connection on its way from one worker to another.
+        let mut times_done = 0;
+        while Instant::now() < deadline && times_done < 2 {
+            let reports = self.control.reports();
+            let done = reports.len() == workers && reports.iter().all(&is_done);
+            times_done = if done { times_done + 1 } else { 0 };
+            std::thread::sleep(DRAIN_TICK);
         }
     }
 
@@ -154,10 +274,6 @@ impl Gateway {
             Ok(()) => tracing::info!("certificates reloaded"),
             Err(error) => tracing::error!(%error, "certificates not reloaded: the old ones stay in use"),
         }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.control.reports().iter().all(|report| report.connections == 0 && report.crossings_served == 0)
     }
 }
 
@@ -168,68 +284,141 @@ impl Drop for Gateway {
     }
 }
 
-/// Runs until SIGTERM or SIGINT, reloading certificates on SIGHUP, then drains; a second signal ends the process at
-/// once. Tells systemd, if it asked.
-pub fn run_until_stopped(gateway: Gateway) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let result = runtime.block_on(async {
-        let mut signals = Signals::listen()?;
-        notify(&[sd_notify::NotifyState::Ready]);
-        signals.stop(|| gateway.reload_certificates()).await;
-        notify(&[sd_notify::NotifyState::Stopping]);
-        tracing::warn!("stopping: running requests may end; a second signal cuts them");
-        let drained = tokio::task::spawn_blocking(|| gateway.drain());
-        tokio::select! {
-            _ = drained => Ok(()),
-            () = signals.stop(|| ()) => Err(io::Error::other("stopped during the drain: running requests were cut")),
-        }
-    });
-    // A drain that was cut short is not waited for.
-    runtime.shutdown_background();
-    result
+impl AdminThread {
+    fn stop(self) {
+        drop(self.stop);
+        joined(self.thread);
+    }
+}
+
+fn joined<T>(thread: JoinHandle<T>) -> Option<T> {
+    let ended = thread.join();
+    if ended.is_err() {
+        tracing::error!("a thread panicked");
+    }
+    ended.ok()
 }
 
 /// The signals that a gateway listens to.
-struct Signals {
+pub struct Signals {
+    runtime: tokio::runtime::Runtime,
+    heard: Heard,
+}
+
+struct Heard {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
+    user_2: Signal,
+}
+
+enum Wish {
+    Stop,
+    Reload,
+    Replace,
 }
 
 impl Signals {
-    fn listen() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
+    /// From now on none of them ends the process by itself.
+    pub fn listen() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let heard = {
+            let _entered = runtime.enter();
+            Heard {
+                interrupt: signal(SignalKind::interrupt())?,
+                terminate: signal(SignalKind::terminate())?,
+                hang_up: signal(SignalKind::hangup())?,
+                user_2: signal(SignalKind::user_defined2())?,
+            }
+        };
+        Ok(Self { runtime, heard })
     }
 
-    /// Waits for the next signal to stop; calls `reload` on each to reload.
-    async fn stop(&mut self, reload: impl Fn()) {
-        loop {
-            tokio::select! {
-                _ = self.interrupt.recv() => return,
-                _ = self.terminate.recv() => return,
-                _ = self.hang_up.recv() => reload(),
+    /// Runs until SIGTERM or SIGINT, or until on SIGUSR2 `program` has taken over, then drains; another signal to stop
+    /// ends the process at once. On SIGHUP certificates are read again. Tells systemd, if it asked.
+    pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
+        let Self { runtime, mut heard } = self;
+        let result = runtime.block_on(async {
+            if !gateway.has_predecessor {
+                notify(&[NotifyState::Ready]);
             }
-        }
+            heard.until_stopped(&mut gateway, program).await;
+            let has_successor = gateway.has_successor;
+            let drained = tokio::task::spawn_blocking(|| gateway.drain());
+            let cut = async {
+                if has_successor {
+                    // Whoever stops the successor with all of its kind means this process too; it is ending already.
+                    heard.stop().await;
+                }
+                heard.stop().await;
+            };
+            tokio::select! {
+                _ = drained => Ok(()),
+                () = cut => Err(io::Error::other("stopped during the drain: running requests were cut")),
+            }
+        });
+        // A drain that was cut short is not waited for.
+        runtime.shutdown_background();
+        result
     }
 }
 
-fn notify(state: &[sd_notify::NotifyState<'_>]) {
+impl Heard {
+    /// Does what signals ask for until this process is to drain.
+    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
+        loop {
+            match self.next().await {
+                Wish::Reload => gateway.reload_certificates(),
+                Wish::Stop => {
+                    notify(&[NotifyState::Stopping]);
+                    tracing::warn!("stopping: running requests may end; a second signal cuts them");
+                    return;
+                }
+                // Nothing else is done meanwhile: one successor at a time.
+                Wish::Replace => match gateway.hand_over(program) {
+                    Ok(successor) => {
+                        notify(&[NotifyState::MainPid(successor)]);
+                        tracing::warn!(successor, "replaced: running requests may end");
+                        return;
+                    }
+                    Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
+                },
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Wish {
+        tokio::select! {
+            _ = self.interrupt.recv() => Wish::Stop,
+            _ = self.terminate.recv() => Wish::Stop,
+            _ = self.hang_up.recv() => Wish::Reload,
+            _ = self.user_2.recv() => Wish::Replace,
+        }
+    }
+
+    async fn stop(&mut self) {
+        while !matches!(self.next().await, Wish::Stop) {}
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "systemd cannot be told");
     }
 }
 
-/// Serves the admin listener until `stopped` resolves.
+/// Serves the admin listener until `stopped` resolves, and then what is under way.
 fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<()>) {
+    let stopped = stopped.map(drop).shared();
     let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|control| {
         control.block_on(async {
+            let too_late = async {
+                stopped.clone().await;
+                tokio::time::sleep(ADMIN_ENDS_WITHIN).await;
+            };
             tokio::select! {
-                served = admin::serve(listener, admin) => served,
-                _ = stopped => Ok(()),
+                served = admin::serve(listener, admin, stopped.clone()) => served,
+                () = too_late => Ok(()),
             }
         })
     });
@@ -251,25 +440,11 @@ pub(crate) fn policy(config: &Config) -> Policy {
     }
 }
 
-fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+fn spawn<T: Send + 'static>(
+    name: String,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, StartError> {
     std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Thread)
-}
-
-fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, StartError> {
-    let listen = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        // One listening queue for each worker; the kernel spreads connections over them (Linux 3.9).
-        socket.set_reuse_port(shared)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        io::Result::Ok(TcpListener::from(socket))
-    };
-    listen().map_err(|error| StartError::Listen { address, error })
-}
-
-fn local_address(listener: &TcpListener, wanted: SocketAddr) -> Result<SocketAddr, StartError> {
-    listener.local_addr().map_err(|error| StartError::Listen { address: wanted, error })
 }
 
 /// A worker's share of the descriptors, so that accepting never runs out of them.

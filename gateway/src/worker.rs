@@ -34,6 +34,7 @@ use crate::platform::AddressTables;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::tunnel::Registry;
+use crate::tunnel::expected::Expected;
 use crate::tunnel::pace::RelayMemory;
 
 /// How often certificates are looked at that may have expired.
@@ -51,10 +52,14 @@ pub(crate) struct Setup {
     pub(crate) id: WorkerId,
     pub(crate) inbox: Inbox,
     pub(crate) peers: Arc<Peers>,
-    pub(crate) listener: TcpListener,
+    pub(crate) listeners: Vec<TcpListener>,
+    /// Nobody but this process listens on them.
+    pub(crate) listeners_are_ours: bool,
     pub(crate) region: Region,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
+    /// Tunnels that were the predecessor's.
+    pub(crate) expected: Arc<Expected>,
     pub(crate) policy: Policy,
     pub(crate) desk: Desk,
     pub(crate) connection_limit: usize,
@@ -100,8 +105,10 @@ pub(crate) struct Core {
     date: RefCell<(u64, HeaderValue)>,
     directory: RefCell<Rc<Snapshot>>,
     certificates: RefCell<Arc<ServerConfigs>>,
-    acceptor: Acceptor,
+    pub(crate) acceptor: Acceptor,
+    pub(crate) expected: Arc<Expected>,
     draining: Cell<bool>,
+    ending: Cell<bool>,
     stop: Stop,
 }
 
@@ -149,7 +156,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         desk: setup.desk,
         connections: Connections::new(setup.connection_limit),
         buckets: RefCell::default(),
-        tunnels: RefCell::default(),
+        tunnels: RefCell::new(Registry::new(Arc::clone(&setup.expected))),
         counters: Counters::default(),
         ids: RequestIds::new(),
         crossings_served: Cell::new(0),
@@ -157,12 +164,14 @@ async fn serve(setup: Setup) -> io::Result<()> {
         date: RefCell::new((0, HeaderValue::from_static(""))),
         directory: RefCell::new(Rc::new(Snapshot(setup.directory))),
         certificates: RefCell::new(setup.certificates),
-        acceptor: Acceptor::new(setup.listener)?,
+        acceptor: Acceptor::new(setup.listeners, setup.listeners_are_ours)?,
+        expected: setup.expected,
         draining: Cell::new(false),
+        ending: Cell::new(false),
         stop: Stop::default(),
     });
     runtime::spawn(setup.inbox.serve(Rc::clone(&core)));
-    runtime::spawn(accept::accept_all(Rc::clone(&core)));
+    accept::accept_all(&core);
     runtime::spawn(keep_deadlines(Rc::clone(&core)));
     runtime::spawn(cut_expired_tunnels(Rc::clone(&core)));
     runtime::spawn(publish_busy_share(Rc::clone(&core)));
@@ -176,11 +185,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
 async fn keep_deadlines(core: Rc<Core>) {
     loop {
         runtime::sleep(limits::DEADLINE_TICK).await;
-        let now = Instant::now();
-        core.connections.sweep(now);
-        if core.is_draining() {
-            core.connections.close_idle(now);
-        }
+        core.connections.sweep(Instant::now());
     }
 }
 
@@ -252,12 +257,14 @@ impl Core {
         self.peers.busy[worker.0].load(Ordering::Relaxed)
     }
 
-    pub(crate) fn acceptor(&self) -> &Acceptor {
-        &self.acceptor
-    }
-
+    /// Connections should end, and new ones are not accepted; requests on those that are there are served.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// The drain is over: no request is served any more.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.get()
     }
 
     /// Does what a message from another thread asks. Never waits: what takes time becomes a task.
@@ -276,21 +283,26 @@ impl Core {
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
             // Whoever asked may have stopped waiting.
             Message::Scrape(reply) => drop(reply.try_send(self.report())),
-            Message::Drain => self.drain(),
+            Message::Drain { successor } => self.drain(successor),
+            Message::End => {
+                self.ending.set(true);
+                self.tunnels.borrow().end();
+            }
             Message::Stop => {
                 self.draining.set(true);
-                self.acceptor.stop();
+                self.ending.set(true);
+                self.acceptor.abandon();
                 self.tunnels.borrow().cut();
                 self.stop.request();
             }
         }
     }
 
-    fn drain(&self) {
+    fn drain(&self, has_successor: bool) {
         self.draining.set(true);
-        self.acceptor.stop();
-        self.connections.say_goodbye();
-        self.connections.close_idle(Instant::now());
+        self.acceptor.stop(has_successor);
+        let idle = if has_successor { limits::DRAIN_IDLE_SUCCEEDED } else { limits::DRAIN_IDLE };
+        self.connections.drain(Instant::now(), idle);
         self.tunnels.borrow().drain();
     }
 

@@ -41,8 +41,12 @@ impl Admin {
     }
 }
 
-/// Serves the admin listener until the process ends.
-pub(crate) async fn serve(listener: std::net::TcpListener, admin: Admin) -> io::Result<()> {
+/// Serves the admin listener until `stopped` resolves, then what is under way.
+pub(crate) async fn serve(
+    listener: std::net::TcpListener,
+    admin: Admin,
+    stopped: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let router = Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
@@ -50,7 +54,7 @@ pub(crate) async fn serve(listener: std::net::TcpListener, admin: Admin) -> io::
         .route("/metrics", get(metrics))
         .nest("/api/v1", api::router(&admin))
         .with_state(admin);
-    axum::serve(tokio::net::TcpListener::from_std(listener)?, router).await
+    axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
 }
 
 /// Ready: taking requests, every worker answering.

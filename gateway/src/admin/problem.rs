@@ -68,6 +68,9 @@ pub(crate) enum WriteProblems {
     /// The body is not JSON by its Content-Type.
     #[response(status = 415, content_type = "application/problem+json")]
     UnsupportedMediaType(#[to_schema] Problem),
+    /// Another process is taking over from this one; nothing was changed.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(#[to_schema] Problem),
     /// The disk is full; nothing was changed.
     #[response(status = 507, content_type = "application/problem+json")]
     InsufficientStorage(#[to_schema] Problem),
@@ -84,6 +87,7 @@ impl Problem {
             StatusCode::PAYLOAD_TOO_LARGE => ("too-large", "The body is too large"),
             StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported-media-type", "The body must be JSON"),
             StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "A value is not what it has to be"),
+            StatusCode::SERVICE_UNAVAILABLE => ("unavailable", "Not now"),
             StatusCode::INSUFFICIENT_STORAGE => ("full", "The disk is full; nothing was changed"),
             _ => ("internal", "The gateway failed"),
         };
@@ -106,6 +110,7 @@ impl From<ControlError> for Problem {
             ControlError::Invalid { field, .. } => {
                 Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
             }
+            ControlError::HandedOver => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
             _ => {
                 tracing::error!(error = detail, "administration failed");

@@ -40,8 +40,9 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         };
         registered.busy();
         match serve_request(&core, &stream, &mut buffer, head, peer, &registered).await {
-            Next::KeepAlive if !core.is_draining() => {}
-            Next::KeepAlive | Next::Close => return linger(&stream, &registered).await,
+            // In a drain too, if the response has promised it: the next one says that the connection ends.
+            Next::KeepAlive => {}
+            Next::Close => return linger(&stream, &registered).await,
             // Dropped without close_notify: the caller sees that the response was cut short.
             Next::Abort => return,
         }
@@ -105,10 +106,11 @@ async fn serve_request(
         registered,
     };
     let mut response = Response {
+        core,
         stream,
         version: head.version,
         is_head: head.method == Method::HEAD,
-        keep_alive: head.keep_alive && !core.is_draining(),
+        keep_alive: head.keep_alive,
         framing: Framing::None,
         out: Vec::new(),
         begun: false,
@@ -155,6 +157,7 @@ async fn write_error(
     keep_alive: bool,
 ) -> Result<(), CallerGone> {
     let mut response = Response {
+        core,
         stream,
         version: Version::Http11,
         is_head: false,
@@ -263,6 +266,7 @@ impl RequestBody for Body<'_> {
 
 /// The response to one request.
 struct Response<'a> {
+    core: &'a Core,
     stream: &'a TlsStream,
     version: Version,
     is_head: bool,
@@ -338,7 +342,7 @@ impl ResponseSink for Response<'_> {
         }
         // Whether a body that was not called for will come, nobody can tell.
         let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
-        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue;
+        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.core.is_draining();
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Some("close"),
             (true, Version::Http10) => Some("keep-alive"),

@@ -59,6 +59,7 @@ impl Desk {
 fn refusal(error: ControlError) -> Error {
     match error {
         ControlError::Refused(error) => error,
+        ControlError::HandedOver => Error::Overloaded("being replaced by a newer process"),
         error => {
             tracing::error!(%error, "the control plane failed");
             Error::Overloaded("not able to store this now")
@@ -67,12 +68,15 @@ fn refusal(error: ControlError) -> Error {
 }
 
 impl Errands {
-    /// Does errands, and what is due, until the desk is closed.
-    pub(crate) fn serve(self, control: &Arc<Control>) {
+    /// Does errands, and what is due, until the desk is closed. Given back, to be served again: what is left there
+    /// meanwhile waits.
+    pub(crate) fn serve(self, control: &Arc<Control>) -> Self {
         let mut next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         loop {
             if Instant::now() >= next_maintenance {
-                if let Err(error) = control.maintain(Timestamp::now()) {
+                if control.has_store()
+                    && let Err(error) = control.maintain(Timestamp::now())
+                {
                     tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
                 }
                 next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
@@ -84,7 +88,7 @@ impl Errands {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return self,
             }
         }
     }

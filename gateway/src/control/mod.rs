@@ -16,7 +16,7 @@ mod signing_key;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use gw_shared::secret::Secret;
 
 pub use account::{AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
-pub(crate) use desk::{Desk, desk};
+pub(crate) use desk::{Desk, Errands, desk};
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
@@ -52,6 +52,7 @@ pub(crate) const SECRET_LENGTH: usize = 43;
 
 /// Administration of one gateway process.
 pub struct Control {
+    store_path: PathBuf,
     region: Region,
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
@@ -66,7 +67,8 @@ pub struct Control {
 /// The records, and where they are kept: always the same.
 struct State {
     records: Records,
-    store: Box<dyn Store>,
+    /// `None` while another process has it.
+    store: Option<Box<dyn Store>>,
     /// Certificates that each agent may still have: each costs a write to the disk, which is everybody's.
     issuance: HashMap<AgentId, Bucket>,
     /// The last snapshots that workers were given: held on to, so that freeing a whole one falls to none of them that keeps up.
@@ -104,6 +106,8 @@ pub enum ControlError {
     Invalid { field: &'static str, message: String },
     #[error("{0}")]
     Conflict(String),
+    #[error("another process is taking over from this one; try again")]
+    HandedOver,
     /// An agent asked for what it may not have.
     #[error("{0}")]
     Refused(crate::error::Error),
@@ -164,7 +168,8 @@ impl Control {
     pub(crate) fn open(config: &Config, peers: Arc<Peers>) -> Result<Self, ControlError> {
         files::create_private_dir(&config.data_dir)?;
         // First: it says whether another process uses the folder.
-        let store = SqliteStore::open(&config.data_dir.join("gw.sqlite"))?;
+        let store_path = config.data_dir.join("gw.sqlite");
+        let store = SqliteStore::open(&store_path)?;
         let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
         let tls = TlsMaterial::new(
             config.certificate.clone(),
@@ -173,13 +178,14 @@ impl Control {
             config.agent_mtls,
         )?;
         let control = Self {
+            store_path,
             region: config.region.clone(),
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
             state: Mutex::new(State {
                 records: store.load()?,
-                store: Box::new(store),
+                store: Some(Box::new(store)),
                 issuance: HashMap::new(),
                 published: Default::default(),
             }),
@@ -217,7 +223,7 @@ impl Control {
     }
 
     pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {
-        Ok(self.state().store.audit_log(query)?)
+        Ok(self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(query)?)
     }
 
     /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
@@ -263,17 +269,40 @@ impl Control {
             target: plan.target,
             detail: plan.detail,
         };
-        state.store.commit(&plan.steps, &entry)?;
+        state.store.as_mut().ok_or(ControlError::HandedOver)?.commit(&plan.steps, &entry)?;
         tracing::info!(actor = entry.actor, action = entry.action, target = entry.target, "changed");
         for step in plan.steps {
             state.records.apply(step);
         }
+        self.publish(&mut state);
+        Ok(plan.output)
+    }
+
+    /// Has every worker act on the records. Takes them locked, so that of two changes the later snapshot arrives later.
+    fn publish(&self, state: &mut State) {
         let directory = Arc::new(self.directory(&state.records));
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
-        // Under the lock, so that of two changes the later snapshot arrives later.
         self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
-        Ok(plan.output)
+    }
+
+    /// Closes the store, for another process to open. Until it is opened again, nothing can be changed here.
+    pub(crate) fn close_store(&self) {
+        self.state().store = None;
+    }
+
+    /// Opens the store again and takes over what another process may have changed.
+    pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
+        let store = SqliteStore::open(&self.store_path)?;
+        let mut state = self.state();
+        state.records = store.load()?;
+        state.store = Some(Box::new(store));
+        self.publish(&mut state);
+        Ok(())
+    }
+
+    pub(crate) fn has_store(&self) -> bool {
+        self.state().store.is_some()
     }
 
     /// Reads the server certificate again. On failure the old one stays in use.

@@ -1,6 +1,7 @@
 //! The gateway's end of the tunnels.
 
 mod control;
+pub(crate) mod expected;
 pub(crate) mod handshake;
 pub(crate) mod pace;
 mod registry;

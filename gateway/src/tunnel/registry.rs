@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gw_shared::tunnel::control::ToAgent;
 
+use super::expected::Expected;
 use super::session::Session;
 use crate::clock::Timestamp;
 use crate::counters::TunnelReport;
@@ -16,15 +17,19 @@ use crate::ownership::WorkerId;
 use crate::store::Directory;
 
 /// The live tunnels of the services that one worker owns.
-#[derive(Default)]
 pub(crate) struct Registry {
     by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
     /// Sessions that a newer one has replaced and that still have requests.
     replaced: Vec<Rc<Session>>,
     generations: u64,
+    expected: Arc<Expected>,
 }
 
 impl Registry {
+    pub(crate) fn new(expected: Arc<Expected>) -> Self {
+        Self { by_service: HashMap::new(), replaced: Vec::new(), generations: 0, expected }
+    }
+
     /// The number of the next session: of two of one agent, the higher is the newer.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.generations += 1;
@@ -52,6 +57,7 @@ impl Registry {
             return Err(Error::Overloaded("at its limit of tunnels for this service"));
         }
         sessions.push(Rc::clone(session));
+        self.expected.arrived(&session.service.label);
         Ok(())
     }
 
@@ -98,6 +104,11 @@ impl Registry {
     /// Tells every agent that this gateway is going away.
     pub(crate) fn drain(&self) {
         self.by_service.values().flatten().for_each(|session| session.tell(&ToAgent::Drain));
+    }
+
+    /// Tells every agent that no more requests come: it ends its tunnel when those it has are over.
+    pub(crate) fn end(&self) {
+        self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.end());
     }
 
     /// Ends every tunnel now.

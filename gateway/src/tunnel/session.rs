@@ -167,12 +167,7 @@ impl Session {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
             ToGateway::Window => self.pace.answered(),
-            ToGateway::Drain => {
-                // Said again, it is answered already.
-                if !self.closed_to_requests.replace(true) {
-                    self.tell(&ToAgent::Drained);
-                }
-            }
+            ToGateway::Drain => self.end(),
             // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
@@ -222,6 +217,14 @@ impl Session {
 
     pub(crate) fn requests_in_flight(&self) -> usize {
         self.pace.streams()
+    }
+
+    /// Sends no more requests and says so: the agent ends the tunnel once those it has are over.
+    pub(super) fn end(&self) {
+        // Said once.
+        if !self.closed_to_requests.replace(true) {
+            self.tell(&ToAgent::Drained);
+        }
     }
 
     /// Ends the tunnel and everything on it now.

@@ -225,7 +225,7 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    let Served { process: _gateway, address, admin_address } = serve(&mut serve_command(&config));
+    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
     let gw = |arguments: &str| -> Value {
         let output = gw_gateway()
             .args(arguments.split(' '))

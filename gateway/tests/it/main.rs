@@ -24,6 +24,7 @@ mod proxies;
 mod refusals;
 mod relaying;
 mod setup;
+mod takeover;
 mod tokens;
 mod tunnels;
 mod upgrades;

@@ -1,10 +1,12 @@
 //! Sockets and TLS on the reactor.
 
+pub mod listener;
 mod raw_fd;
 pub mod resolve;
 pub mod socket;
 pub mod tls;
 
-pub use raw_fd::{TcpInfo, own};
+pub use listener::Listener;
+pub use raw_fd::{TcpInfo, own, service_manager_sockets};
 pub use socket::{Closer, Gauge, Socket};
 pub use tls::TlsStream;

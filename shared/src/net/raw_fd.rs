@@ -7,20 +7,15 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use monoio::net::{TcpListener, TcpStream};
+use monoio::net::TcpStream;
 
 /// The descriptor of `stream`, borrowed for as long as the stream is.
 pub(crate) fn borrow(stream: &TcpStream) -> BorrowedFd<'_> {
     // SAFETY: the stream owns the descriptor and stays borrowed for the lifetime of the result.
     unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) }
-}
-
-/// The descriptor of `listener`, borrowed for as long as the listener is.
-pub(crate) fn borrow_listener(listener: &TcpListener) -> BorrowedFd<'_> {
-    // SAFETY: the listener owns the descriptor and stays borrowed for the lifetime of the result.
-    unsafe { BorrowedFd::borrow_raw(listener.as_raw_fd()) }
 }
 
 /// Takes the descriptor out of `stream`, to hand it to another thread.
@@ -29,6 +24,19 @@ pub(crate) fn borrow_listener(listener: &TcpListener) -> BorrowedFd<'_> {
 pub fn own(stream: TcpStream) -> OwnedFd {
     // SAFETY: into_raw_fd gives up ownership, which passes to the OwnedFd.
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
+}
+
+/// The sockets that the service manager started this process with, and their names (sd_listen_fds(3)). Whoever asks
+/// first gets them; nobody else does.
+pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    if TAKEN.swap(true, Ordering::Relaxed) {
+        return Ok(Vec::new());
+    }
+    let sockets = sd_notify::listen_fds_with_names()?;
+    // SAFETY: they were open when this process began, were seen to be open still, and are by contract for whoever
+    // calls this; nobody calls it twice.
+    Ok(sockets.map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name)).collect())
 }
 
 /// What the kernel says about a TCP connection.

@@ -15,7 +15,7 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use monoio::net::{TcpListener, TcpStream};
+use monoio::net::TcpStream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
@@ -330,10 +330,4 @@ impl Closer {
         // Fails only when the peer is gone already, which is what was wanted.
         let _ = rustix::net::shutdown(raw_fd::borrow(&self.0), direction);
     }
-}
-
-/// Wakes the accept loop of `listener` with an error, so that it ends without cancelling an accept in flight.
-pub fn stop_accepting(listener: &TcpListener) {
-    // Shutting a listening socket down makes accept(2) return EINVAL on Linux.
-    let _ = rustix::net::shutdown(raw_fd::borrow_listener(listener), Shutdown::Both);
 }

@@ -17,9 +17,10 @@ pub const MESSAGE_MAX: usize = 64 * 1024;
 pub enum ToAgent {
     /// The tunnel is registered: requests can arrive from now on.
     Ready { agent_id: String, generation: u64 },
-    /// The gateway is going away: connect anew, this tunnel ends when its requests have.
+    /// The gateway is going away: connect anew, and keep this tunnel, on which requests may still come.
     Drain,
-    /// The answer to the agent's `Drain`: no request comes after it.
+    /// No request comes after this: end the tunnel when those it has are over. The answer to the agent's `Drain`, and
+    /// the end of the gateway's own.
     Drained,
     /// A newer tunnel of this agent has taken over; do not reconnect for this one.
     Replaced,

@@ -1,0 +1,218 @@
+//! The listening sockets of a process: its own, those that the service manager has opened for it, or those that the
+//! process before it hands over.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use gw_shared::net::service_manager_sockets;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::config::Config;
+
+/// Connections that the kernel completes while we are not looking; it caps this at net.core.somaxconn.
+const BACKLOG: i32 = 4096;
+/// How long an address may be in use still: the kernel takes a killed process's ring apart after its end, and only then
+/// closes the sockets that something waited for.
+const IN_USE_STILL: Duration = Duration::from_secs(1);
+const TRY_AGAIN: Duration = Duration::from_millis(10);
+/// What the service manager calls the admin listener (`FileDescriptorName=` of systemd.socket).
+const ADMIN: &str = "admin";
+
+/// A process's hold on its listening sockets, beside that of its workers: to hand them on.
+pub(crate) struct Listeners {
+    /// At least one.
+    pub(crate) callers: Vec<TcpListener>,
+    pub(crate) admin: TcpListener,
+    /// The service manager does not listen on those of callers, too.
+    pub(crate) are_ours: bool,
+}
+
+/// Listening sockets that were there before this process.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    pub(crate) callers: Vec<TcpListener>,
+    pub(crate) admin: Option<TcpListener>,
+    pub(crate) from_service_manager: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("cannot listen on {address}: {error}")]
+    Listen { address: SocketAddr, error: io::Error },
+    #[error("the sockets of the service manager: {0}")]
+    Inherited(io::Error),
+    #[error("listening sockets: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Inherited {
+    /// The sockets of the service manager (sd_listen_fds(3)), if it has opened any.
+    pub(crate) fn from_service_manager() -> Result<Self, ListenError> {
+        let mut found = Self::default();
+        for (fd, name) in service_manager_sockets().map_err(ListenError::Inherited)? {
+            let listener = listener(fd).map_err(ListenError::Inherited)?;
+            if name == ADMIN {
+                found.admin = Some(listener);
+            } else {
+                found.callers.push(listener);
+                found.from_service_manager = true;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Drops what is not where the configuration wants it. Where the service manager listens is its own affair.
+    fn retain_wanted(&mut self, config: &Config) {
+        if !self.from_service_manager {
+            self.callers.retain(|listener| is_at(listener, config.listen));
+            self.admin.take_if(|listener| !is_at(listener, config.admin_listen));
+        }
+    }
+}
+
+/// `fd` as the listening TCP socket that it has to be.
+fn listener(fd: OwnedFd) -> io::Result<TcpListener> {
+    let socket = Socket::from(fd);
+    if socket.is_listener()? && socket.r#type()? == Type::STREAM && socket.local_addr()?.as_socket().is_some() {
+        Ok(socket.into())
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "one is not a listening TCP socket"))
+    }
+}
+
+/// Whether it listens at the address `wanted`, whose port may be 0 for any.
+fn is_at(listener: &TcpListener, wanted: SocketAddr) -> bool {
+    listener.local_addr().is_ok_and(|found| found.ip() == wanted.ip() && [found.port(), 0].contains(&wanted.port()))
+}
+
+impl Listeners {
+    /// What the configuration wants: taken from `inherited` as far as it is there, made otherwise.
+    pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
+        inherited.retain_wanted(config);
+        let Inherited { mut callers, admin, from_service_manager } = inherited;
+        let admin = admin.map_or_else(|| bind(config.admin_listen, false), Ok)?;
+        if callers.is_empty() {
+            // Workers share the port, and so could another gateway that was started by mistake: its callers would be
+            // ours.
+            drop(bind(config.listen, false)?);
+            // The first one may let the kernel choose the port; the others share it.
+            callers.push(bind(config.listen, true)?);
+        }
+        let address = callers[0].local_addr()?;
+        while callers.len() < config.workers && !from_service_manager {
+            callers.push(bind(address, true)?);
+        }
+        Ok(Self { callers, admin, are_ours: !from_service_manager })
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.callers[0].local_addr()
+    }
+
+    pub(crate) fn admin_address(&self) -> io::Result<SocketAddr> {
+        self.admin.local_addr()
+    }
+
+    /// The listeners of each of `workers` workers. None is left out: the kernel spreads connections over all queues.
+    pub(crate) fn shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
+        let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
+        for (number, listener) in self.callers.iter().enumerate() {
+            if self.are_ours {
+                shares[number % workers].push(listener.try_clone()?);
+            } else {
+                // Few, and not made to be spread: every worker looks after all of them.
+                for share in &mut shares {
+                    share.push(listener.try_clone()?);
+                }
+            }
+        }
+        Ok(shares)
+    }
+}
+
+fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
+    let listen = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        // One listening queue for each worker; the kernel spreads connections over them (Linux 3.9).
+        socket.set_reuse_port(shared)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        io::Result::Ok(TcpListener::from(socket))
+    };
+    let deadline = Instant::now() + IN_USE_STILL;
+    loop {
+        match listen() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                std::thread::sleep(TRY_AGAIN);
+            }
+            result => return result.map_err(|error| ListenError::Listen { address, error }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostname::Region;
+
+    fn config(workers: usize) -> Config {
+        Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            admin_listen: "127.0.0.1:0".parse().unwrap(),
+            workers,
+            ..Config::new(Region::new("eu1", "gw.localhost"), "unused".into())
+        }
+    }
+
+    fn handed_over(listeners: &Listeners) -> Inherited {
+        Inherited {
+            callers: listeners.callers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
+            admin: Some(listeners.admin.try_clone().unwrap()),
+            from_service_manager: !listeners.are_ours,
+        }
+    }
+
+    fn counts(listeners: &Listeners, workers: usize) -> Vec<usize> {
+        listeners.shares(workers).unwrap().iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn every_queue_that_was_there_is_looked_after_and_none_is_missing() {
+        let first = Listeners::open(&config(3), Inherited::default()).unwrap();
+        let address = first.address().unwrap();
+        assert_eq!(counts(&first, 3), [1, 1, 1]);
+        let fewer = Listeners::open(&config(2), handed_over(&first)).unwrap();
+        assert_eq!((fewer.address().unwrap(), counts(&fewer, 2)), (address, vec![2, 1]));
+        assert_eq!(fewer.admin_address().unwrap(), first.admin_address().unwrap());
+        let more = Listeners::open(&config(4), handed_over(&fewer)).unwrap();
+        assert_eq!((more.address().unwrap(), counts(&more, 4)), (address, vec![1, 1, 1, 1]));
+    }
+
+    #[test]
+    fn an_address_that_is_wanted_no_more_is_left() {
+        let first = Listeners::open(&config(1), Inherited::default()).unwrap();
+        let elsewhere = Config { listen: "127.0.0.2:0".parse().unwrap(), ..config(1) };
+        let moved = Listeners::open(&elsewhere, handed_over(&first)).unwrap();
+        assert_eq!(moved.address().unwrap().ip(), elsewhere.listen.ip());
+        assert_eq!(moved.admin_address().unwrap(), first.admin_address().unwrap());
+    }
+
+    #[test]
+    fn every_worker_takes_from_the_service_managers_sockets() {
+        let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let callers = vec![socket(), socket()];
+        let inherited = Inherited { callers, admin: None, from_service_manager: true };
+        let listeners = Listeners::open(&config(3), inherited).unwrap();
+        assert_eq!(counts(&listeners, 3), [2, 2, 2]);
+    }
+
+    #[test]
+    fn only_listening_tcp_sockets_are_taken() {
+        assert!(listener(TcpListener::bind("127.0.0.1:0").unwrap().into()).is_ok());
+        assert!(listener(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into()).is_err());
+        assert!(listener(std::fs::File::open("/dev/null").unwrap().into()).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Requests, 100,000 if no other number is given, while the gateway is replaced twice and then each of two agents is
+# restarted. Callers keep their connections for as long as they may and try nothing again; one failure fails the run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export GW_TEST_REPLACED_REQUESTS=${1:-100000}
+cargo build --release -p gw-gateway -p gw-agent
+exec cargo test --release -p gw-gateway --test it -- --nocapture --exact \
+    takeover::no_request_fails_while_gateway_and_agents_are_replaced
