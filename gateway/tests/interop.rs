@@ -1,6 +1,6 @@
 //! Implementations that nobody here wrote: an OAuth client, a JWT library, a tester of HTTP interfaces; clients and servers
-//! of HTTP, gRPC and WebSocket with the relay between them. They come from PyPI into an environment under `target`;
-//! Python 3 with venv is what has to be there.
+//! of HTTP, gRPC and WebSocket with the relay between them. What is Python's comes from PyPI into an environment under
+//! `target`, and a driver for the browser from npm. To be there: Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 
@@ -72,27 +72,92 @@ impl Drop for Backend {
     }
 }
 
-/// Runs a program as the backend, and again as the caller in front of the relay.
-fn through_the_relay(program: &str, options: Options) {
-    let backend = Backend::start(python(program).arg("serve"));
+/// A demo in front of `backend`, as a program is told of it.
+fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &str)) {
     let rate = Rate::new(1_000_000, 1_000_000).unwrap();
-    let options = Options { backend: Some(backend.url.clone()), rate, workers: 2, ..options };
-    with_demo(&options, |demo| run(python(program).arg("call").arg(serde_json::to_string(&demo.about).unwrap())));
+    let options = Options { backend: Some(backend.url.clone()), rate, workers: 2, slots, ..Options::default() };
+    with_demo(&options, |demo| test(demo, &serde_json::to_string(&demo.about).unwrap()));
 }
+
+/// Runs a program as the backend, and again as the caller in front of the relay.
+fn through_the_relay(program: &str, slots: Option<u32>) {
+    let backend = Backend::start(python(program).arg("serve"));
+    with_relay(&backend, slots, |_, about| run(python(program).args(["call", about])));
+}
+
+/// Puts a real server, which is told these `limits`, behind the relay and runs `program` in front of it.
+fn with_server(program: &str, server: &str, limits: [&str; 2], arguments: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("seen");
+    let backend = Backend::start(python(program).args(["serve", server]).arg(&log).args(limits));
+    with_relay(&backend, None, |_, about| {
+        let arguments: Vec<&str> =
+            arguments.iter().map(|it| if *it == LOG { log.to_str().unwrap() } else { it }).collect();
+        run(python(program).args(["call", about, server]).args(arguments));
+    });
+}
+
+/// Stands for the file in which a server writes what it saw.
+const LOG: &str = "LOG";
 
 #[test]
 fn httpx_aiohttp_and_curl_get_what_uvicorn_sends() {
-    through_the_relay("http_calls.py", Options::default());
+    through_the_relay("http_calls.py", None);
 }
 
 #[test]
 fn grpc_calls_of_every_kind_are_as_without_a_relay() {
-    through_the_relay("grpc_calls.py", Options::default());
+    through_the_relay("grpc_calls.py", None);
 }
 
 #[test]
 fn a_thousand_websockets_keep_messages_and_close_codes() {
-    through_the_relay("websocket_calls.py", Options { slots: Some(1100), ..Options::default() });
+    through_the_relay("websocket_calls.py", Some(1100));
+}
+
+#[test]
+fn websockets_get_the_same_verdicts_as_without_a_relay() {
+    let backend = Backend::start(python("websocket_cases.py").arg("serve"));
+    with_relay(&backend, None, |_, about| run(python("websocket_cases.py").args(["call", about, &backend.url])));
+}
+
+#[test]
+fn relay_and_server_agree_on_where_messages_end() {
+    for server in SERVERS {
+        with_server("differential.py", server, ["1000", "60"], &[LOG]);
+    }
+}
+
+/// As many requests as `GW_TEST_KEEPALIVE_REQUESTS` says to each server.
+#[test]
+fn servers_that_end_idle_connections_when_they_like_fail_no_request() {
+    let requests = std::env::var("GW_TEST_KEEPALIVE_REQUESTS").unwrap_or_else(|_| "2000".to_owned());
+    for server in SERVERS {
+        // uvicorn counts in whole seconds.
+        let idle = if server == "uvicorn" { "0" } else { "0.01" };
+        with_server("keepalive.py", server, ["50", idle], &[idle, &requests]);
+    }
+}
+
+const SERVERS: [&str; 3] = ["nginx", "node", "uvicorn"];
+
+#[test]
+fn fetch_http2_and_chromium_load_what_node_serves() {
+    const PLAYWRIGHT: &str = "playwright-core@1.64.1";
+    let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-node");
+    if !modules.join("node_modules/playwright-core").exists() {
+        let quiet = ["install", "--silent", "--no-package-lock", "--no-fund", "--no-audit"];
+        run(Command::new("npm").args(quiet).arg("--prefix").arg(&modules).arg(PLAYWRIGHT));
+    }
+    let program = Path::new(FOLDER).join("node_calls.cjs");
+    let backend = Backend::start(Command::new("node").arg(&program).arg("serve"));
+    with_relay(&backend, None, |demo, about| {
+        run(Command::new("node")
+            .arg(&program)
+            .args(["call", about])
+            .env("NODE_PATH", modules.join("node_modules"))
+            .env("NODE_EXTRA_CA_CERTS", &demo.about.ca_file));
+    });
 }
 
 #[test]

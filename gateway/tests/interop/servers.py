@@ -7,7 +7,7 @@ import tempfile
 
 NGINX = """
 daemon off;
-worker_processes 1;
+master_process off;
 pid {folder}/nginx.pid;
 error_log {folder}/nginx.err info;
 events {{ worker_connections 1024; }}

@@ -1,6 +1,7 @@
 """`websockets` at both ends, and aiohttp's client: what a WebSocket must keep on its way through the relay."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 
@@ -26,8 +27,9 @@ async def handle(socket):
     if socket.request.path == "/what-was-told":
         await socket.send(json.dumps(told))
         return
-    async for message in socket:
-        await socket.send(message)
+    with contextlib.suppress(websockets.ConnectionClosed):
+        async for message in socket:
+            await socket.send(message)
 
 
 told = []

@@ -252,7 +252,7 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     // The listener is gone, the running request is not.
     release.send(()).unwrap();
     let response = kept.response();
-    assert_eq!((response.status.as_u16(), response.header("connection")), (200, ""));
+    assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     assert!(kept.is_closed());
     assert_eq!(gateway.exit_code(), Some(0));
 }
