@@ -20,6 +20,7 @@ use crate::caller;
 use crate::config::HandOver;
 use crate::connections::Registered;
 use crate::hostname::Destination;
+use crate::limit::Place;
 use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership::{self, WorkerId};
@@ -116,14 +117,17 @@ fn begin(core: &Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
 
 /// Reads how a new connection begins and finds it a worker.
 async fn greet(core: Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
+    // Before anything is spent on it. Trusted proxies have yet to say for whom they connect.
+    let mut place = None;
+    if !core.policy.trusted_proxies.contains(peer.ip()) {
+        let Some(admitted) = admit(&core, peer) else { return };
+        place = Some(admitted);
+    }
     let Ok(socket) = Socket::from_fd(fd) else { return };
     if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
         tracing::debug!(%error, "no TCP keep-alive");
     }
-    let Some(registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
-        core.counters.shed.increment();
-        return;
-    };
+    let Some(mut registered) = register(&core, &socket) else { return };
     let (peer, received) = if core.policy.trusted_proxies.contains(peer.ip()) {
         match proxy_protocol::read(&socket).await {
             Ok(Announcement { source, rest }) => (source.unwrap_or(peer), rest),
@@ -132,6 +136,11 @@ async fn greet(core: Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
     } else {
         (peer, BytesMut::new())
     };
+    if place.is_none() && !core.policy.trusted_proxies.contains(peer.ip()) {
+        let Some(admitted) = admit(&core, peer) else { return };
+        place = Some(admitted);
+    }
+    registered.counts_for(place);
     let greeting = match Greeting::read(socket, received).await {
         Ok(greeting) => greeting,
         Err(error) => return handshake_failed(&core, peer, &error),
@@ -144,6 +153,27 @@ async fn greet(core: Rc<Core>, fd: OwnedFd, peer: SocketAddr) {
     };
     drop(registered);
     hand_over(core, owner, greeting, peer).await;
+}
+
+/// Counts a new connection to its address, if that may have one more.
+fn admit(core: &Core, peer: SocketAddr) -> Option<Place> {
+    let admitted = core.arrivals.admit(peer.ip(), Instant::now());
+    admitted.map_err(|too_many| core.counters.turned_away.increment(too_many.reason())).ok()
+}
+
+/// A place among the worker's connections, and among those that shake hands.
+fn register(core: &Core, socket: &Socket) -> Option<Registered> {
+    let Some(mut registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
+        core.counters.shed.increment();
+        core.counters.turned_away.increment("full");
+        return None;
+    };
+    let (handshake, another_gave_way) = core.handshakes.begin(socket.closer());
+    if another_gave_way {
+        core.counters.gave_way("handshake");
+    }
+    registered.shakes_hands(handshake);
+    Some(registered)
 }
 
 /// The other worker that should have this connection, if any.
@@ -188,15 +218,18 @@ async fn hand_over(core: Rc<Core>, owner: WorkerId, greeting: Greeting, peer: So
 pub(crate) async fn take_over(core: Rc<Core>, arrival: Arrival) {
     let Arrival { fd, received, hello, peer } = arrival;
     let Ok(socket) = Socket::from_fd(fd) else { return };
-    let Some(registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
-        core.counters.shed.increment();
-        return;
-    };
+    let Some(mut registered) = register(&core, &socket) else { return };
+    if !core.policy.trusted_proxies.contains(peer.ip()) {
+        match core.arrivals.keep(peer.ip()) {
+            Ok(place) => registered.counts_for(Some(place)),
+            Err(too_many) => return core.counters.turned_away.increment(too_many.reason()),
+        }
+    }
     welcome(core, Greeting { socket, received, hello }, peer, registered).await;
 }
 
 /// Shakes hands and serves, as what the ClientHello asked to be.
-async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, registered: Registered) {
+async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, mut registered: Registered) {
     let tunnel = is_tunnel(&greeting.hello);
     let certificates = core.certificates();
     let config = if tunnel { &certificates.tunnel } else { &certificates.public };
@@ -204,6 +237,7 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, registere
         Ok(stream) => stream,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
+    registered.has_shaken_hands();
     // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {
         runtime::spawn(tunnel::handshake::serve(core, stream, peer, registered));

@@ -34,6 +34,9 @@ pub struct Config {
     pub token_requests: Rate,
     pub enrollment_requests: Rate,
     pub auth_failures: Rate,
+    pub new_connections: Rate,
+    /// On one worker, at least 1.
+    pub connections_per_address: usize,
     /// Whether agents show a certificate on their tunnels.
     pub agent_mtls: bool,
     pub agent_certificate_lifetime: Duration,
@@ -80,6 +83,7 @@ impl Config {
     pub fn new(region: Region, data_dir: PathBuf) -> Self {
         const PER_ADDRESS: Rate = Rate::new(60, 60).unwrap();
         const FAILURES_PER_ADDRESS: Rate = Rate::new(600, 600).unwrap();
+        const CONNECTIONS_PER_ADDRESS: Rate = Rate::new(60_000, 60_000).unwrap();
         Self {
             region,
             certificate: CertificateSource::Development { data_dir: data_dir.clone() },
@@ -93,6 +97,8 @@ impl Config {
             token_requests: PER_ADDRESS,
             enrollment_requests: PER_ADDRESS,
             auth_failures: FAILURES_PER_ADDRESS,
+            new_connections: CONNECTIONS_PER_ADDRESS,
+            connections_per_address: limits::CONNECTIONS_PER_ADDRESS,
             agent_mtls: true,
             agent_certificate_lifetime: 24 * HOUR,
             token_lifetime: HOUR,
@@ -124,6 +130,8 @@ impl Config {
         let token_requests = keys.integer("token_requests_per_minute", 1..=1_000_000);
         let enrollment_requests = keys.integer("enrollment_requests_per_minute", 1..=1_000_000);
         let auth_failures = keys.integer("auth_failures_per_minute", 1..=1_000_000);
+        let new_connections = keys.integer("new_connections_per_minute", 1..=100_000_000);
+        let connections_per_address = keys.integer("connections_per_address", 1..=limits::CONNECTIONS_PER_WORKER);
         let agent_mtls = keys.boolean("agent_mtls");
         let agent_certificate_hours = keys.integer("agent_certificate_hours", 1..=720);
         let token_lifetime = keys.integer("token_lifetime_seconds", 60..=86_400);
@@ -154,6 +162,8 @@ impl Config {
             token_requests: rate(token_requests, token_requests, defaults.token_requests),
             enrollment_requests: rate(enrollment_requests, enrollment_requests, defaults.enrollment_requests),
             auth_failures: rate(auth_failures, auth_failures, defaults.auth_failures),
+            new_connections: rate(new_connections, new_connections, defaults.new_connections),
+            connections_per_address: connections_per_address.unwrap_or(defaults.connections_per_address),
             agent_mtls: agent_mtls.unwrap_or(defaults.agent_mtls),
             agent_certificate_lifetime: agent_certificate_hours
                 .map_or(defaults.agent_certificate_lifetime, |hours| HOUR * hours),
@@ -324,6 +334,8 @@ mod tests {
         assert_eq!(config.token_requests, Rate::new(60, 60).unwrap());
         assert_eq!(config.enrollment_requests, Rate::new(60, 60).unwrap());
         assert_eq!(config.auth_failures, Rate::new(600, 600).unwrap());
+        assert_eq!(config.new_connections, Rate::new(60_000, 60_000).unwrap());
+        assert_eq!(config.connections_per_address, 16_384);
         assert!(config.agent_mtls);
         assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(86_400));
         assert_eq!(config.token_lifetime, Duration::from_secs(3600));
@@ -338,6 +350,7 @@ mod tests {
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                      trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
                      token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
+                     new_connections_per_minute = 3\nconnections_per_address = 4\n\
                      agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
                      drain_seconds = 0\nrelay_memory_mib = 16\n";
         let config = parse(&format!("{MINIMAL}{given}")).unwrap();
@@ -351,6 +364,7 @@ mod tests {
         assert_eq!(config.token_requests, Rate::new(1, 1).unwrap());
         assert_eq!(config.enrollment_requests, Rate::new(2, 2).unwrap());
         assert_eq!(config.auth_failures, Rate::new(1_000_000, 1_000_000).unwrap());
+        assert_eq!((config.new_connections, config.connections_per_address), (Rate::new(3, 3).unwrap(), 4));
         assert!(!config.agent_mtls);
         assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
         assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
@@ -363,7 +377,7 @@ mod tests {
                     hand_over = \"often\"\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                     token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
-                    auth_failures_per_minute = 4294967297\nagent_certificate_hours = 721\n\
+                    auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
                     token_lifetime_seconds = 59\nsigning_key_days = -1\n";
         let errors = parse(text).unwrap_err().0;
         let keys: Vec<&str> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
@@ -383,6 +397,7 @@ mod tests {
                 "token_requests_per_minute",
                 "enrollment_requests_per_minute",
                 "auth_failures_per_minute",
+                "connections_per_address",
                 "agent_mtls",
                 "agent_certificate_hours",
                 "token_lifetime_seconds",

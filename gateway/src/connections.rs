@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use gw_shared::net::Closer;
 use slab::Slab;
 
+use crate::counters::Counter;
+use crate::handshakes::UnderWay;
+use crate::limit::Place;
 use crate::limits;
 
 /// All connections of a worker, up to a limit.
@@ -18,6 +21,10 @@ pub(crate) struct Connections {
     limit: usize,
     /// In a drain, how long a connection may be idle.
     draining: Cell<Option<Duration>>,
+    /// Ended to make room, and still there.
+    evicting: Cell<usize>,
+    /// Ended to make room so far.
+    pub(crate) evicted: Counter,
 }
 
 struct Entry {
@@ -25,6 +32,9 @@ struct Entry {
     deadline: Cell<Option<Instant>>,
     /// No request is being served.
     idle: Cell<bool>,
+    /// Since when that is so.
+    idle_since: Cell<Instant>,
+    evicted: Cell<bool>,
     /// Told to stop once; aborted if the next deadline passes too.
     stopping: Cell<bool>,
     /// Who wants to know that the peer has left, while nobody reads from the connection.
@@ -42,16 +52,28 @@ pub(crate) struct Registered {
     connections: Rc<Connections>,
     key: usize,
     entry: Rc<Entry>,
+    /// Held while the connection lasts.
+    _place: Option<Place>,
+    _handshake: Option<UnderWay>,
 }
 
 impl Connections {
     pub(crate) fn new(limit: usize) -> Rc<Self> {
-        Rc::new(Self { entries: RefCell::default(), limit, draining: Cell::new(None) })
+        Rc::new(Self {
+            entries: RefCell::default(),
+            limit,
+            draining: Cell::new(None),
+            evicting: Cell::new(0),
+            evicted: Counter::default(),
+        })
     }
 
     /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
     pub(crate) fn register(self: &Rc<Self>, closer: Closer, deadline: Instant) -> Option<Registered> {
         let mut entries = self.entries.borrow_mut();
+        if entries.len() - self.evicting.get() >= self.limit - self.slack() {
+            self.make_room(&entries);
+        }
         if entries.len() >= self.limit {
             return None;
         }
@@ -59,6 +81,8 @@ impl Connections {
             closer,
             deadline: Cell::new(Some(deadline)),
             idle: Cell::new(true),
+            idle_since: Cell::new(Instant::now()),
+            evicted: Cell::new(false),
             stopping: Cell::new(false),
             watcher: RefCell::default(),
             hung_up: Cell::new(false),
@@ -67,7 +91,30 @@ impl Connections {
             leaving: Cell::new(false),
         });
         let key = entries.insert(Rc::clone(&entry));
-        Some(Registered { connections: Rc::clone(self), key, entry })
+        Some(Registered { connections: Rc::clone(self), key, entry, _place: None, _handshake: None })
+    }
+
+    /// Places kept free as long as there are idle connections.
+    fn slack(&self) -> usize {
+        self.limit / 32
+    }
+
+    /// Ends those that have been without a request for longest, so that a flood of idle connections keeps nobody out.
+    /// Many at once: finding them is a look at all.
+    fn make_room(&self, entries: &Slab<Rc<Entry>>) {
+        let waits = |entry: &&Rc<Entry>| entry.idle.get() && !entry.evicted.get();
+        let mut idle: Vec<&Rc<Entry>> = entries.iter().map(|(_, entry)| entry).filter(waits).collect();
+        let most = (self.slack().max(1)).min(idle.len());
+        if most == 0 {
+            return;
+        }
+        idle.select_nth_unstable_by_key(most - 1, |entry| entry.idle_since.get());
+        for entry in &idle[..most] {
+            entry.evicted.set(true);
+            entry.closer.abort();
+            self.evicting.set(self.evicting.get() + 1);
+            self.evicted.increment();
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -133,9 +180,24 @@ impl Registered {
         self.entry.deadline.set(Some(deadline));
     }
 
+    /// Counts for its address while it lasts.
+    pub(crate) fn counts_for(&mut self, place: Option<Place>) {
+        self._place = place;
+    }
+
+    /// Counts as a handshake until [`Self::has_shaken_hands`].
+    pub(crate) fn shakes_hands(&mut self, handshake: UnderWay) {
+        self._handshake = Some(handshake);
+    }
+
+    pub(crate) fn has_shaken_hands(&mut self) {
+        self._handshake = None;
+    }
+
     /// No request is running; one may begin until `deadline`.
     pub(crate) fn idle_until(&self, deadline: Instant) {
         self.entry.idle.set(true);
+        self.entry.idle_since.set(Instant::now());
         let draining = self.connections.draining.get().map(|idle| Instant::now() + idle);
         self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
     }
@@ -176,6 +238,9 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.connections.entries.borrow_mut().remove(self.key);
+        if self.entry.evicted.get() {
+            self.connections.evicting.set(self.connections.evicting.get() - 1);
+        }
     }
 }
 
@@ -237,6 +302,35 @@ mod tests {
             assert_eq!(busy.entry.deadline.get(), None);
             busy.idle_until(start + 75 * second);
             assert!(busy.entry.deadline.get().unwrap() < start + 75 * second);
+        });
+    }
+
+    #[test]
+    fn those_idle_for_longest_make_room_and_running_requests_do_not() {
+        with_socket(|socket| {
+            let (connections, now) = (Connections::new(64), Instant::now());
+            let register = || connections.register(socket.closer(), now);
+            let mut all: Vec<Registered> = (0..62).map(|_| register().unwrap()).collect();
+            all[0].busy();
+            all[1].idle_until(now);
+            assert_eq!(connections.evicted.value(), 0);
+            all.push(register().unwrap());
+            let evicted = |all: &[Registered]| -> Vec<usize> {
+                (0..all.len()).filter(|at| all[*at].entry.evicted.get()).collect()
+            };
+            assert_eq!((connections.evicted.value(), evicted(&all)), (2, vec![2, 3]));
+            all.push(register().unwrap());
+            // Full, and two are on their way out: two more have to go.
+            assert!(register().is_none());
+            assert_eq!((connections.evicted.value(), evicted(&all)), (4, vec![2, 3, 4, 5]));
+            drop(all.drain(2..6).collect::<Vec<_>>());
+            assert_eq!((connections.evicting.get(), connections.len()), (0, 60));
+            all.iter().for_each(Registered::busy);
+            while let Some(registered) = register() {
+                registered.busy();
+                all.push(registered);
+            }
+            assert_eq!((connections.evicted.value(), connections.len()), (4, 64));
         });
     }
 

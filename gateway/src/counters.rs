@@ -24,6 +24,20 @@ impl Counter {
     }
 }
 
+/// Counts by reason, of few and fixed reasons.
+#[derive(Debug, Default)]
+pub(crate) struct Reasons(RefCell<BTreeMap<&'static str, u64>>);
+
+impl Reasons {
+    pub(crate) fn increment(&self, reason: &'static str) {
+        *self.0.borrow_mut().entry(reason).or_default() += 1;
+    }
+
+    pub(crate) fn values(&self) -> BTreeMap<&'static str, u64> {
+        self.0.borrow().clone()
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) requests: Counter,
@@ -33,19 +47,23 @@ pub(crate) struct Counters {
     pub(crate) shed: Counter,
     pub(crate) accept_errors: Counter,
     pub(crate) handshake_failures: Counter,
-    pub(crate) abusive: Counter,
+    abusive: Counter,
     pub(crate) tokens_minted: Counter,
     pub(crate) tokens_denied: Counter,
     complete: Counter,
     cut: Counter,
     caller_gone: Counter,
-    refused: RefCell<BTreeMap<&'static str, u64>>,
+    refused: Reasons,
+    /// Connections that were not taken.
+    pub(crate) turned_away: Reasons,
+    /// Connections that were ended although their callers would have gone on.
+    ended_early: Reasons,
 }
 
 impl Counters {
     pub(crate) fn ended(&self, outcome: Outcome) {
         match outcome {
-            Outcome::Complete => self.complete.increment(),
+            Outcome::Complete | Outcome::Refused => self.complete.increment(),
             Outcome::Cut => self.cut.increment(),
             Outcome::CallerGone => self.caller_gone.increment(),
         }
@@ -53,7 +71,22 @@ impl Counters {
 
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        *self.refused.borrow_mut().entry(code).or_default() += 1;
+        self.refused.increment(code);
+    }
+
+    /// A connection is ended because of what its caller does.
+    pub(crate) fn abused(&self, reason: &'static str) {
+        self.abusive.increment();
+        self.ended_early.increment(reason);
+    }
+
+    /// A connection is ended because another needs its place.
+    pub(crate) fn gave_way(&self, reason: &'static str) {
+        self.ended_early.increment(reason);
+    }
+
+    pub(crate) fn ended_early(&self) -> BTreeMap<&'static str, u64> {
+        self.ended_early.values()
     }
 
     pub(crate) fn totals(&self) -> BTreeMap<&'static str, u64> {
@@ -76,7 +109,7 @@ impl Counters {
     }
 
     pub(crate) fn refusals(&self) -> BTreeMap<&'static str, u64> {
-        self.refused.borrow().clone()
+        self.refused.values()
     }
 }
 
@@ -89,6 +122,10 @@ pub struct WorkerReport {
     pub worker: WorkerId,
     pub totals: BTreeMap<&'static str, u64>,
     pub refusals: BTreeMap<&'static str, u64>,
+    /// Connections that were not taken, by reason.
+    pub turned_away: BTreeMap<&'static str, u64>,
+    /// Connections that were ended although their callers would have gone on, by reason.
+    pub ended_early: BTreeMap<&'static str, u64>,
     pub connections: usize,
     pub crossings_served: usize,
     pub busy_per_mille: u32,

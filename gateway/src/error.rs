@@ -205,6 +205,13 @@ impl Error {
         }
     }
 
+    /// Whether it is decided before anybody is authenticated, and so anybody can have as many as they like.
+    pub(crate) fn is_to_a_stranger(&self) -> bool {
+        let (.., fault) = self.outcome();
+        let authenticated = matches!(self, Self::RateLimited { .. } | Self::ServiceDisabled);
+        matches!(fault, Fault::Caller | Fault::Policy) && !authenticated
+    }
+
     /// Whether somebody who tries to get in would have to try again.
     pub(crate) fn is_failed_authentication(&self) -> bool {
         matches!(

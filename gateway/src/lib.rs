@@ -20,6 +20,7 @@ pub mod error;
 mod exchange;
 #[doc(hidden)]
 pub mod fuzz_support;
+mod handshakes;
 pub mod hostname;
 pub mod limit;
 mod limits;

@@ -44,6 +44,17 @@ pub(crate) const HTTP2_SEND_BUFFER: usize = 32 * KIB;
 pub(crate) const HTTP2_HEADER_LIST: u32 = 64 * 1024;
 /// Requests that one HTTP/2 connection may take back; beyond that it is ended.
 pub(crate) const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
+/// Streams of one HTTP/2 connection that the h2 crate resets for what the caller did wrong on them (CVE-2025-8671), and
+/// that the caller resets before we have seen their requests (CVE-2023-44487); beyond that it is ended.
+pub(crate) const HTTP2_ERROR_RESETS: usize = 512;
+pub(crate) const HTTP2_UNSEEN_RESETS: usize = 100;
+/// Header blocks that one HTTP/2 connection may send ahead of the requests that they become. More are of streams over
+/// [`HTTP2_STREAMS`], or too large to be read, and count as frames that carry nothing.
+pub(crate) const HTTP2_HEADERS_AHEAD: u32 = 2 * HTTP2_STREAMS;
+/// Requests taken from one HTTP/2 connection before other tasks of the worker get their turn.
+pub(crate) const HTTP2_REQUESTS_PER_TURN: u32 = 32;
+/// Frames in one receive from which on a connection counts as one that makes much work of few bytes.
+pub(crate) const HTTP2_DENSE_FRAMES: u32 = 64;
 /// Frames that carry nothing (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) that one HTTP/2 connection may send;
 /// beyond that it is ended.
 pub(crate) const HTTP2_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
@@ -52,6 +63,13 @@ pub(crate) const HTTP2_WINDOW_UPDATES: u64 = 100_000;
 
 /// Connections of one worker: callers, and tunnels until their upgrade (then [`TUNNELS_PER_SERVICE`] bounds them).
 pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;
+/// Connections of one client address on one worker, unless configured: enough for what stands behind one address
+/// translation.
+pub(crate) const CONNECTIONS_PER_ADDRESS: usize = 16 * KIB;
+/// Handshakes of one worker at a time. One more: the oldest is ended.
+pub(crate) const HANDSHAKES: usize = 4 * KIB;
+/// Requests on one connection that are refused before anybody is authenticated; beyond that it is ended.
+pub(crate) const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
 /// Longest access token that is looked at, in bytes. Ours are some 700.
 pub(crate) const TOKEN: usize = 4 * KIB;
 /// Access tokens that one worker remembers to have verified, each some 600 bytes.
@@ -142,6 +160,10 @@ const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::settings::
 /// What the two pipes of a request that crosses can hold on top.
 const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
 
+/// What a connection can hold before its handshake is done: a ClientHello, received and as the session has it, and the
+/// session with its keys and its answer.
+const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
+
 /// Places in the hash table of a table of addresses once it has forgotten some. hashbrown fills seven eighths, half of
 /// them possibly with what was removed, before it cleans up.
 const ADDRESS_PLACES: usize = ADDRESSES.get() * 16 / 7;
@@ -152,6 +174,8 @@ const ADDRESS_TABLE: usize =
 
 // A flood of addresses fills a table with this much and no more.
 const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
+// Neither does a flood of handshakes.
+const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // A stalled caller with a large download, on the wrong worker, holds this much and no more.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9 * MIB);

@@ -37,6 +37,8 @@ use crate::worker::Core;
 pub(crate) enum Outcome {
     /// The response went out whole.
     Complete,
+    /// The same, and it was a refusal to somebody who is not known yet.
+    Refused,
     /// The response began and could not be completed: it must not look complete.
     Cut,
     /// The caller went away.
@@ -327,7 +329,8 @@ pub(crate) async fn refuse_unread(core: &Core, error: &Error, response: &mut imp
 /// Answers with a gateway error.
 async fn refuse(core: &Core, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
     core.counters.refused(error);
-    answer_with(core, error.response(id), response).await
+    let outcome = answer_with(core, error.response(id), response).await;
+    if outcome == Outcome::Complete && error.is_to_a_stranger() { Outcome::Refused } else { outcome }
 }
 
 #[cfg(test)]

@@ -437,6 +437,8 @@ pub(crate) fn policy(config: &Config) -> Policy {
         token_requests: config.token_requests,
         enrollment_requests: config.enrollment_requests,
         auth_failures: config.auth_failures,
+        new_connections: config.new_connections,
+        connections_per_address: config.connections_per_address,
     }
 }
 

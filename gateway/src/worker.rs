@@ -2,6 +2,7 @@
 //! shared; others reach it through its mailbox.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::ops::Deref;
@@ -25,8 +26,9 @@ use crate::connections::Connections;
 use crate::control::Desk;
 use crate::counters::{Counters, WorkerReport};
 use crate::exchange;
+use crate::handshakes::Handshakes;
 use crate::hostname::Region;
-use crate::limit::{Buckets, Rate};
+use crate::limit::{Arrivals, Buckets, Rate};
 use crate::limits;
 use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
@@ -81,6 +83,8 @@ pub(crate) struct Policy {
     pub(crate) token_requests: Rate,
     pub(crate) enrollment_requests: Rate,
     pub(crate) auth_failures: Rate,
+    pub(crate) new_connections: Rate,
+    pub(crate) connections_per_address: usize,
 }
 
 /// The state of one worker. Tasks share it by reference count; none holds a borrow across an await.
@@ -94,6 +98,8 @@ pub(crate) struct Core {
     pub(crate) tokens: RefCell<VerifiedTokens>,
     pub(crate) addresses: AddressTables,
     pub(crate) connections: Rc<Connections>,
+    pub(crate) arrivals: Rc<Arrivals>,
+    pub(crate) handshakes: Rc<Handshakes>,
     pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tunnels: RefCell<Registry>,
     pub(crate) relay_memory: Rc<RelayMemory>,
@@ -152,6 +158,8 @@ async fn serve(setup: Setup) -> io::Result<()> {
             setup.policy.auth_failures,
         ),
         relay_memory: RelayMemory::new(setup.policy.relay_memory),
+        arrivals: Arrivals::new(setup.policy.connections_per_address, setup.policy.new_connections),
+        handshakes: Handshakes::new(limits::HANDSHAKES),
         policy: setup.policy,
         desk: setup.desk,
         connections: Connections::new(setup.connection_limit),
@@ -311,11 +319,21 @@ impl Core {
             worker: self.id,
             totals: self.counters.totals(),
             refusals: self.counters.refusals(),
+            turned_away: self.counters.turned_away.values(),
+            ended_early: self.ended_early(),
             connections: self.connections.len(),
             crossings_served: self.crossings_served.get(),
             busy_per_mille: self.busy_per_mille(self.id),
             tunnels: self.tunnels.borrow().report(self.id),
         }
+    }
+
+    fn ended_early(&self) -> BTreeMap<&'static str, u64> {
+        let mut reasons = self.counters.ended_early();
+        if self.connections.evicted.value() > 0 {
+            reasons.insert("idle", self.connections.evicted.value());
+        }
+        reasons
     }
 }
 

@@ -47,16 +47,55 @@ impl Target {
 
     /// Opens a connection; the handshake is complete when this returns.
     pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+        let fields = format!("Host: {}\r\nX-Gw-Service-Key: {}\r\n", self.host, self.service_key);
+        let stream = self.open(&[b"http/1.1"])?;
+        Ok(Connection { stream, fields, ahead: Vec::new(), body_left: 0, closing: false })
+    }
+
+    /// Opens a connection that speaks one of `protocols`, to do with as one likes.
+    pub(crate) fn open(&self, protocols: &[&[u8]]) -> Result<Stream, Failure> {
+        self.open_from(0, protocols)
+    }
+
+    /// The same from loopback address number `source`: one address has some 28,000 ports.
+    pub(crate) fn open_from(&self, source: usize, protocols: &[&[u8]]) -> Result<Stream, Failure> {
+        let mut socket = self.socket_from(source)?;
+        let mut tls = self.session(protocols)?;
+        tls.complete_io(&mut socket).map_err(|error| Failure::during("TLS handshake", error))?;
+        Ok(StreamOwned::new(tls, socket))
+    }
+
+    /// A TCP connection.
+    pub(crate) fn socket(&self) -> Result<TcpStream, Failure> {
+        self.socket_from(0)
+    }
+
+    pub(crate) fn socket_from(&self, source: usize) -> Result<TcpStream, Failure> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        let loopback = u32::from(Ipv4Addr::LOCALHOST);
+        if source > 0 {
+            let address = Ipv4Addr::from_bits(loopback + u32::try_from(source).unwrap_or_default());
+            socket.bind(&SocketAddr::from((address, 0)).into())?;
+        }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        let mut socket = TcpStream::connect_timeout(&address, CONNECT_WITHIN)?;
+        socket.connect_timeout(&address.into(), CONNECT_WITHIN)?;
+        let socket = TcpStream::from(socket);
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         socket.set_write_timeout(Some(PATIENCE))?;
-        let mut tls = ClientConnection::new(Arc::clone(&self.tls), self.name.clone())?;
-        tls.complete_io(&mut socket).map_err(|error| Failure::during("TLS handshake", error))?;
-        let fields = format!("Host: {}\r\nX-Gw-Service-Key: {}\r\n", self.host, self.service_key);
-        let stream = StreamOwned::new(tls, socket);
-        Ok(Connection { stream, fields, ahead: Vec::new(), body_left: 0, closing: false })
+        Ok(socket)
+    }
+
+    /// A ClientHello.
+    pub(crate) fn hello(&self) -> Result<Vec<u8>, Failure> {
+        let mut hello = Vec::new();
+        self.session(&[b"http/1.1"])?.write_tls(&mut hello)?;
+        Ok(hello)
+    }
+
+    fn session(&self, protocols: &[&[u8]]) -> Result<ClientConnection, Failure> {
+        let protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        Ok(ClientConnection::new_with_alpn(Arc::clone(&self.tls), self.name.clone(), protocols)?)
     }
 }
 
@@ -69,13 +108,17 @@ fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // Each handshake is a whole one.
+    config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
 
+/// A connection without any HTTP yet.
+pub(crate) type Stream = StreamOwned<ClientConnection, TcpStream>;
+
 /// One connection, one request at a time. Dropping it closes it at once, whatever is still to come.
 pub(crate) struct Connection {
-    stream: StreamOwned<ClientConnection, TcpStream>,
+    stream: Stream,
     /// The header fields that every request has.
     fields: String,
     /// Received beyond the head.

@@ -1,5 +1,6 @@
 //! `gw-loadtest`: arguments, scenario, exit code.
 
+mod abuse;
 mod bucket;
 mod bulk;
 mod cancel;
@@ -7,7 +8,9 @@ mod client;
 mod compare;
 mod demo;
 mod failure;
+mod http2;
 mod load;
+mod memory;
 mod metrics;
 mod process;
 mod procfs;
@@ -44,6 +47,10 @@ enum Scenario {
     Cancel,
     /// The rate limit admits what it says.
     Bucket,
+    /// Callers that mean ill do not slow down those who mean well.
+    Abuse(abuse::Options),
+    /// What thousands of connections that do nothing hold, and that it is given back.
+    Memory,
 }
 
 fn main() -> ExitCode {
@@ -54,6 +61,8 @@ fn main() -> ExitCode {
         Scenario::Stalled => stalled::run(&gateway),
         Scenario::Cancel => cancel::run(&gateway),
         Scenario::Bucket => bucket::run(&gateway),
+        Scenario::Abuse(options) => abuse::run(&gateway, &options),
+        Scenario::Memory => memory::run(&gateway),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -41,6 +41,15 @@ pub(crate) fn read(admin_url: &str, name: &str) -> Result<u64, Failure> {
     sum(&scrape(admin_url)?, name).ok_or_else(|| Failure::new(format!("the metrics have no {name}")))
 }
 
+/// Why connections were turned away or ended, with how many of each.
+pub(crate) fn reasons(admin_url: &str) -> Result<String, Failure> {
+    let text = scrape(admin_url)?;
+    let families =
+        ["gw_connections_turned_away_total{", "gw_connections_ended_early_total{", "gw_handshake_failures_total "];
+    let samples = text.lines().filter(|line| families.iter().any(|family| line.starts_with(family)));
+    Ok(samples.map(str::trim_end).collect::<Vec<_>>().join(", "))
+}
+
 fn scrape(admin_url: &str) -> Result<String, Failure> {
     let bad = || Failure::new(format!("not http://address:port: {admin_url}"));
     let address: SocketAddr = admin_url.strip_prefix("http://").and_then(|rest| rest.parse().ok()).ok_or_else(bad)?;

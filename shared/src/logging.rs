@@ -24,11 +24,11 @@ impl std::str::FromStr for LogFormat {
 }
 
 /// Starts logging. `GW_LOG` filters as `tracing_subscriber::EnvFilter` describes; without it, `default` does, and of
-/// rustls only errors are logged: it warns of what any stranger's ClientHello can hold.
+/// rustls and h2 only errors are logged: they warn of what any stranger can send, as often as it is sent.
 /// The first call of a process wins.
 pub fn start(format: LogFormat, default: &str) {
-    let filter =
-        EnvFilter::try_from_env("GW_LOG").unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error")));
+    let filter = EnvFilter::try_from_env("GW_LOG")
+        .unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error,h2=error")));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Fails only when logging has started already.
     drop(match format {

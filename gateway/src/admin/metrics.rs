@@ -18,6 +18,13 @@ pub(crate) fn render(reports: &[WorkerReport]) -> String {
     }
     let by_code = refusals.into_iter().map(|(code, value)| (format!("{{code=\"{code}\"}}"), value));
     family(&mut text, "gw_refusals_total", "counter", by_code);
+    for (name, reasons) in [
+        ("gw_connections_turned_away_total", by_reason(reports, |report| &report.turned_away)),
+        ("gw_connections_ended_early_total", by_reason(reports, |report| &report.ended_early)),
+    ] {
+        let samples = reasons.into_iter().map(|(reason, value)| (format!("{{reason=\"{reason}\"}}"), value));
+        family(&mut text, name, "counter", samples);
+    }
     let per_worker = |value: fn(&WorkerReport) -> u64| {
         reports.iter().map(move |report| (format!("{{worker=\"{}\"}}", report.worker.0), value(report)))
     };
@@ -39,6 +46,17 @@ pub(crate) fn render(reports: &[WorkerReport]) -> String {
     text
 }
 
+fn by_reason(
+    reports: &[WorkerReport],
+    of: fn(&WorkerReport) -> &BTreeMap<&'static str, u64>,
+) -> BTreeMap<&'static str, u64> {
+    let mut sums = BTreeMap::new();
+    for (reason, value) in reports.iter().flat_map(of) {
+        *sums.entry(*reason).or_default() += value;
+    }
+    sums
+}
+
 fn family(text: &mut String, name: &str, kind: &str, samples: impl IntoIterator<Item = (String, u64)>) {
     // Writing to a String cannot fail.
     let _ = writeln!(text, "# TYPE {name} {kind}");
@@ -58,6 +76,8 @@ mod tests {
             worker: WorkerId(worker),
             totals: BTreeMap::from([("requests", 2)]),
             refusals: BTreeMap::from([("AGENT_UNAVAILABLE", 1)]),
+            turned_away: BTreeMap::from([("address_rate", 4)]),
+            ended_early: BTreeMap::from([("frames", 1)]),
             connections: 3,
             crossings_served: 0,
             busy_per_mille: 10,
@@ -66,6 +86,8 @@ mod tests {
         let text = render(&[report(0), report(1)]);
         assert!(text.contains("# TYPE gw_requests_total counter\ngw_requests_total 4\n"), "{text}");
         assert!(text.contains("gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2\n"), "{text}");
+        assert!(text.contains("gw_connections_turned_away_total{reason=\"address_rate\"} 8\n"), "{text}");
+        assert!(text.contains("gw_connections_ended_early_total{reason=\"frames\"} 2\n"), "{text}");
         assert!(text.contains("gw_connections{worker=\"1\"} 3\n"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
 //! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -31,12 +31,24 @@ struct FrameMeter {
     budget: Bucket,
     /// Window updates that what was sent entitles the peer to.
     updates: u64,
+    /// Header blocks that may still come before a request was made of one.
+    headers: u32,
+    /// Frames begun so far.
+    frames: u64,
 }
 
 impl FrameMeter {
     fn new(now: Instant) -> Self {
         let budget = Bucket::new(limits::HTTP2_CONTROL_FRAMES, now);
-        Self { header: [0; HEADER], filled: 0, payload: PREFACE, budget, updates: 0 }
+        Self {
+            header: [0; HEADER],
+            filled: 0,
+            payload: PREFACE,
+            budget,
+            updates: 0,
+            headers: limits::HTTP2_HEADERS_AHEAD,
+            frames: 0,
+        }
     }
 
     fn received(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Flood> {
@@ -65,9 +77,13 @@ impl FrameMeter {
         const HEADERS: u8 = 1;
         const WINDOW_UPDATE: u8 = 8;
         const END_STREAM: u8 = 1;
+        self.frames += 1;
         match kind {
             DATA if self.payload > 0 || flags & END_STREAM != 0 => return Ok(()),
-            HEADERS => return Ok(()),
+            HEADERS if self.headers > 0 => {
+                self.headers -= 1;
+                return Ok(());
+            }
             WINDOW_UPDATE if self.updates > 0 => {
                 self.updates -= 1;
                 return Ok(());
@@ -77,36 +93,66 @@ impl FrameMeter {
         self.budget.take(now).map_err(|_| Flood)
     }
 
+    /// A request arrived whole: two header blocks were its own, if it has trailers.
+    fn became_request(&mut self) {
+        self.headers = (self.headers + 2).min(limits::HTTP2_HEADERS_AHEAD);
+    }
+
     fn sent(&mut self, bytes: usize) {
         // Some callers send two for each small response.
         self.updates = (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
     }
 }
 
+/// What the reading and the serving side of a connection know of its frames.
+pub(super) struct Meter {
+    frames: RefCell<FrameMeter>,
+    flooded: Cell<bool>,
+}
+
+impl Meter {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { frames: RefCell::new(FrameMeter::new(now)), flooded: Cell::new(false) }
+    }
+
+    /// The peer has gone too far.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.flooded.get()
+    }
+
+    /// A header block has become a request.
+    pub(super) fn became_request(&self) {
+        self.frames.borrow_mut().became_request();
+    }
+}
+
 /// A connection whose frames are counted as h2 reads them. A flood is read no further.
 pub(super) struct Metered {
     stream: TlsStream,
-    meter: FrameMeter,
-    flooded: Rc<Cell<bool>>,
+    meter: Rc<Meter>,
 }
 
 impl Metered {
-    /// Sets `flooded` when the peer has gone too far.
-    pub(super) fn new(stream: TlsStream, flooded: Rc<Cell<bool>>) -> Self {
-        Self { stream, meter: FrameMeter::new(Instant::now()), flooded }
+    pub(super) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
+        Self { stream, meter }
     }
 }
 
 impl AsyncRead for Metered {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.flooded.get() {
+        if this.meter.is_flooded() {
             return Poll::Pending;
         }
         let filled = buffer.filled().len();
         ready!(AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer))?;
-        if this.meter.received(&buffer.filled()[filled..], Instant::now).is_err() {
-            this.flooded.set(true);
+        let mut meter = this.meter.frames.borrow_mut();
+        let frames = meter.frames;
+        let received = meter.received(&buffer.filled()[filled..], Instant::now);
+        // Many small ones cost much for their bytes: fewer of them in a turn.
+        this.stream.receive_little(meter.frames - frames >= limits::HTTP2_DENSE_FRAMES.into());
+        if received.is_err() {
+            this.meter.flooded.set(true);
             // What is read is not handed on. The connection's task looks at the flag in its next turn.
             buffer.set_filled(filled);
             cx.waker().wake_by_ref();
@@ -128,7 +174,7 @@ impl AsyncWrite for Metered {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let sent = ready!(TlsStream::poll_write(&this.stream, cx, pieces))?;
-        this.meter.sent(sent);
+        this.meter.frames.borrow_mut().sent(sent);
         Poll::Ready(Ok(sent))
     }
 
@@ -183,9 +229,24 @@ mod tests {
     #[test]
     fn what_carries_something_has_none() {
         let now = Instant::now();
-        for frame in [frame(0, 0, 1), frame(0, 1, 0), frame(1, 5, 20)] {
+        for frame in [frame(0, 0, 1), frame(0, 1, 0)] {
             assert_eq!(taken(&mut begun(now), now, &frame, 100_000, 7), 100_000);
         }
+    }
+
+    #[test]
+    fn header_blocks_are_free_as_far_as_they_become_requests() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let ahead = limits::HTTP2_HEADERS_AHEAD;
+        let (request, trailers) = (frame(1, 4, 20), frame(1, 5, 20));
+        assert_eq!(taken(&mut begun(now), now, &request, 100_000, 7), ahead + burst);
+        let mut meter = begun(now);
+        for _ in 0..100_000 {
+            meter.received(&request, || now).unwrap();
+            meter.became_request();
+            meter.received(&trailers, || now).unwrap();
+        }
+        assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
     }
 
     #[test]

@@ -12,10 +12,11 @@ use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, Version};
 use gw_shared::http::{InvalidHead, Part};
 use gw_shared::net::TlsStream;
+use gw_shared::runtime;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 
-use super::{BodyError, CallerGone, RequestBody, ResponseSink};
+use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
 use crate::connections::Registered;
 use crate::error::Error;
 use crate::exchange::ResponseHead;
@@ -29,6 +30,7 @@ const DISCARD_MAX: u64 = 64 * 1024;
 /// Serves one connection until either side ends it: requests one after another, answered in order.
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
     let mut buffer = BytesMut::new();
+    let mut refusals = Refusals::new(&core, peer);
     registered.expect_by(Instant::now() + limits::HEAD);
     loop {
         let head = match read_head(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
@@ -42,6 +44,12 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         match serve_request(&core, &stream, &mut buffer, head, peer, &registered).await {
             // In a drain too, if the response has promised it: the next one says that the connection ends.
             Next::KeepAlive => {}
+            Next::Refused if !refusals.count() => {
+                core.counters.abused("refusals");
+                return linger(&stream, &registered).await;
+            }
+            // Of those that were sent at once, none waits for anything: others get their turn in between.
+            Next::Refused => runtime::yield_now().await,
             Next::Close => return linger(&stream, &registered).await,
             // Dropped without close_notify: the caller sees that the response was cut short.
             Next::Abort => return,
@@ -55,6 +63,8 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
 /// What becomes of a connection after a request.
 enum Next {
     KeepAlive,
+    /// The same, after a refusal to a stranger.
+    Refused,
     /// The response is whole; what the caller still sends is of no use.
     Close,
     Abort,
@@ -125,7 +135,8 @@ async fn serve_request(
     registered.expect_by(Instant::now() + limits::LINGER);
     match outcome {
         Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
-        Outcome::Complete => Next::Close,
+        Outcome::Refused if keep_alive && body.discard().await => Next::Refused,
+        Outcome::Complete | Outcome::Refused => Next::Close,
         Outcome::Cut | Outcome::CallerGone => Next::Abort,
     }
 }

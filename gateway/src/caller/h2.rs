@@ -20,9 +20,9 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode};
 
-use super::frame_meter::Metered;
+use super::frame_meter::{Meter, Metered};
 use super::upload_window::UploadWindow;
-use super::{BodyError, CallerGone, RequestBody, ResponseSink};
+use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
 use crate::connections::Registered;
 use crate::error::Error;
 use crate::exchange::ResponseHead;
@@ -42,6 +42,8 @@ fn settings() -> h2::server::Builder {
         .max_concurrent_streams(limits::HTTP2_STREAMS)
         .max_header_list_size(limits::HTTP2_HEADER_LIST)
         .max_send_buffer_size(limits::HTTP2_SEND_BUFFER)
+        .max_local_error_reset_streams(Some(limits::HTTP2_ERROR_RESETS))
+        .max_pending_accept_reset_streams(limits::HTTP2_UNSEEN_RESETS)
         .enable_connect_protocol();
     builder
 }
@@ -50,8 +52,8 @@ fn settings() -> h2::server::Builder {
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
     registered.expect_by(Instant::now() + limits::HEAD);
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
-    let abused = Rc::new(Cell::new(false));
-    let metered = Metered::new(stream, Rc::clone(&abused));
+    let meter = Rc::new(Meter::new(Instant::now()));
+    let metered = Metered::new(stream, Rc::clone(&meter));
     let mut http2 = match settings().handshake::<_, Bytes>(metered).await {
         Ok(http2) => http2,
         Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
@@ -61,9 +63,12 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         registered,
         open: Cell::new(0),
         resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-        abused,
+        refusals: RefCell::new(Refusals::new(&core, peer)),
+        abuse: Cell::new(None),
+        meter,
         driver: RefCell::default(),
     });
+    let mut requests = 0u32;
     let mut ending = Ending::default();
     loop {
         let next = std::future::poll_fn(|cx| {
@@ -75,21 +80,26 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         });
         match next.await {
             Either::Right(Some(Ok((request, respond)))) => {
+                connection.meter.became_request();
                 let (core, connection) = (Rc::clone(&core), connection.begin());
                 runtime::spawn(serve_request(core, request, respond, peer, connection));
+                requests += 1;
+                if requests.is_multiple_of(limits::HTTP2_REQUESTS_PER_TURN) {
+                    runtime::yield_now().await;
+                }
             }
             // GOAWAY; what runs still ends.
-            Either::Left(Reason::NO_ERROR) => http2.graceful_shutdown(),
-            Either::Left(reason) => {
-                core.counters.abusive.increment();
-                tracing::debug!(%peer, "connection ended: too many resets or control frames");
+            Either::Left(End::Goodbye) => http2.graceful_shutdown(),
+            Either::Left(End::Abuse(reason)) => {
+                core.counters.abused(reason);
+                tracing::debug!(%peer, "connection ended: too many {reason}");
                 connection.registered.expect_by(Instant::now() + limits::LINGER);
-                http2.abrupt_shutdown(reason);
+                http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
             }
             Either::Right(None) => return,
             Either::Right(Some(Err(error))) => {
                 if error.is_go_away() && error.is_library() {
-                    core.counters.abusive.increment();
+                    core.counters.abused("http2");
                 }
                 return tracing::debug!(%peer, %error, "HTTP/2 ended");
             }
@@ -104,9 +114,19 @@ struct Connection {
     open: Cell<usize>,
     /// Requests that the caller may still take back.
     resets: RefCell<Bucket>,
-    /// It has taken back too many, or flooded us with frames.
-    abused: Rc<Cell<bool>>,
+    /// Refusals that a caller who has not said who it is still gets.
+    refusals: RefCell<Refusals>,
+    /// What the caller has done too much of.
+    abuse: Cell<Option<&'static str>>,
+    meter: Rc<Meter>,
     driver: RefCell<Option<Waker>>,
+}
+
+/// Why a connection is to be ended.
+enum End {
+    Goodbye,
+    /// The caller has sent too many of these.
+    Abuse(&'static str),
 }
 
 /// How the connection's end was announced so far.
@@ -127,24 +147,40 @@ impl Connection {
     }
 
     /// Ready, once each, when the connection is to be ended and why.
-    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<Reason> {
-        if self.abused.get() && !ending.abuse {
+    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<End> {
+        if let Some(abuse) = self.abuse()
+            && !ending.abuse
+        {
             *ending = Ending { goodbye: true, abuse: true };
-            return Poll::Ready(Reason::ENHANCE_YOUR_CALM);
+            return Poll::Ready(End::Abuse(abuse));
         }
         self.driver.replace(Some(cx.waker().clone()));
         if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
             ending.goodbye = true;
-            return Poll::Ready(Reason::NO_ERROR);
+            return Poll::Ready(End::Goodbye);
         }
         Poll::Pending
+    }
+
+    fn abuse(&self) -> Option<&'static str> {
+        if self.meter.is_flooded() { Some("frames") } else { self.abuse.get() }
+    }
+
+    fn end_for(&self, abuse: &'static str) {
+        self.abuse.set(Some(abuse));
+        self.driver.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn count_refusal(&self) {
+        if !self.refusals.borrow_mut().count() {
+            self.end_for("refusals");
+        }
     }
 
     /// The caller took a request back. Each costs us more than it costs the caller (CVE-2023-44487).
     fn count_reset(&self) {
         if self.resets.borrow_mut().take(Instant::now()).is_err() {
-            self.abused.set(true);
-            self.driver.take().into_iter().for_each(Waker::wake);
+            self.end_for("resets");
         }
     }
 }
@@ -153,7 +189,7 @@ impl Drop for Open {
     fn drop(&mut self) {
         let open = self.0.open.get() - 1;
         self.0.open.set(open);
-        if open == 0 && !self.0.abused.get() {
+        if open == 0 && self.0.abuse().is_none() {
             self.0.registered.idle_until(Instant::now() + limits::IDLE);
         }
     }
@@ -177,6 +213,10 @@ async fn serve_request(
     };
     match outcome {
         Outcome::Complete => body.discard().await,
+        Outcome::Refused => {
+            connection.0.count_refusal();
+            body.discard().await;
+        }
         Outcome::Cut => {
             // What came before goes out first: a reset takes along what is still queued.
             runtime::yield_now().await;

@@ -5,11 +5,34 @@ pub(crate) mod h1;
 pub(crate) mod h2;
 mod upload_window;
 
+use std::net::IpAddr;
+use std::time::Instant;
+
 use bytes::Bytes;
 use gw_shared::http::{InvalidBody, Part};
 use http::{HeaderMap, Response};
 
 use crate::exchange::ResponseHead;
+use crate::limit::Bucket;
+use crate::limits;
+use crate::worker::Core;
+
+/// Refusals to somebody unknown that one connection still gets. Each costs little, and nothing else bounds them.
+///
+/// Of trusted proxies' connections there is no count: they bring everybody's.
+struct Refusals(Option<Bucket>);
+
+impl Refusals {
+    fn new(core: &Core, peer: IpAddr) -> Self {
+        let is_proxy = core.policy.trusted_proxies.contains(peer);
+        Self((!is_proxy).then(|| Bucket::new(limits::REFUSALS, Instant::now())))
+    }
+
+    /// Counts one; whether the connection may go on.
+    fn count(&mut self) -> bool {
+        self.0.as_mut().is_none_or(|left| left.take(Instant::now()).is_ok())
+    }
+}
 
 /// The caller closed the connection, or cannot be written to any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

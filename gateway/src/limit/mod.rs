@@ -1,9 +1,11 @@
 //! Rate limits.
 
 mod addresses;
+mod arrivals;
 pub mod bucket;
 mod table;
 
 pub(crate) use addresses::{AddressKey, AddressLimits, Exhausted};
+pub(crate) use arrivals::{Arrivals, Place};
 pub use bucket::{Bucket, Rate};
 pub(crate) use table::{Admitted, Buckets};

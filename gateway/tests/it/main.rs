@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 
+mod abuse;
 mod admin;
 mod apex;
 mod backend;

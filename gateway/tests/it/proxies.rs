@@ -14,7 +14,12 @@ const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
 /// A proxy says that 198.51.100.7:4660 connected to 192.0.2.1:443.
 fn tcp4() -> Vec<u8> {
-    [SIGNATURE, b"\x21\x11\x00\x0c", &[198, 51, 100, 7, 192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb]].concat()
+    tcp4_of([198, 51, 100, 7])
+}
+
+/// The same of another address.
+pub(crate) fn tcp4_of(source: [u8; 4]) -> Vec<u8> {
+    [SIGNATURE, b"\x21\x11\x00\x0c", &source, &[192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb]].concat()
 }
 
 /// The same of [2001:db8::7]:4660, with an extension of 3 bytes.
@@ -33,7 +38,7 @@ fn behind_a_proxy() -> Demo {
 }
 
 /// A caller whose connection begins with `header`, in one segment with the ClientHello.
-fn connect_through(demo: &Demo, header: &[u8]) -> Caller {
+pub(crate) fn connect_through(demo: &Demo, header: &[u8]) -> Caller {
     let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
     let mut beginning = header.to_vec();
     session.write_tls(&mut beginning).unwrap();

@@ -199,6 +199,11 @@ impl Socket {
         }
     }
 
+    /// Has the next read wait for readiness, even if there is more: others come first.
+    pub fn end_turn(&self) {
+        self.drained.set(true);
+    }
+
     /// Appends what is there to `buffer`; `Ok(0)` is the end of the stream. Takes room in `buffer` only once there is
     /// something to put into it: little at first, more while the peer keeps filling it.
     pub fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {

@@ -19,6 +19,10 @@ use super::socket::{Closer, Socket};
 
 /// Most ciphertext received in one system call, in bytes.
 const SCRATCH: usize = 64 * 1024;
+/// The same for a peer that makes much work of few bytes.
+const SCRATCH_LITTLE: usize = 2 * 1024;
+/// Most ciphertext in a row that may be nothing but overhead: a handshake's, or its certificates.
+const CONTENTLESS_MAX: usize = 128 * 1024;
 /// Most encrypted and not yet sent bytes that a session holds before writers wait.
 pub const SEND_BUFFER: usize = 128 * 1024;
 
@@ -35,6 +39,10 @@ pub struct TlsStream {
     surplus: RefCell<BytesMut>,
     /// The peer's `close_notify` (RFC 8446 §6.1) was read: the end of the stream is authentic.
     closed_by_peer: Cell<bool>,
+    /// The peer makes much work of few bytes: it gets one small receive a turn.
+    receives_little: Cell<bool>,
+    /// Bytes of ciphertext since there was plaintext in it.
+    contentless: Cell<usize>,
 }
 
 impl TlsStream {
@@ -47,6 +55,8 @@ impl TlsStream {
             session: Box::new(RefCell::new(session)),
             surplus: RefCell::default(),
             closed_by_peer: Cell::new(false),
+            receives_little: Cell::new(false),
+            contentless: Cell::new(0),
         }
     }
 
@@ -68,6 +78,12 @@ impl TlsStream {
 
     pub fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Whether what was read last was much work for its bytes: from then on, less is received at once, and others get
+    /// their turn in between.
+    pub fn receive_little(&self, little: bool) {
+        self.receives_little.set(little);
     }
 
     /// A handle that can end this connection from elsewhere on the same thread.
@@ -220,8 +236,26 @@ impl TlsStream {
     /// ciphertext; 0 is the end of the connection.
     fn poll_receive(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-            let received = ready!(self.socket.poll_recv(cx, scratch))?;
-            let decrypted = self.decrypt(&scratch[..received], sink);
+            let little = self.receives_little.get();
+            let room = if little { SCRATCH_LITTLE } else { SCRATCH };
+            let received = ready!(self.socket.poll_recv(cx, &mut scratch[..room]))?;
+            let mut plaintext = 0;
+            let decrypted = self.decrypt(&scratch[..received], &mut |chunk| {
+                plaintext += chunk.len();
+                sink(chunk);
+            });
+            // Records of next to nothing (RFC 8446 §5.1 allows empty ones) cost as much as full ones.
+            self.contentless.set(if plaintext > 0 { 0 } else { self.contentless.get() + received });
+            if self.contentless.get() > CONTENTLESS_MAX {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, "records without content")));
+            }
+            let mostly_overhead = plaintext < received / 2;
+            if little || mostly_overhead {
+                self.socket.end_turn();
+            }
+            if received == room {
+                self.receives_little.set(mostly_overhead);
+            }
             if self.session.borrow().wants_write() {
                 // An alert, a key update or a session ticket. What the socket does not take now goes with the next flush.
                 drop(self.session.borrow_mut().write_tls(&mut NonBlocking(&self.socket)));
@@ -320,7 +354,7 @@ pub struct Greeting {
 }
 
 /// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
-const CLIENT_HELLO_MAX: usize = 16 * 1024;
+pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
 /// For who speaks HTTP to a port of HTTPS.
 const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\

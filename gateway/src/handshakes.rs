@@ -1,0 +1,86 @@
+//! Connections of one worker that have not finished their handshake. When there are too many, the oldest gives way: who
+//! means well is done in milliseconds, who stalls has been there for longest.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use gw_shared::net::Closer;
+
+pub(crate) struct Handshakes {
+    limit: usize,
+    /// By number, which is the order they began in.
+    under_way: RefCell<BTreeMap<u64, Closer>>,
+    next: Cell<u64>,
+}
+
+/// A handshake that is under way; over when dropped.
+pub(crate) struct UnderWay {
+    handshakes: Rc<Handshakes>,
+    number: u64,
+}
+
+impl Handshakes {
+    pub(crate) fn new(limit: usize) -> Rc<Self> {
+        Rc::new(Self { limit, under_way: RefCell::default(), next: Cell::new(0) })
+    }
+
+    /// Counts one in; whether another had to give way for it.
+    pub(crate) fn begin(self: &Rc<Self>, closer: Closer) -> (UnderWay, bool) {
+        let mut under_way = self.under_way.borrow_mut();
+        let oldest = if under_way.len() >= self.limit { under_way.pop_first() } else { None };
+        if let Some((_, closer)) = &oldest {
+            closer.abort();
+        }
+        let number = self.next.get();
+        self.next.set(number + 1);
+        under_way.insert(number, closer);
+        (UnderWay { handshakes: Rc::clone(self), number }, oldest.is_some())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.handshakes.under_way.borrow_mut().remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpStream;
+
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_gives_way() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let handshakes = Handshakes::new(2);
+                let mut ours = Vec::new();
+                let mut connect = || {
+                    let peer = TcpStream::connect(address).unwrap();
+                    ours.push(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
+                    (peer, ours[ours.len() - 1].closer())
+                };
+                let [(_a, a), (mut b_peer, b), (_c, c), (_d, d)] = [connect(), connect(), connect(), connect()];
+                let (first, gave_way) = handshakes.begin(a);
+                assert!(!gave_way);
+                let (_second, gave_way) = handshakes.begin(b);
+                assert!(!gave_way);
+                drop(first);
+                let (_third, gave_way) = handshakes.begin(c);
+                assert!(!gave_way);
+                let (_fourth, gave_way) = handshakes.begin(d);
+                assert!(gave_way && handshakes.under_way.borrow().len() == 2);
+                assert_eq!(b_peer.read(&mut [0]).unwrap(), 0);
+            })
+            .unwrap();
+    }
+}

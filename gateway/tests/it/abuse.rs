@@ -1,0 +1,296 @@
+//! Callers that mean ill: each loses its connection, and whoever is connected beside it is served.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use gw_gateway::config::Config;
+use gw_gateway::counters::WorkerReport;
+use gw_gateway::demo::{Demo, Options};
+use http::Method;
+
+use crate::caller::{self, Caller, HOST, Tls, connect, get};
+use crate::proxies::{connect_through, tcp4_of};
+use crate::{demo, eventually};
+
+/// A demo with one worker.
+fn adjusted(adjust: fn(&mut Config)) -> Demo {
+    Demo::start(&Options { adjust, workers: 1, ..crate::options(None) }).unwrap()
+}
+
+/// How many connections were turned away or ended, for `reason`.
+fn count(demo: &Demo, reason: &str) -> u64 {
+    let of = |report: &WorkerReport| -> u64 {
+        [&report.turned_away, &report.ended_early].iter().filter_map(|counts| counts.get(reason)).sum()
+    };
+    demo.gateway().control().reports().iter().map(of).sum()
+}
+
+fn is_served(demo: &Demo, caller: &mut Caller) {
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().status, 200);
+}
+
+/// Whether the gateway ends a new connection before TLS.
+fn is_turned_away(demo: &Demo) -> bool {
+    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
+    session.complete_io(&mut caller::socket(&demo.about)).is_err()
+}
+
+#[test]
+fn an_address_has_so_many_connections() {
+    let demo = adjusted(|config| config.connections_per_address = 4);
+    // Those of enrollment and of the tunnel's upgrade are over.
+    eventually("no connections", || (demo.gateway().control().reports()[0].connections == 0).then_some(()));
+    let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
+    callers.iter_mut().for_each(|caller| is_served(&demo, caller));
+    assert!(is_turned_away(&demo));
+    assert_eq!(count(&demo, "address_connections"), 1);
+    callers.iter_mut().for_each(|caller| is_served(&demo, caller));
+    drop(callers.pop());
+    eventually("a place is free", || (!is_turned_away(&demo)).then_some(()));
+    is_served(&demo, &mut callers[0]);
+}
+
+#[test]
+fn an_address_opens_connections_at_a_rate() {
+    let demo = adjusted(|config| config.new_connections = gw_gateway::limit::Rate::new(40, 1).unwrap());
+    let mut bystander = connect(&demo);
+    is_served(&demo, &mut bystander);
+    let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
+    eventually("turned away", || (count(&demo, "address_rate") > 0).then_some(()));
+    drop(sockets);
+    assert!(is_turned_away(&demo));
+    is_served(&demo, &mut bystander);
+}
+
+#[test]
+fn behind_a_trusted_proxy_it_is_the_announced_address_that_counts() {
+    let demo = adjusted(|config| {
+        config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
+        config.connections_per_address = 1;
+    });
+    // The proxy itself may have any number.
+    let mut own: Vec<Caller> = (0..5).map(|_| connect(&demo)).collect();
+    own.iter_mut().for_each(|caller| is_served(&demo, caller));
+    let mut first = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
+    is_served(&demo, &mut first);
+    let mut second = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
+    drop(second.stream.write_all(get(&demo, "/").as_bytes()));
+    assert!(second.try_response(&Method::GET).is_err());
+    assert_eq!(count(&demo, "address_connections"), 1);
+    is_served(&demo, &mut connect_through(&demo, &tcp4_of([198, 51, 100, 8])));
+    is_served(&demo, &mut first);
+}
+
+#[test]
+fn beginnings_that_take_too_long_end() {
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
+        thread::spawn(move || {
+            for byte in bytes.iter().cycle() {
+                if stream.write_all(&[*byte]).and_then(|()| stream.flush()).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        })
+    };
+    let mut hello = Vec::new();
+    caller::session(&demo.about, HOST, &[b"h2"], None).write_tls(&mut hello).unwrap();
+    let dripping = [
+        drip(Box::new(caller::socket(&demo.about)), hello),
+        drip(Box::new(connect(&demo).stream), b"GET / HTTP/1.1\r\nX: y".to_vec()),
+        drip(Box::new(tls(&demo)), b"PRI * HTTP/2.0\r\n".to_vec()),
+    ];
+    is_served(&demo, &mut bystander);
+    for ended in dripping {
+        ended.join().unwrap();
+    }
+    eventually("only the bystander is left", || {
+        let connections: usize = demo.gateway().control().reports().iter().map(|report| report.connections).sum();
+        (connections == 1).then_some(())
+    });
+    is_served(&demo, &mut bystander);
+}
+
+#[test]
+fn who_is_refused_again_and_again_loses_the_connection() {
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    let mut stranger = connect(&demo);
+    let refused = (0..)
+        .take_while(|_| {
+            let request = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n");
+            let sent = stranger.stream.write_all(request.as_bytes()).and_then(|()| stranger.stream.flush());
+            sent.is_ok() && stranger.try_response(&Method::GET).is_ok()
+        })
+        .count();
+    // The budget, and what of it came back meanwhile.
+    assert!((1001..2000).contains(&refused), "{refused}");
+    assert_eq!(count(&demo, "refusals"), 1);
+    is_served(&demo, &mut bystander);
+    is_served(&demo, &mut connect(&demo));
+}
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// An HTTP/2 frame (RFC 9113 §4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// Appends a field (RFC 7541 §6.2.2): a name of the static table, or one of its own.
+fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
+    let text = |block: &mut Vec<u8>, text: &str| {
+        assert!(text.len() < 127);
+        block.push(text.len() as u8);
+        block.extend_from_slice(text.as_bytes());
+    };
+    match name {
+        Ok(number) => block.push(number),
+        Err(name) => {
+            block.push(0);
+            text(block, name);
+        }
+    }
+    text(block, value);
+}
+
+/// The header block of `GET /slow`, which is answered long after the test.
+fn slow_get(key: Option<&str>) -> Vec<u8> {
+    const SCHEME_HTTPS: u8 = 0x87;
+    let mut block = vec![SCHEME_HTTPS];
+    field(&mut block, Ok(1), HOST);
+    field(&mut block, Ok(2), "GET");
+    field(&mut block, Ok(4), "/slow?ms=60000");
+    key.into_iter().for_each(|key| field(&mut block, Err("x-gw-service-key"), key));
+    block
+}
+
+/// A connection that speaks HTTP/2.
+fn tls(demo: &Demo) -> Tls {
+    Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))
+}
+
+/// Sends `first`, then what `more` makes for stream after stream, until the gateway ends the connection. Reads all that
+/// comes, and returns the error of the GOAWAY if there was one.
+fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
+    let mut stream = tls(demo);
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    stream.write_all(first).unwrap();
+    stream.flush().unwrap();
+    stream.sock.set_nonblocking(true).unwrap();
+    let (mut id, mut received, mut chunk) = (1, Vec::new(), vec![0; 64 * 1024]);
+    let mut rest = Vec::new();
+    let deadline = std::time::Instant::now() + crate::SOON;
+    loop {
+        assert!(std::time::Instant::now() < deadline, "still not ended");
+        if rest.is_empty() {
+            rest = more(id);
+            id += 2;
+        }
+        let written = match stream.write(&rest) {
+            Ok(written) => written,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(_) => break,
+        };
+        rest.drain(..written);
+        match stream.flush().and_then(|()| stream.read(&mut chunk)) {
+            Ok(0) => break,
+            Ok(read) => received.extend_from_slice(&chunk[..read]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => break,
+        }
+    }
+    // What has arrived is readable still.
+    while let Ok(read @ 1..) = stream.read(&mut chunk) {
+        received.extend_from_slice(&chunk[..read]);
+    }
+    goaway(&received)
+}
+
+fn goaway(mut received: &[u8]) -> Option<u8> {
+    let mut code = None;
+    while let [a, b, c, kind, rest @ ..] = received {
+        let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
+        if *kind == GOAWAY {
+            // Flags, stream, last stream, then the code (RFC 9113 §6.8).
+            code = rest.get(12).copied();
+        }
+        received = rest.get(5 + length..).unwrap_or_default();
+    }
+    code
+}
+
+#[test]
+fn floods_of_http_2_end_their_connection() {
+    const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
+    const PROTOCOL_ERROR: Option<u8> = Some(1);
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    let key = demo.about.service_key.clone();
+    let request = |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
+    let mut ended = 0;
+    let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
+        let goaway = flood(&demo, first, more);
+        // Where the gateway's last words were lost to a reset, the count says it. A stream that was reset so long ago
+        // that it is forgotten is an error of its own.
+        assert!([ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway), "{what}: {goaway:?}");
+        ended += 1;
+        let total = |demo: &Demo| -> u64 {
+            ["frames", "resets", "refusals", "http2"].iter().map(|reason| count(demo, reason)).sum()
+        };
+        eventually(what, || (total(&demo) == ended).then_some(()));
+        is_served(&demo, &mut bystander);
+    };
+    ends("rapid reset", &[], &|id| [request(id, Some(&key)), frame(RST_STREAM, 0, id, &[0, 0, 0, 8])].concat());
+    // An update of nothing is an error of its stream (RFC 9113 §6.9): the gateway resets it (CVE-2025-8671).
+    ends("made you reset", &[], &|id| [request(id, Some(&key)), frame(WINDOW_UPDATE, 0, id, &[0; 4])].concat());
+    ends("more streams than allowed", &[], &|id| request(id, Some(&key)));
+    ends("requests of a stranger", &[], &|id| request(id, None));
+    ends("continuations without end", &frame(HEADERS, 0, 1, &[0x87]), &|_| frame(CONTINUATION, 0, 1, &[]));
+    // A field of 4,000 bytes that enters the dynamic table, and then stands for itself (RFC 7541 §2.3.3) a thousand times.
+    let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
+    bomb.extend([b'y'; 4000]);
+    bomb.extend([0x80 | 62; 1000]);
+    ends("header blocks that grow", &[], &|id| frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb));
+    ends("window updates", &[], &|_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]));
+    crate::wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn refusals_that_are_not_read_are_given_up() {
+    const REQUESTS: u32 = 50;
+    let demo = demo(None);
+    let mut bystander = connect(&demo);
+    // Idle from now on, which may last longer than the first head.
+    is_served(&demo, &mut bystander);
+    let mut stream = tls(&demo);
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    // SETTINGS_INITIAL_WINDOW_SIZE of 0: no body can be sent.
+    stream.write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).unwrap();
+    for number in 0..REQUESTS {
+        stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &slow_get(None))).unwrap();
+    }
+    stream.flush().unwrap();
+    let given_up = || -> u64 {
+        demo.gateway().control().reports().iter().map(|report| report.totals["requests_caller_gone"]).sum()
+    };
+    eventually("given up", || (given_up() == u64::from(REQUESTS)).then_some(()));
+    is_served(&demo, &mut bystander);
+}

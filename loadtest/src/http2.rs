@@ -1,0 +1,90 @@
+//! HTTP/2 frames (RFC 9113 §4.1) and header blocks (RFC 7541), as bytes.
+
+use std::io::Write;
+
+use crate::client::Stream;
+use crate::failure::Failure;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const PRIORITY: u8 = 2;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
+pub(crate) const CONTINUATION: u8 = 9;
+pub(crate) const UNKNOWN: u8 = 0xfa;
+
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// SETTINGS_INITIAL_WINDOW_SIZE of 0.
+pub(crate) const NO_WINDOW: &[u8] = &[0, 4, 0, 0, 0, 0];
+
+/// Says hello on a new connection.
+pub(crate) fn begin(mut stream: Stream, settings: &[u8]) -> Result<Stream, Failure> {
+    stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, settings)].concat())?;
+    stream.flush()?;
+    Ok(stream)
+}
+
+/// A whole header block in one frame.
+pub(crate) fn headers(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
+    frame(HEADERS, END_HEADERS | flags, stream, block)
+}
+
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+/// The block of a GET of `path` from `host`, with `key` or without; nothing in it enters the dynamic table.
+pub(crate) fn request(method: &str, host: &str, path: &str, key: Option<&str>) -> Vec<u8> {
+    const SCHEME_HTTPS: u8 = 0x87;
+    let mut block = vec![SCHEME_HTTPS];
+    // Literals with the names of the static table: `:authority` is 1, `:method` 2, `:path` 4.
+    for (name, value) in [(1, host), (2, method), (4, path)] {
+        block.push(name);
+        text(&mut block, value);
+    }
+    if let Some(key) = key {
+        block.push(0);
+        text(&mut block, "x-gw-service-key");
+        text(&mut block, key);
+    }
+    block
+}
+
+/// A field that enters the dynamic table, as number 62.
+pub(crate) fn remembered(name: &str, value: &str) -> Vec<u8> {
+    let mut field = vec![0x40];
+    text(&mut field, name);
+    text(&mut field, value);
+    field
+}
+
+/// What stands for the field that entered the dynamic table last.
+pub(crate) const LAST: u8 = 0x80 | 62;
+
+fn text(block: &mut Vec<u8>, text: &str) {
+    const PREFIX: usize = 127;
+    let mut length = text.len();
+    if length < PREFIX {
+        block.push(length as u8);
+    } else {
+        block.push(PREFIX as u8);
+        length -= PREFIX;
+        while length >= 128 {
+            block.push((length % 128) as u8 | 0x80);
+            length /= 128;
+        }
+        block.push(length as u8);
+    }
+    block.extend_from_slice(text.as_bytes());
+}
