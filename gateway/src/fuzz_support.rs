@@ -5,12 +5,15 @@
 
 #![expect(clippy::expect_used, reason = "a target fails by panicking, and what it sets up must exist")]
 
+mod http;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use ::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -22,7 +25,6 @@ use gw_shared::secret::{Secret, SecretHash};
 use gw_shared::tunnel::control::{Decoder, InvalidMessage, MESSAGE_MAX, ToAgent, ToGateway, encode};
 use gw_shared::tunnel::handshake;
 use gw_shared::version::VERSION;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -47,16 +49,22 @@ use crate::store::{
     SigningKeyRecord,
 };
 
+pub use self::http::{body, header_rules, request_head, response_head};
+
 /// Every target, by the name of its wrapper in fuzz/fuzz_targets/ and of its folder in fuzz/corpus/.
 #[expect(clippy::type_complexity, reason = "a table of two columns")]
 pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("access_token", access_token),
+    ("body", body),
     ("client_address", client_address),
     ("control_stream", control_stream),
     ("csr", csr),
     ("handshake", handshake),
+    ("header_rules", header_rules),
     ("hostname", hostname),
     ("proxy_header", proxy_header),
+    ("request_head", request_head),
+    ("response_head", response_head),
     ("scope", scope),
     ("service_key", service_key),
     ("token_body", token_body),
