@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR};
 use gw_shared::http::{Framing, Part};
+use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -268,6 +269,8 @@ pub(crate) async fn relay_body(response: &mut ResponseHalf<'_>, stream: &mut Sen
             Ok(Part::End) => stream::finish(stream, None),
             Err(error) => {
                 tracing::debug!(%error, "response cut short");
+                // What came before goes out first: a reset takes along what is still queued.
+                runtime::yield_now().await;
                 stream.send_reset(Reason::INTERNAL_ERROR);
                 return Err(Failure::Over);
             }

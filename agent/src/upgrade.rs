@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::Framing;
 use gw_shared::http::fields::{self, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
+use gw_shared::runtime;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -216,7 +217,8 @@ async fn relay_both(
         sent.is_ok()
     };
     if !sent_whole {
-        // Not everything has arrived: the caller must not believe so.
+        // Not everything has arrived: the caller must not believe so. What has goes out first.
+        runtime::yield_now().await;
         stream.send_reset(Reason::CANCEL);
     }
     Ok(())
