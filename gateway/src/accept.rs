@@ -233,7 +233,7 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, mut regis
     let tunnel = is_tunnel(&greeting.hello);
     let certificates = core.certificates();
     let config = if tunnel { &certificates.tunnel } else { &certificates.public };
-    let stream: TlsStream = match greeting.accept(config.clone()).await {
+    let stream: TlsStream = match core.handshakes.one_a_turn(greeting.accept(config.clone())).await {
         Ok(stream) => stream,
         Err(error) => return handshake_failed(&core, peer, &error),
     };

@@ -3,15 +3,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use gw_shared::net::Closer;
+use gw_shared::runtime;
+use tokio::sync::Semaphore;
 
 pub(crate) struct Handshakes {
     limit: usize,
     /// By number, which is the order they began in.
     under_way: RefCell<BTreeMap<u64, Closer>>,
     next: Cell<u64>,
+    /// Held while a ClientHello is answered.
+    turn: Semaphore,
 }
 
 /// A handshake that is under way; over when dropped.
@@ -22,7 +28,22 @@ pub(crate) struct UnderWay {
 
 impl Handshakes {
     pub(crate) fn new(limit: usize) -> Rc<Self> {
-        Rc::new(Self { limit, under_way: RefCell::default(), next: Cell::new(0) })
+        Rc::new(Self { limit, under_way: RefCell::default(), next: Cell::new(0), turn: Semaphore::new(1) })
+    }
+
+    /// Runs `handshake`, whose first step is the expensive one: key exchange and signature. Of many that wait for it, one
+    /// a turn of the reactor takes that step, so that a crowd at the door does not keep requests waiting.
+    pub(crate) async fn one_a_turn<T>(&self, handshake: impl Future<Output = T>) -> T {
+        let mut handshake = pin!(handshake);
+        // Never closed.
+        let turn = self.turn.acquire().await;
+        let first = std::future::poll_fn(|cx| Poll::Ready(handshake.as_mut().poll(cx))).await;
+        if let Poll::Ready(done) = first {
+            return done;
+        }
+        runtime::yield_now().await;
+        drop(turn);
+        handshake.await
     }
 
     /// Counts one in; whether another had to give way for it.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
+use rustix::process::Pid;
+
 use crate::failure::Failure;
 
 /// Clock ticks per second in `/proc`: the kernel's USER_HZ, which its ABI fixes.
@@ -38,6 +40,18 @@ pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
         .filter(|stat| stat.name == name)
         .map(|stat| stat.cpu)
         .sum()
+}
+
+/// The threads of a process and their names.
+pub(crate) fn threads(pid: u32) -> Result<Vec<(Pid, String)>, Failure> {
+    let folder = format!("/proc/{pid}/task");
+    let threads = fs::read_dir(&folder).map_err(|error| Failure::during(&folder, error))?;
+    let named = threads.filter_map(Result::ok).filter_map(|thread| {
+        let id = Pid::from_raw(thread.file_name().to_str()?.parse().ok()?)?;
+        let name = fs::read_to_string(thread.path().join("comm")).ok()?;
+        Some((id, name.trim_end().to_owned()))
+    });
+    Ok(named.collect())
 }
 
 /// Memory of a process, in bytes.

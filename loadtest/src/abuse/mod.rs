@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::setpriority_process;
+use rustix::process::{Pid, setpriority_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use self::attacks::{ATTACKS, Attack};
@@ -21,8 +21,9 @@ use crate::report::{millis, percentile, say};
 const CALLERS: usize = 4;
 const EVERY: Duration = Duration::from_millis(5);
 const SMALL: &str = "/hello";
-/// The product has this core; the callers have the other.
-const PRODUCT_CORE: usize = 0;
+/// The gateway's worker has this core; callers, agent and backend have the other, as they would have machines of their
+/// own: it is the gateway that is attacked.
+const GATEWAY_CORE: usize = 0;
 const CALLERS_CORE: usize = 1;
 /// From an attack's beginning to the measurement beside it.
 const BUILDS_UP: Duration = Duration::from_millis(500);
@@ -46,11 +47,12 @@ pub(crate) struct Options {
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let attacks: Vec<&Attack> = ATTACKS.iter().filter(|attack| attack.name.contains(&options.only)).collect();
     ensure(!attacks.is_empty(), || format!("no attack is called {}", options.only))?;
-    pin_to(CALLERS_CORE)?;
+    pin_to(None, CALLERS_CORE)?;
     let mut failed = Vec::new();
     for attack in attacks {
         // Each against a fresh product: the budgets of one must not end another.
-        let demo = Demo::start(gateway, &DemoOptions { workers: 1, core: Some(PRODUCT_CORE), ..Default::default() })?;
+        let demo = Demo::start(gateway, &DemoOptions { workers: 1, core: Some(GATEWAY_CORE), ..Default::default() })?;
+        move_others_than_workers(demo.pid())?;
         if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
             say(format_args!("{}: {failure}", attack.name));
             failed.push(attack.name);
@@ -114,10 +116,20 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
     ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 is {ratio:.1} times the quiet one"))
 }
 
-fn pin_to(core: usize) -> Result<(), Failure> {
+fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
     let mut cores = CpuSet::new();
     cores.set(core);
-    sched_setaffinity(None, &cores).map_err(|error| Failure::during("pinning the callers", error))
+    sched_setaffinity(thread, &cores).map_err(|error| Failure::during("pinning a thread", error))
+}
+
+/// Leaves the gateway's core to its worker: the demo runs agent and backend in the same process.
+fn move_others_than_workers(process: u32) -> Result<(), Failure> {
+    for (thread, name) in procfs::threads(process)? {
+        if !name.starts_with("gw-worker") {
+            pin_to(Some(thread), CALLERS_CORE)?;
+        }
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy)]
