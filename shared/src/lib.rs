@@ -1,6 +1,7 @@
 //! What the gateway and the agent have in common: the reactor, sockets and TLS, the HTTP/1.1 codec, and the
 //! tunnel protocol between the two. Nothing here knows about tenants.
 
+pub mod allocator;
 pub mod enrollment;
 pub mod error_body;
 pub mod files;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use gw_shared::allocator;
 use tokio::sync::oneshot;
 
 use super::{Control, ControlError};
@@ -14,6 +15,8 @@ use crate::limits;
 
 /// How often the control plane looks what is due.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
+/// How often what was freed is returned to the kernel.
+const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(10);
 
 enum Errand {
     Work(Box<dyn FnOnce(&Control) + Send>),
@@ -72,7 +75,12 @@ impl Errands {
     /// meanwhile waits.
     pub(crate) fn serve(self, control: &Arc<Control>) -> Self {
         let mut next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
+        let mut next_give_back = Instant::now() + GIVE_BACK_INTERVAL;
         loop {
+            if Instant::now() >= next_give_back {
+                allocator::give_back();
+                next_give_back = Instant::now() + GIVE_BACK_INTERVAL;
+            }
             if Instant::now() >= next_maintenance {
                 if control.has_store()
                     && let Err(error) = control.maintain(Timestamp::now())
@@ -81,7 +89,7 @@ impl Errands {
                 }
                 next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
             }
-            match self.0.recv_deadline(next_maintenance) {
+            match self.0.recv_deadline(next_maintenance.min(next_give_back)) {
                 Ok(Errand::Work(work)) => {
                     if catch_unwind(AssertUnwindSafe(|| work(control))).is_err() {
                         tracing::error!("an errand of the control plane panicked");
