@@ -3,26 +3,37 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use futures_util::future::select;
 use gw_shared::runtime::{self, Driver, DriverError};
+use gw_shared::trace::{Exporter, Identity};
 use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::config::Config;
 use crate::desk::Desk;
+use crate::observe::{self, Observed, Observers};
 use crate::renewal;
 use crate::service::{self, unless_stopped};
 use crate::state::Enrollment;
+use crate::trace::Tracing;
 
 /// A running agent. Dropping it stops the agent too, without waiting for its requests to end.
 pub struct AgentHandle {
     /// `None` only while draining.
     thread: Option<JoinHandle<()>>,
     stop: watch::Sender<bool>,
+    metrics_address: Option<SocketAddr>,
+    /// Of spans; ends after the thread that makes them.
+    exporter: Option<Exporter>,
 }
+
+/// How long the last spans may take to be exported when the agent has stopped.
+const SPANS_END_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -30,6 +41,8 @@ pub enum StartError {
     Driver(#[from] DriverError),
     #[error("agent thread: {0}")]
     Thread(#[from] io::Error),
+    #[error(transparent)]
+    Traces(#[from] gw_shared::trace::StartError),
 }
 
 /// Starts an agent on a thread of its own. It runs until [`AgentHandle::drain`], whatever its gateway does.
@@ -37,21 +50,43 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
     let driver = Driver::choose()?;
     runtime::raise_open_file_limit();
     driver.log();
+    let (exporter, spans) =
+        config.traces.as_ref().map(|traces| Exporter::start(traces, &identity(&config))).transpose()?.unzip();
+    let observers = config.metrics_listen.map(Observers::listen);
+    let metrics_address = observers.as_ref().and_then(Observers::address);
     let (stop, stopped) = watch::channel(false);
     let thread = std::thread::Builder::new().name("gw-agent".into()).spawn(move || {
-        if let Err(error) = driver.block_on(run(config, stopped)) {
+        let tracing = spans
+            .zip(config.traces.as_ref())
+            .map(|(spans, traces)| Tracing::new(spans, traces.sample_ratio, config.enrollment.agent_id.clone()));
+        if let Err(error) = driver.block_on(run(config, tracing, observers, stopped)) {
             tracing::error!(%error, "the agent's reactor did not start");
         }
     })?;
-    Ok(AgentHandle { thread: Some(thread), stop })
+    Ok(AgentHandle { thread: Some(thread), stop, metrics_address, exporter })
+}
+
+/// As a collector knows the agent.
+fn identity(config: &Config) -> Identity {
+    let Enrollment { agent_id, gateway_name, .. } = &config.enrollment;
+    let region = gateway_name.split('.').next().unwrap_or_default().to_owned();
+    Identity { service_name: "gw-agent", instance_id: agent_id.to_string(), region }
 }
 
 impl AgentHandle {
+    /// Where `/metrics`, `/readyz` and `/healthz` are; `None` if they are not configured, or another program is there.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
+    }
+
     /// Takes no new requests, finishes those that run, ends the tunnels, then returns.
     pub fn drain(mut self) {
         self.stop.send_replace(true);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the agent's thread panicked");
+        }
+        if let Some(exporter) = self.exporter.take() {
+            exporter.stop(SPANS_END_WITHIN);
         }
     }
 }
@@ -68,14 +103,31 @@ pub(crate) struct Agent {
     pub(crate) desk: Desk,
     /// Held by whoever replaces an expired certificate.
     pub(crate) recovering: Mutex<()>,
+    /// `None` where there is no collector.
+    pub(crate) tracing: Option<Tracing>,
+    pub(crate) observed: Observed,
 }
 
-async fn run(config: Config, stop: watch::Receiver<bool>) {
+async fn run(config: Config, tracing: Option<Tracing>, observers: Option<Observers>, stop: watch::Receiver<bool>) {
     config.warn();
     let desk = Desk::new(config.enrollment.services.iter().cloned());
-    let agent = Rc::new(Agent { config, desk, recovering: Mutex::new(()) });
+    let agent = Rc::new(Agent { config, desk, recovering: Mutex::new(()), tracing, observed: Observed::default() });
+    if let Some(observers) = observers {
+        runtime::spawn(observe::serve(Rc::clone(&agent), observers));
+    }
+    if agent.tracing.is_some() {
+        let agent = Rc::clone(&agent);
+        runtime::spawn(async move {
+            if let Some(tracing) = &agent.tracing {
+                tracing.keep_flushing().await;
+            }
+        });
+    }
     // Of these two, only the services end.
     select(pin!(keep_services(&agent, stop)), pin!(renewal::keep_fresh(&agent))).await;
+    if let Some(tracing) = &agent.tracing {
+        tracing.flush();
+    }
 }
 
 /// Keeps a tunnel for each service that the gateway gives this agent, until the agent stops.
@@ -116,6 +168,7 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
         }
         agent.remember_services(services.borrow().iter().cloned().collect());
     }
+    agent.observed.stopping.set(true);
     for stop in running.values() {
         stop.send_replace(true);
     }

@@ -18,6 +18,14 @@ pub(crate) enum Command {
     Enroll(EnrollArguments),
     /// Connect, and forward until stopped. SIGTERM finishes running requests first.
     Run(RunArguments),
+    /// Look whether this agent could run, and say what is wrong. Changes nothing; exit code 1 if something failed.
+    Doctor {
+        #[command(flatten)]
+        run: RunArguments,
+        /// Print one object of JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Args)]

@@ -1,14 +1,19 @@
 //! What an agent runs with: state folder, optional configuration file, options and variables, checked together.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::logging::LogFormat;
+use gw_shared::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
 use serde::Deserialize;
 
 use crate::backend;
 use crate::slots;
 use crate::state::{self, Enrollment, StateDir, StateError};
+
+/// Name of the variable that says where the agent's metrics are.
+const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
 
 /// Everything an agent needs to know to start; valid by construction.
 #[derive(Debug, Clone)]
@@ -19,6 +24,10 @@ pub struct Config {
     pub(crate) backends: Backends,
     /// `Err` holds the default that an invalid setting fell back to: to be warned of once logging has started.
     pub(crate) slots: Result<u32, u32>,
+    /// `None` where there is no collector.
+    pub(crate) traces: Option<Settings>,
+    /// Where `/metrics`, `/readyz` and `/healthz` are; `None` for nowhere.
+    pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
 }
 
@@ -43,7 +52,18 @@ struct File {
     #[serde(default)]
     backends: BTreeMap<String, toml::Value>,
     #[serde(default)]
+    traces: Traces,
+    metrics_listen: Option<String>,
+    #[serde(default)]
     log_format: LogFormat,
+}
+
+/// `[traces]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Traces {
+    endpoint: Option<String>,
+    sample_ratio: Option<f64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -97,9 +117,11 @@ impl Config {
             }
             None => file.log_format,
         };
+        let traces = file.traces.resolve(&environment, &mut errors);
+        let metrics_listen = listen_address(file.metrics_listen, &environment, &mut errors);
         let slots = slots::parse(environment(slots::VARIABLE).as_deref());
         if errors.is_empty() {
-            Ok(Self { state, enrollment, backends, slots, log_format })
+            Ok(Self { state, enrollment, backends, slots, traces, metrics_listen, log_format })
         } else {
             Err(ConfigError::Invalid(errors))
         }
@@ -114,6 +136,53 @@ impl Config {
             let services = self.enrollment.services.join(", ");
             tracing::warn!("backends.{hostname}: not a service of this agent now, which has {services}");
         }
+    }
+}
+
+/// Its variable wins; an empty one says nowhere.
+fn listen_address(
+    in_file: Option<String>,
+    environment: &dyn Fn(&str) -> Option<String>,
+    errors: &mut Vec<String>,
+) -> Option<SocketAddr> {
+    let (name, text) = match environment(METRICS_VARIABLE) {
+        Some(text) => (METRICS_VARIABLE, text),
+        None => ("metrics_listen", in_file?),
+    };
+    if text.is_empty() {
+        return None;
+    }
+    let address = text.parse().ok();
+    if address.is_none() {
+        errors.push(format!("{name}: {text:?} is not ADDRESS:PORT, such as 127.0.0.1:9091"));
+    }
+    address
+}
+
+impl Traces {
+    /// Each key can be overridden by a variable.
+    fn resolve(self, environment: &dyn Fn(&str) -> Option<String>, errors: &mut Vec<String>) -> Option<Settings> {
+        let value = |variable, key, in_file: Option<String>| {
+            environment(variable).map(|text| (variable, text)).or_else(|| Some((key, in_file?)))
+        };
+        let mut wrong = |name: &str, text: &str, expected| errors.push(format!("{name}: {text:?} is not {expected}"));
+        let endpoint = value("GW_TRACES_ENDPOINT", "traces.endpoint", self.endpoint);
+        let endpoint = endpoint.and_then(|(name, text)| {
+            let collector = Collector::parse(&text);
+            if collector.is_none() {
+                wrong(name, &text, ENDPOINT_FORM);
+            }
+            collector
+        });
+        let ratio = self.sample_ratio.map(|ratio| ratio.to_string());
+        let ratio = value("GW_TRACES_SAMPLE_RATIO", "traces.sample_ratio", ratio).and_then(|(name, text)| {
+            let ratio = Settings::parse_ratio(&text);
+            if ratio.is_none() {
+                wrong(name, &text, RATIO_FORM);
+            }
+            ratio
+        });
+        Settings::resolve(endpoint, ratio, environment, errors)
     }
 }
 
@@ -194,6 +263,41 @@ mod tests {
             panic!("not the mistakes that were made");
         };
         assert_eq!(errors.len(), 3, "{errors:?}");
+    }
+
+    #[test]
+    fn metrics_are_where_file_or_variable_say_and_nowhere_otherwise() {
+        let address = |in_file: Option<&str>, variable: Option<&'static str>| {
+            let mut errors = Vec::new();
+            let environment = move |_: &str| variable.map(str::to_owned);
+            let found = listen_address(in_file.map(str::to_owned), &environment, &mut errors);
+            (found.map(|address| address.port()), errors.len())
+        };
+        assert_eq!(address(None, None), (None, 0));
+        assert_eq!(address(Some("127.0.0.1:1"), None), (Some(1), 0));
+        assert_eq!(address(Some("127.0.0.1:1"), Some("[::1]:2")), (Some(2), 0));
+        assert_eq!(address(Some("127.0.0.1:1"), Some("")), (None, 0));
+        assert_eq!(address(Some("localhost"), None), (None, 1));
+        let config = load("backend = 'http://b'\nmetrics_listen = '127.0.0.1:9'", None).unwrap();
+        assert_eq!(config.metrics_listen.map(|address| address.port()), Some(9));
+    }
+
+    #[test]
+    fn traces_go_where_file_or_variables_say() {
+        let traces = |toml: &str| load(&format!("backend = 'http://b'\n{toml}"), None);
+        assert_eq!(traces("").unwrap().traces, None);
+        let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1").unwrap().traces.unwrap();
+        assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://c:4318/v1/traces", 1.0));
+        let ConfigError::Invalid(errors) = traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err() else {
+            panic!("not the mistakes that were made");
+        };
+        let keys: Vec<_> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
+        assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
+        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Toml { .. })));
+        let file = Traces { endpoint: Some("http://file".to_owned()), sample_ratio: None };
+        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
+        let settings = file.resolve(&environment, &mut Vec::new()).unwrap();
+        assert_eq!(settings.endpoint.as_str(), "http://variable/v1/traces");
     }
 
     #[test]

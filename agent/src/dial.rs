@@ -10,6 +10,7 @@ use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 
 use crate::agent::Agent;
+use crate::config::Config;
 use crate::gateway::{self, GatewayError};
 use crate::recovery::{self, RecoveryError};
 use crate::state::{Identity, StateError, UnfitIdentity};
@@ -38,11 +39,11 @@ pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, Dia
     if identity.validity()?.not_after <= SystemTime::now() {
         identity = recovery::recover(agent, &identity).await?;
     }
-    match open(agent, hostname, &identity).await {
+    match open(&agent.config, hostname, &identity).await {
         // Our clock is behind the gateway's.
         Err(DialError::Gateway(error)) if error.says_certificate_expired() => {
             let identity = recovery::recover(agent, &identity).await?;
-            open(agent, hostname, &identity).await
+            open(&agent.config, hostname, &identity).await
         }
         // Its services changed while it had no tunnel to hear of it: a certificate comes with the list.
         Err(DialError::Gateway(error)) if error.says_not_allowed() => {
@@ -53,8 +54,9 @@ pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, Dia
     }
 }
 
-async fn open(agent: &Agent, hostname: &str, identity: &Identity) -> Result<TlsStream, DialError> {
-    let (state, to) = (&agent.config.state, &agent.config.enrollment);
+/// Asks for a tunnel with this identity, and nothing else.
+pub(crate) async fn open(config: &Config, hostname: &str, identity: &Identity) -> Result<TlsStream, DialError> {
+    let (state, to) = (&config.state, &config.enrollment);
     let tls = gateway::client_config(state.gateway_authorities()?, Some(identity), tunnel::ALPN)?;
     let opened = async {
         let stream = gateway::open(&to.gateway_host, to.gateway_port, hostname, tls).await?;
@@ -85,6 +87,10 @@ async fn upgrade(stream: &TlsStream, hostname: &str, identity: &Identity) -> Res
 }
 
 impl DialError {
+    pub(crate) fn says_certificate_expired(&self) -> bool {
+        matches!(self, Self::Gateway(error) if error.says_certificate_expired())
+    }
+
     /// Somebody has to do something about it.
     pub(crate) fn needs_a_hand(&self) -> bool {
         matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_)))

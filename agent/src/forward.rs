@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR};
+use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
 use gw_shared::http::{Framing, Part};
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
@@ -15,6 +15,7 @@ use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 
 use crate::backend::{ConnectError, Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
+use crate::passage::Passage;
 use crate::slots::Slot;
 use crate::upgrade;
 
@@ -49,11 +50,17 @@ const INTERIM_MAX: u32 = 1000;
 
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once; the slot
 /// is free again however this ends.
-pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+pub(crate) async fn forward(
+    pool: &Pool,
+    _slot: Slot,
+    passage: Passage,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
     let (mut parts, mut body) = request.into_parts();
     if parts.method == Method::CONNECT {
         // In a box, as is connecting: what is rare is not to make the task of every request larger.
-        return Box::pin(upgrade::forward(pool, parts, body, respond)).await;
+        return Box::pin(upgrade::forward(pool, passage, parts, body, respond)).await;
     }
     fields::join_cookies(&mut parts.headers);
     let framing = framing(&parts, &body);
@@ -62,20 +69,26 @@ pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStrea
     loop {
         let lease = match kept.take() {
             Some(lease) => lease,
-            None => match unless_reset(&mut respond, Box::pin(pool.connect(Wanted::Any))).await {
+            None => match unless_reset(&mut respond, Box::pin(pool.connect(Wanted::Any, &passage))).await {
                 Some(Ok(lease)) => lease,
-                Some(Err(error)) => return refuse(&mut respond, &error.into()),
+                Some(Err(error)) => return refuse(&mut respond, &passage, &error.into()),
                 None => return,
             },
         };
-        let progress = Progress::default();
+        passage.connected(&lease);
+        let progress = Progress { passage: &passage, took_of_body: Cell::default(), sent_whole: Cell::default() };
         match exchange(&lease, &parts, framing, &mut body, &mut respond, &progress).await {
-            Ok(Reusable(true)) => return lease.give_back(),
-            Ok(Reusable(false)) => return,
+            Ok(Reusable(reusable)) => {
+                passage.complete();
+                if reusable {
+                    lease.give_back();
+                }
+                return;
+            }
             Err(Failure::Over) => return lease.abort(),
             Err(Failure::NoResponse(error)) => {
                 if is_second || !may_be_repeated(&lease, &parts, framing, &progress) || !lease.did_not_begin(&error) {
-                    return refuse(&mut respond, &error.into());
+                    return refuse(&mut respond, &passage, &error.into());
                 }
             }
         }
@@ -84,7 +97,7 @@ pub(crate) async fn forward(pool: &Pool, _slot: Slot, request: Request<RecvStrea
 }
 
 /// Whether the request can be sent again if the backend has not begun with it.
-fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress: &Progress) -> bool {
+fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress: &Progress<'_>) -> bool {
     if lease.is_http2() {
         // The backend itself says what it has not begun with.
         !progress.took_of_body.get()
@@ -96,10 +109,13 @@ fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress:
 }
 
 /// Answers a request with an error of the agent's own.
-pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, error: &ForwardError) {
+pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, passage: &Passage, error: &ForwardError) {
+    let (request_id, trace_id) = (passage.request_id(), passage.trace_id());
+    tracing::debug!(request_id, trace_id, code = error.code, reason = error.message, "not forwarded");
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::BAD_GATEWAY;
     response.headers_mut().insert(X_GW_AGENT_ERROR, HeaderValue::from_static(error.code));
+    response.headers_mut().insert(X_GW_TIMING, passage.failed(error.code));
     // Fails only when the stream is gone, and its caller with it.
     if let Ok(mut stream) = respond.send_response(response, false) {
         let _ = stream.send_data(Bytes::copy_from_slice(error.message.as_bytes()), true);
@@ -107,8 +123,8 @@ pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, error: &ForwardError) {
 }
 
 /// How far a request has got.
-#[derive(Default)]
-struct Progress {
+struct Progress<'a> {
+    passage: &'a Passage,
     /// Something of the body has left the tunnel: it cannot be had again.
     took_of_body: Cell<bool>,
     sent_whole: Cell<bool>,
@@ -131,11 +147,11 @@ async fn exchange(
     framing: Framing,
     body: &mut RecvStream,
     respond: &mut SendResponse<Bytes>,
-    progress: &Progress,
+    progress: &Progress<'_>,
 ) -> Result<Reusable, Failure> {
     let (request, response) = lease.exchange(parts, framing).map_err(Failure::NoResponse)?;
     let up = std::pin::pin!(send_request(request, lease, parts, framing, body, progress));
-    let down = std::pin::pin!(relay_response(response, &parts.method, respond));
+    let down = std::pin::pin!(relay_response(response, &parts.method, respond, progress.passage));
     let kept_alive = match select(down, up).await {
         Either::Left((kept_alive, _)) => kept_alive?,
         Either::Right((Err(CallerGone), _)) => return Err(Failure::Over),
@@ -153,7 +169,7 @@ async fn send_request(
     parts: &Parts,
     framing: Framing,
     body: &mut RecvStream,
-    progress: &Progress,
+    progress: &Progress<'_>,
 ) -> Result<(), CallerGone> {
     // A backend that does not take all of it may still answer: what went wrong shows when the response is read.
     if request.head(parts, lease.authority(parts)).await.is_err() {
@@ -163,7 +179,7 @@ async fn send_request(
         progress.sent_whole.set(true);
         return Ok(());
     }
-    progress.sent_whole.set(send_body(&mut request, body, &progress.took_of_body).await?.is_ok());
+    progress.sent_whole.set(send_body(&mut request, body, progress.passage, &progress.took_of_body).await?.is_ok());
     Ok(())
 }
 
@@ -171,6 +187,7 @@ async fn send_request(
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
     body: &mut RecvStream,
+    passage: &Passage,
     took: &Cell<bool>,
 ) -> Result<std::io::Result<()>, CallerGone> {
     let mut trailers = None;
@@ -180,6 +197,7 @@ pub(crate) async fn send_body(
         match received {
             Received::Data(data) => {
                 let length = data.len();
+                passage.counts.sent(length);
                 let sent = request.data(data).await;
                 stream::release(body, length);
                 if sent.is_err() {
@@ -198,13 +216,14 @@ async fn relay_response(
     mut response: ResponseHalf<'_>,
     method: &Method,
     respond: &mut SendResponse<Bytes>,
+    passage: &Passage,
 ) -> Result<bool, Failure> {
     let head = final_head(&mut response, method, respond).await?;
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(Failure::NoResponse(ResponseError::Unasked));
     }
     let keep_alive = head.keep_alive;
-    relay_final(head, response, respond).await?;
+    relay_final(head, response, respond, passage).await?;
     Ok(keep_alive)
 }
 
@@ -232,11 +251,13 @@ pub(crate) async fn relay_final(
     head: Head,
     mut response: ResponseHalf<'_>,
     respond: &mut SendResponse<Bytes>,
+    passage: &Passage,
 ) -> Result<(), Failure> {
-    let is_done = response.is_done();
-    let head = on_the_tunnel(head.status, head.headers);
+    let (is_done, timing) = (response.is_done(), passage.responded(head.status));
+    let mut head = on_the_tunnel(head.status, head.headers);
+    head.headers_mut().insert(X_GW_TIMING, timing);
     let mut stream = respond.send_response(head, is_done).map_err(|_| Failure::Over)?;
-    relay_body(&mut response, &mut stream).await
+    relay_body(&mut response, &mut stream, passage).await
 }
 
 /// A response head as it goes to the gateway. Nobody but the gateway speaks in its name.
@@ -248,7 +269,11 @@ pub(crate) fn on_the_tunnel(status: StatusCode, headers: HeaderMap) -> Response<
 }
 
 /// Relays what the backend sends until it ends. If that breaks off, so does the stream.
-pub(crate) async fn relay_body(response: &mut ResponseHalf<'_>, stream: &mut SendStream<Bytes>) -> Result<(), Failure> {
+pub(crate) async fn relay_body(
+    response: &mut ResponseHalf<'_>,
+    stream: &mut SendStream<Bytes>,
+    passage: &Passage,
+) -> Result<(), Failure> {
     while !response.is_done() {
         let part = {
             let part = std::pin::pin!(response.part());
@@ -261,6 +286,7 @@ pub(crate) async fn relay_body(response: &mut ResponseHalf<'_>, stream: &mut Sen
         let sent = match part {
             Ok(Part::Data(data)) => {
                 let length = data.len();
+                passage.counts.received(length);
                 let sent = stream::send(stream, data, response.is_done()).await;
                 response.release(length);
                 sent
@@ -268,7 +294,9 @@ pub(crate) async fn relay_body(response: &mut ResponseHalf<'_>, stream: &mut Sen
             Ok(Part::Trailers(trailers)) => stream::finish(stream, Some(fields::end_to_end_trailers(trailers))),
             Ok(Part::End) => stream::finish(stream, None),
             Err(error) => {
-                tracing::debug!(%error, "response cut short");
+                passage.cut(error.code());
+                let (request_id, trace_id) = (passage.request_id(), passage.trace_id());
+                tracing::debug!(request_id, trace_id, %error, "response cut short");
                 // What came before goes out first: a reset takes along what is still queued.
                 runtime::yield_now().await;
                 stream.send_reset(Reason::INTERNAL_ERROR);

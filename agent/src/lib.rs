@@ -8,12 +8,15 @@ mod backend;
 pub mod config;
 mod desk;
 mod dial;
+pub mod doctor;
 pub mod enroll;
 #[cfg(test)]
 mod fake_gateway;
 mod forward;
 mod gateway;
 mod identity;
+mod observe;
+mod passage;
 mod platform;
 mod reconnect;
 mod recovery;
@@ -22,6 +25,7 @@ mod service;
 mod session;
 mod slots;
 pub mod state;
+mod trace;
 mod upgrade;
 
 pub use agent::{AgentHandle, StartError, start};

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use futures_util::future::{Either, select};
-use gw_agent::Config;
 use gw_agent::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::state::DEFAULT;
+use gw_agent::{Config, doctor};
 use gw_shared::logging::{self, LogFormat};
 use gw_shared::secret::Secret;
 
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => enroll_here(arguments),
         Command::Run(arguments) => load_and_run(&arguments),
+        Command::Doctor { run, json } => examine(run, json),
     };
     let (message, code) = match result {
         Ok(()) => return ExitCode::SUCCESS,
@@ -84,6 +85,15 @@ fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(config.log_format, "info");
     run(config).map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn examine(arguments: RunArguments, json: bool) -> Result<(), Failure> {
+    let RunArguments { config, state_dir, backend } = arguments;
+    let options = doctor::Options { config, state_dir, backends: backend };
+    let examination = doctor::examine(&options, |name| std::env::var(name).ok());
+    let written = examination.write(&mut io::stdout().lock(), json);
+    written.map_err(|error| Failure::Run(error.to_string()))?;
+    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
 }
 
 fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {

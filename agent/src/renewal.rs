@@ -41,6 +41,7 @@ pub(crate) async fn keep_fresh(agent: &Agent) {
             Ok(Outcome::NotDue(wait)) => runtime::sleep(wait.min(LOOK_AGAIN)).await,
             Ok(Outcome::Renewed(reply)) => {
                 tracing::info!(not_after = reply.not_after, "certificate renewed");
+                agent.observed.renewals.set(agent.observed.renewals.get() + 1);
                 agent.desk.services_are(reply.services);
                 (luck, key) = (random(), None);
                 backoff.reset();
@@ -48,6 +49,7 @@ pub(crate) async fn keep_fresh(agent: &Agent) {
             Err(error) => {
                 let delay = backoff.next_delay(random());
                 tracing::warn!(%error, retry_in = ?delay, "certificate not renewed");
+                agent.observed.failed_renewals.set(agent.observed.failed_renewals.get() + 1);
                 runtime::sleep(delay).await;
             }
         }
@@ -62,7 +64,9 @@ enum Outcome {
 async fn renew_if_due(agent: &Agent, luck: f64, key: &mut Option<KeyPair>) -> Result<Outcome, RenewalError> {
     let state = &agent.config.state;
     // Read anew each time: recovery may have replaced it.
-    let due = due(state.identity()?.validity()?, luck);
+    let validity = state.identity()?.validity()?;
+    agent.observed.certificate_expiry.set(Some(validity.not_after));
+    let due = due(validity, luck);
     if let Ok(wait) = due.duration_since(SystemTime::now())
         && !wait.is_zero()
     {
@@ -78,6 +82,7 @@ async fn renew_if_due(agent: &Agent, luck: f64, key: &mut Option<KeyPair>) -> Re
         Ok(Err(_)) | Err(_) => return Err(RenewalError::NoAnswer),
     };
     state.write_identity(&identity::identity_pem(key, &reply, SystemTime::now())?)?;
+    agent.observed.certificate_expiry.set(Some(state.identity()?.validity()?.not_after));
     Ok(Outcome::Renewed(reply))
 }
 

@@ -23,6 +23,7 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 /// Keeps a tunnel for the service at `hostname` until it is told to stop; returns when its last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
+    let observed = agent.observed.enter(&hostname, &pool);
     let mut backoff = Backoff::new();
     // Tunnels that have a successor, or are to have one, and may still have requests.
     let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
@@ -31,6 +32,7 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
         let delay = match unless_stopped(&stop, dial::dial(&agent, &hostname)).await {
             None => break,
             Some(Err(error)) => {
+                observed.failed();
                 let delay = backoff.next_delay(random()).max(error.retry_after().unwrap_or_default());
                 if error.needs_a_hand() {
                     tracing::error!(service = %hostname, %error, retry_in = ?delay, "no tunnel");
@@ -45,10 +47,12 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
                     agent: Rc::clone(&agent),
                     pool: Rc::clone(&pool),
                     slots: Slots::new(agent.config.slots()),
+                    counts: Rc::clone(&observed.counts),
                     phase,
                     stop: stop.clone(),
                     quiet: watch::Sender::new(false),
                 });
+                observed.opened(&session);
                 runtime::spawn(session::serve(session, stream));
                 let was_ready = follow(&mut watched, &stop).await;
                 if was_ready {
@@ -76,6 +80,7 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
         // An error means that the session is gone, which is an end too.
         let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
     }
+    agent.observed.leave(&hostname, &observed);
 }
 
 /// Follows a tunnel until it needs a successor or the service stops; whether it ever was ready.

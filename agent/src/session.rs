@@ -24,6 +24,8 @@ use tokio::sync::watch;
 use crate::agent::Agent;
 use crate::backend::Pool;
 use crate::forward::{self, ForwardError};
+use crate::observe::Counts;
+use crate::passage::Passage;
 use crate::slots::Slots;
 
 /// How far a tunnel is. Later phases are greater.
@@ -54,6 +56,7 @@ pub(crate) struct Session {
     pub(crate) agent: Rc<Agent>,
     pub(crate) pool: Rc<Pool>,
     pub(crate) slots: Slots,
+    pub(crate) counts: Rc<Counts>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Turns true when the agent is to stop, or the service is no longer its own.
     pub(crate) stop: watch::Receiver<bool>,
@@ -137,15 +140,17 @@ fn dispatch(
         runtime::spawn(async move { converse(&session, &windows, request, respond).await });
         return;
     }
+    let tracing = session.agent.tracing.as_ref();
+    let passage = Passage::begin(tracing, &session.counts, session.slots.in_use(), &mut request);
     match session.slots.take() {
         Some(slot) => {
             let watched = (!request.body().is_end_stream()).then(|| windows.held.watch(request.body_mut()));
             runtime::spawn(async move {
-                forward::forward(&session.pool, slot, request, respond).await;
+                forward::forward(&session.pool, slot, passage, request, respond).await;
                 drop(watched);
             });
         }
-        None => forward::refuse(&mut respond, &ForwardError::concurrency_limit()),
+        None => forward::refuse(&mut respond, &passage, &ForwardError::concurrency_limit()),
     }
 }
 

@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::Framing;
-use gw_shared::http::fields::{self, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
+use gw_shared::http::fields::{self, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::runtime;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
@@ -22,9 +22,16 @@ use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
 use crate::forward::{Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset};
+use crate::passage::Passage;
 
 /// Forwards an extended CONNECT of the tunnel. A connection that has switched belongs to that protocol for good.
-pub(crate) async fn forward(pool: &Pool, mut parts: Parts, body: RecvStream, mut respond: SendResponse<Bytes>) {
+pub(crate) async fn forward(
+    pool: &Pool,
+    passage: Passage,
+    mut parts: Parts,
+    body: RecvStream,
+    mut respond: SendResponse<Bytes>,
+) {
     let method = parts
         .headers
         .remove(X_GW_UPGRADE_METHOD)
@@ -35,16 +42,21 @@ pub(crate) async fn forward(pool: &Pool, mut parts: Parts, body: RecvStream, mut
     };
     parts.method = method;
     fields::join_cookies(&mut parts.headers);
-    let lease = match unless_reset(&mut respond, pool.connect(Wanted::Http1)).await {
+    let lease = match unless_reset(&mut respond, pool.connect(Wanted::Http1, &passage)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return refuse(&mut respond, &error.into()),
+        Some(Err(error)) => return refuse(&mut respond, &passage, &error.into()),
         None => return,
     };
-    match exchange(&lease, parts, &protocol, body, &mut respond).await {
-        Ok(true) => lease.give_back(),
-        Ok(false) => {}
+    passage.connected(&lease);
+    match exchange(&lease, parts, &protocol, body, &mut respond, &passage).await {
+        Ok(reusable) => {
+            passage.complete();
+            if reusable {
+                lease.give_back();
+            }
+        }
         Err(Failure::Over) => lease.abort(),
-        Err(Failure::NoResponse(error)) => refuse(&mut respond, &error.into()),
+        Err(Failure::NoResponse(error)) => refuse(&mut respond, &passage, &error.into()),
     }
 }
 
@@ -55,6 +67,7 @@ async fn exchange(
     protocol: &Protocol,
     body: RecvStream,
     respond: &mut SendResponse<Bytes>,
+    passage: &Passage,
 ) -> Result<bool, Failure> {
     let (ask, websocket) = if lease.is_http2() {
         (Ask::Connect, WebSocket::over_http2(&mut parts.headers, protocol))
@@ -83,14 +96,15 @@ async fn exchange(
     };
     if !switched {
         let keep_alive = head.keep_alive;
-        relay_final(head, response, respond).await?;
+        relay_final(head, response, respond, passage).await?;
         return Ok(keep_alive);
     }
     let answer = answer(head, ask, protocol, &websocket).map_err(Failure::NoResponse)?;
     let mut on_tunnel = on_the_tunnel(StatusCode::OK, answer);
     on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
+    on_tunnel.headers_mut().insert(X_GW_TIMING, passage.responded(StatusCode::SWITCHING_PROTOCOLS));
     let stream = respond.send_response(on_tunnel, false).map_err(|_| Failure::Over)?;
-    relay_both(request, response, body, stream).await?;
+    relay_both(request, response, body, stream, passage).await?;
     Ok(false)
 }
 
@@ -190,14 +204,15 @@ async fn relay_both(
     mut response: ResponseHalf<'_>,
     mut body: RecvStream,
     mut stream: SendStream<Bytes>,
+    passage: &Passage,
 ) -> Result<(), Failure> {
     request.switched();
     response.switched();
     let (took, down_ended) = (Cell::new(false), Cell::new(false));
     let sent_whole = {
-        let up = std::pin::pin!(send_body(&mut request, &mut body, &took));
+        let up = std::pin::pin!(send_body(&mut request, &mut body, passage, &took));
         let mut down = std::pin::pin!(async {
-            relay_body(&mut response, &mut stream).await?;
+            relay_body(&mut response, &mut stream, passage).await?;
             down_ended.set(true);
             // The caller can still give up, while a backend that does not read holds up the other direction.
             let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;

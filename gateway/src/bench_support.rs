@@ -18,11 +18,14 @@ use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
 
 use crate::config::Config;
 use crate::control;
+use crate::counters::Scrape;
+use crate::counters::services::{Sample, Services};
 use crate::hostname::Region;
 use crate::limits;
 use crate::mailbox::{Mailbox, Message, mailbox};
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Frame};
+use crate::request_log::LogQueue;
 use crate::server::policy;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
@@ -58,6 +61,8 @@ impl IdleWorker {
             expected: Arc::default(),
             policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
             desk: control::desk().0,
+            log: LogQueue::to_nowhere(),
+            traces: None,
             up: crossbeam_channel::bounded(1).0,
             connection_limit: 1,
         };
@@ -78,7 +83,7 @@ impl IdleWorker {
     /// Has the worker report, and waits for it: everything posted before has been handled then.
     pub fn round_trip(&self) -> io::Result<()> {
         let (reply, report) = crossbeam_channel::bounded(1);
-        self.post(Message::Scrape(reply))?;
+        self.post(Message::Scrape(Scrape { reply, with_services: false }))?;
         report.recv_timeout(WITHIN).map(drop).map_err(io::Error::other)
     }
 
@@ -193,5 +198,34 @@ impl LocalPipe {
     pub fn pass(&mut self, data: Bytes) -> bool {
         send_now(&mut self.0, Frame::Data(data))
             && matches!(self.1.poll_receive(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(Frame::Data(_))))
+    }
+}
+
+/// The counts that a worker keeps of its services' requests.
+pub struct ServiceCounts {
+    services: Services,
+    labels: Vec<Arc<str>>,
+}
+
+impl ServiceCounts {
+    /// Of so many services, each with a request already.
+    pub fn new(services: usize) -> Self {
+        let labels = (0..services).map(|number| format!("acme--svc{number}").into()).collect();
+        let counts = Self { services: Services::default(), labels };
+        (0..services).for_each(|number| counts.count(number));
+        counts
+    }
+
+    /// A request of the service of that number has ended.
+    pub fn count(&self, number: usize) {
+        let sample = Sample {
+            status: Some(200),
+            code: None,
+            bytes_in: 10,
+            bytes_out: 1000,
+            total: Duration::from_micros(900),
+            response_head: Some(Duration::from_micros(800)),
+        };
+        self.services.ended(&self.labels[number % self.labels.len()], sample);
     }
 }

@@ -25,6 +25,15 @@ pub(crate) enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Look whether a gateway could run here, and say what is wrong. Changes nothing; exit code 1 if something failed.
+    Doctor {
+        /// Configuration file (TOML); without one, the machine alone is looked at.
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// Print one object of JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Run gateway, agent and a small backend in one process, with nothing to configure.
     Demo(DemoArguments),
     #[command(flatten)]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gw_shared::logging::LogFormat;
+use gw_shared::trace;
 use ipnet::IpNet;
 
 use crate::client_address::TrustedProxies;
@@ -22,6 +23,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
+    /// Names by which browsers reach the console, besides those of this machine and of the region.
+    pub admin_hosts: Vec<String>,
     /// At least 1.
     pub workers: usize,
     pub certificate: CertificateSource,
@@ -47,6 +50,8 @@ pub struct Config {
     pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
+    /// `None` where there is no collector of spans.
+    pub traces: Option<trace::Settings>,
 }
 
 /// When a connection is given to the worker that owns its service.
@@ -90,6 +95,7 @@ impl Config {
             data_dir,
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
+            admin_hosts: Vec::new(),
             workers: workers_or_cores(0),
             hand_over: HandOver::Auto,
             trusted_proxies: TrustedProxies::default(),
@@ -106,19 +112,23 @@ impl Config {
             relay_memory: limits::relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
+            traces: None,
         }
     }
 
-    /// Reads TOML `text`; every key can be overridden by the variable `GW_` + its name in capitals.
+    /// Reads TOML `text`; every key can be overridden by the variable `GW_` + its name in capitals, with `_` for the dot
+    /// of one in a table.
     pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
         let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
         let mut keys = Keys { table, environment: &environment, errors: Vec::new() };
+        keys.open_table("traces");
 
         let region = keys.required("region", "a label such as \"eu1\"", parse_label);
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
+        let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
         let certificate = keys.text("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
         let key = keys.text("tls_key", "a file", |text| Some(PathBuf::from(text)));
         let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
@@ -138,6 +148,9 @@ impl Config {
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
+        let collector = keys.text("traces.endpoint", trace::ENDPOINT_FORM, trace::Collector::parse);
+        let sample_ratio = keys.ratio("traces.sample_ratio");
+        let traces = trace::Settings::resolve(collector, sample_ratio, &environment, &mut keys.errors);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
@@ -151,6 +164,7 @@ impl Config {
         Ok(Self {
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
+            admin_hosts: admin_hosts.unwrap_or(defaults.admin_hosts),
             workers: workers.map_or(defaults.workers, workers_or_cores),
             certificate: match (certificate, key) {
                 (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
@@ -173,6 +187,7 @@ impl Config {
             relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
+            traces,
             ..defaults
         })
     }
@@ -266,6 +281,24 @@ impl Keys<'_> {
         })
     }
 
+    fn ratio(&mut self, key: &str) -> Option<f64> {
+        self.value(key, trace::RATIO_FORM, |value| {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            trace::Settings::parse_ratio(&text)
+        })
+    }
+
+    /// Makes the keys of a table keys like any others, `table.key`.
+    fn open_table(&mut self, name: &str) {
+        match self.table.remove(name) {
+            Some(toml::Value::Table(entries)) => {
+                self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
+            }
+            Some(value) => self.errors.push(format!("{name}: {value} is not a table")),
+            None => {}
+        }
+    }
+
     /// An array of texts; as a variable, one text with commas. Every wrong element is reported.
     fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
         let (name, value) = self.take(key)?;
@@ -298,7 +331,7 @@ impl Keys<'_> {
     /// The value in force, with the name under which it was given.
     fn take(&mut self, key: &str) -> Option<(String, toml::Value)> {
         let in_file = self.table.remove(key);
-        let variable = format!("GW_{}", key.to_ascii_uppercase());
+        let variable = format!("GW_{}", key.to_ascii_uppercase().replace('.', "_"));
         match (self.environment)(&variable) {
             Some(text) => Some((variable, toml::Value::String(text))),
             None => in_file.map(|value| (key.to_owned(), value)),
@@ -342,19 +375,23 @@ mod tests {
         assert_eq!(config.signing_key_rotation, Some(Duration::from_secs(30 * 86_400)));
         assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
         assert!(config.relay_memory > 0);
+        assert_eq!(config.traces, None);
     }
 
     #[test]
     fn what_is_given_is_taken() {
-        let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\ntls_certificate = \"c\"\ntls_key = \"k\"\n\
+        let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
+                     tls_certificate = \"c\"\ntls_key = \"k\"\n\
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                      trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
                      token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
                      new_connections_per_minute = 3\nconnections_per_address = 4\n\
                      agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
-                     drain_seconds = 0\nrelay_memory_mib = 16\n";
+                     drain_seconds = 0\nrelay_memory_mib = 16\n\
+                     [traces]\nendpoint = \"https://c:4318\"\nsample_ratio = 1\n";
         let config = parse(&format!("{MINIMAL}{given}")).unwrap();
         assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
+        assert_eq!(config.admin_hosts, ["a.example"]);
         let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };
         assert_eq!((certificate, key), (PathBuf::from("c"), PathBuf::from("k")));
         assert_eq!((config.hand_over, config.log_format), (HandOver::Never, LogFormat::Json));
@@ -369,16 +406,19 @@ mod tests {
         assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
         assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
         assert_eq!((config.drain, config.relay_memory), (Duration::ZERO, 16 * 1024 * 1024));
+        let traces = config.traces.unwrap();
+        assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("https://c:4318/v1/traces", 1.0));
     }
 
     #[test]
     fn every_mistake_is_reported_at_once_by_its_key() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                    hand_over = \"often\"\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                    hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                     token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
                     auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
-                    token_lifetime_seconds = 59\nsigning_key_days = -1\n";
+                    token_lifetime_seconds = 59\nsigning_key_days = -1\n\
+                    [traces]\nendpoint = \"c:4318\"\nsample_ratio = 1.5\ncolour = 1\n";
         let errors = parse(text).unwrap_err().0;
         let keys: Vec<&str> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
         assert_eq!(
@@ -388,6 +428,7 @@ mod tests {
                 "domain",
                 "data_dir",
                 "listen",
+                "admin_hosts",
                 "hand_over",
                 "trusted_proxies",
                 "trusted_proxies",
@@ -402,8 +443,11 @@ mod tests {
                 "agent_certificate_hours",
                 "token_lifetime_seconds",
                 "signing_key_days",
+                "traces.endpoint",
+                "traces.sample_ratio",
                 "tls_certificate, tls_key",
                 "colour",
+                "traces.colour",
             ]
         );
         let expected = [
@@ -412,7 +456,7 @@ mod tests {
             "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \"10.0.0.0/8\"",
             "workers: -1 is not a whole number from 0 to 1024",
         ];
-        assert_eq!(errors[5..9], expected);
+        assert_eq!(errors[6..10], expected);
         assert!(errors.contains(&"agent_mtls: \"yes\" is not true or false".to_owned()));
     }
 
@@ -423,12 +467,16 @@ mod tests {
             "GW_WORKERS" => Some("3".to_owned()),
             "GW_AGENT_MTLS" => Some("false".to_owned()),
             "GW_TRUSTED_PROXIES" => Some("10.0.0.0/8, 192.0.2.1,".to_owned()),
+            "GW_TRACES_ENDPOINT" => Some("http://c:1".to_owned()),
+            "GW_TRACES_SAMPLE_RATIO" => Some("0.5".to_owned()),
             _ => None,
         };
         let config = Config::parse(&format!("{MINIMAL}trusted_proxies = [\"fd00::1\"]\n"), environment).unwrap();
         assert_eq!((config.region.apex(), config.workers, config.agent_mtls), ("us2.example.com", 3, false));
         let blocks = ["10.0.0.0/8", "192.0.2.1/32"];
         assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
+        let traces = config.traces.unwrap();
+        assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("http://c:1/v1/traces", 0.5));
         let nobody = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
         assert_eq!(nobody.trusted_proxies, TrustedProxies::default());
         let wrong = Config::parse(MINIMAL, |name| (name == "GW_WORKERS").then(|| "x".to_owned())).unwrap_err();

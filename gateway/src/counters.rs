@@ -1,5 +1,7 @@
 //! What a worker counts. Its own, unshared; merged when somebody asks.
 
+pub mod services;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
@@ -9,6 +11,7 @@ use utoipa::ToSchema;
 use crate::error::Error;
 use crate::ownership::WorkerId;
 use crate::relay::Outcome;
+use services::{ServiceReport, Services};
 
 /// A count that only its own worker touches.
 #[derive(Debug, Default)]
@@ -58,6 +61,8 @@ pub(crate) struct Counters {
     pub(crate) turned_away: Reasons,
     /// Connections that were ended although their callers would have gone on.
     ended_early: Reasons,
+    /// What became of the requests of each service.
+    pub(crate) services: Services,
 }
 
 impl Counters {
@@ -113,8 +118,13 @@ impl Counters {
     }
 }
 
-/// Where a worker's report goes.
-pub(crate) type Scrape = crossbeam_channel::Sender<WorkerReport>;
+/// Asks a worker for a report.
+pub(crate) struct Scrape {
+    /// Where it goes.
+    pub(crate) reply: crossbeam_channel::Sender<WorkerReport>,
+    /// With the counts of every service, which are much to copy.
+    pub(crate) with_services: bool,
+}
 
 /// One worker's counters and state at one moment.
 #[derive(Debug, Clone)]
@@ -130,6 +140,8 @@ pub struct WorkerReport {
     pub crossings_served: usize,
     pub busy_per_mille: u32,
     pub tunnels: Vec<TunnelReport>,
+    /// Empty unless asked for.
+    pub services: Vec<ServiceReport>,
 }
 
 /// A live tunnel.
@@ -139,9 +151,17 @@ pub struct TunnelReport {
     /// `{account}--{service}`
     pub service: String,
     pub agent_id: String,
+    pub agent_version: String,
+    /// When the agent's newest certificate expires.
+    #[schema(format = DateTime)]
+    pub certificate_not_after: Option<String>,
     pub generation: u64,
     pub worker: usize,
     pub age_seconds: u64,
+    /// Seconds since anything was relayed on it; 0 while a request is under way.
+    pub idle_seconds: u64,
+    /// Round trip to the agent in microseconds, smoothed, as TCP measures it; null before it has.
+    pub round_trip_us: Option<u64>,
     /// Requests that the gateway has open on it.
     pub in_flight: usize,
     /// Flow-control window of its streams, in bytes.

@@ -10,12 +10,13 @@ use gw_agent::AgentHandle;
 use gw_shared::files;
 use gw_shared::id::ClientId;
 use gw_shared::secret::Secret;
+use gw_shared::trace::Settings;
 use serde::Serialize;
 
 use crate::config::{Config, HandOver};
 use crate::control::{
-    Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService, PageQuery,
-    ServiceChanges,
+    AccountChanges, Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService,
+    PageQuery, ServiceChanges,
 };
 use crate::echo;
 use crate::hostname::Region;
@@ -41,6 +42,8 @@ pub struct Options {
     pub hand_over: HandOver,
     /// What `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS` would say.
     pub slots: Option<u32>,
+    /// Where gateway and agent send spans.
+    pub traces: Option<Settings>,
     /// Changes the rest of the configuration.
     pub adjust: fn(&mut Config),
 }
@@ -57,6 +60,7 @@ impl Default for Options {
             rate: Config::DEFAULT_RATE,
             hand_over: HandOver::Auto,
             slots: None,
+            traces: None,
             adjust: |_| {},
         }
     }
@@ -149,6 +153,10 @@ impl Demo {
         &self.gateway
     }
 
+    pub fn agent(&self) -> &AgentHandle {
+        &self.agent
+    }
+
     /// Runs until it is told to stop, then ends gateway and agent.
     pub fn run_until_stopped(self) -> io::Result<()> {
         Signals::listen()?.run(self.gateway, None)?;
@@ -176,14 +184,14 @@ impl Seeded {
     /// Creates it, or takes over what an earlier demo left in the same folder; secrets are new each time.
     fn new(control: &Control, options: &Options) -> Result<Self, DemoError> {
         let actor = &Actor::Admin;
-        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned() })?;
+        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned(), capture_allowed: None })?;
+        control.change_account(actor, ACCOUNT, &AccountChanges { capture_allowed: Some(true) })?;
         let (burst, refill_per_minute) = (Some(options.rate.burst()), Some(options.rate.refill_per_minute()));
-        let changes = ServiceChanges { burst, refill_per_minute, ..ServiceChanges::default() };
+        let changes =
+            ServiceChanges { burst, refill_per_minute, request_logging: Some(true), ..ServiceChanges::default() };
         let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
             Err(ControlError::NotFound { .. }) => {
-                let id = SERVICE.to_owned();
-                let new = NewService { id, burst, refill_per_minute, ..NewService::default() };
-                control.create_service(actor, ACCOUNT, &new)?.0
+                control.create_service(actor, ACCOUNT, &NewService::new(SERVICE.to_owned(), changes))?.0
             }
             existing => existing?,
         };
@@ -269,6 +277,7 @@ fn config(options: &Options, data_dir: PathBuf) -> Config {
         hand_over: options.hand_over,
         default_rate: options.rate,
         drain: Duration::from_secs(10),
+        traces: options.traces.clone(),
         ..Config::new(Region::new("eu1", "gw.localhost"), data_dir)
     };
     (options.adjust)(&mut config);
@@ -281,9 +290,14 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
         (None, Some(url)) => vec![url.clone()],
         (None, None) => vec![format!("http://{}", echo::start()?)],
     };
-    let environment = |name: &str| match options.slots {
-        Some(slots) if name == gw_agent::SLOTS_VARIABLE => Some(slots.to_string()),
-        _ => std::env::var(name).ok(),
+    let environment = |name: &str| {
+        let said = match name {
+            gw_agent::SLOTS_VARIABLE => options.slots.map(|slots| slots.to_string()),
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options.traces.as_ref().map(|traces| traces.endpoint.to_string()),
+            "OTEL_TRACES_SAMPLER_ARG" => options.traces.as_ref().map(|traces| traces.sample_ratio.to_string()),
+            _ => None,
+        };
+        said.or_else(|| std::env::var(name).ok())
     };
     let config =
         gw_agent::Config::load(options.agent_config.as_deref(), Some(state_dir.to_owned()), &backends, environment)?;

@@ -9,9 +9,11 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_UPGRADE};
+use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE};
+use gw_shared::id::AgentId;
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
 use crate::auth::Authenticated;
@@ -36,6 +38,23 @@ pub(crate) struct ResponseHead {
     pub(crate) upgrade: Option<HeaderValue>,
 }
 
+/// How far a request has got beyond this worker.
+#[derive(Debug, Default)]
+pub(crate) struct Passage {
+    /// When its stream on the tunnel was open.
+    pub(crate) opened: Option<Instant>,
+    pub(crate) agent: Option<AgentId>,
+    /// As the agent tells with its answer.
+    pub(crate) timing: Option<AgentTiming>,
+}
+
+/// The head of a response, or why there is none.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) passage: Passage,
+    pub(crate) head: Result<ResponseHead, Error>,
+}
+
 /// A request under way.
 pub(crate) struct Exchange {
     pub(crate) upload: Upload,
@@ -55,8 +74,8 @@ pub(crate) enum PendingResponse {
     Tunnel(h2::client::ResponseFuture, InFlight),
     Across {
         pipe: pipe::Receiver,
-        /// The final head, or why there is none, once it has come.
-        head: Option<Box<Result<ResponseHead, Error>>>,
+        /// The final one, once it has come.
+        answer: Option<Box<Answer>>,
     },
 }
 
@@ -88,7 +107,7 @@ pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_b
     core.counters.crossings.increment();
     Ok(Exchange {
         upload: upload_in.map_or(Upload::None, Upload::Across),
-        response: PendingResponse::Across { pipe: response_out, head: None },
+        response: PendingResponse::Across { pipe: response_out, answer: None },
     })
 }
 
@@ -130,7 +149,8 @@ impl Drop for ServedCrossing {
 
 async fn refuse_crossing(mut response: pipe::Sender, error: Error) {
     // The caller's worker may have given up: then nobody needs to know.
-    let _ = response.send(Frame::Head(Box::new(Err(error)))).await;
+    let answer = Answer { passage: Passage::default(), head: Err(error) };
+    let _ = response.send(Frame::Head(Box::new(answer))).await;
 }
 
 /// Carries both bodies between pipes and tunnel until the response is complete or nobody wants it any more. Of another
@@ -182,17 +202,18 @@ struct Completed {
 
 async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> Result<Completed, Closed> {
     while let Some(interim) = or_closed(pipe, response.interim()).await? {
-        pipe.send(Frame::Head(Box::new(Ok(interim)))).await?;
+        pipe.send(Frame::Head(Box::new(Answer { passage: Passage::default(), head: Ok(interim) }))).await?;
     }
-    let (head, mut download) = match or_closed(pipe, response.head()).await? {
+    let (passage, received) = or_closed(pipe, response.head()).await?;
+    let (head, mut download) = match received {
         Ok(received) => received,
         Err(error) => {
-            pipe.send(Frame::Head(Box::new(Err(error)))).await?;
+            pipe.send(Frame::Head(Box::new(Answer { passage, head: Err(error) }))).await?;
             return Ok(Completed { switched: false });
         }
     };
     let switched = head.upgrade.is_some();
-    pipe.send(Frame::Head(Box::new(Ok(head)))).await?;
+    pipe.send(Frame::Head(Box::new(Answer { passage, head: Ok(head) }))).await?;
     loop {
         let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await??;
         let (bytes, last) = match &frame {
@@ -257,11 +278,11 @@ impl PendingResponse {
                 let headers = fields::end_to_end(parts.headers, fields::is_own);
                 Some(ResponseHead { status: parts.status, headers, has_body: false, upgrade: None })
             }
-            Self::Across { pipe, head } => match pipe.receive().await {
+            Self::Across { pipe, answer } => match pipe.receive().await {
                 Ok(Frame::Head(received)) => match *received {
-                    Ok(interim) if interim.status.is_informational() => Some(interim),
+                    Answer { head: Ok(interim), .. } if interim.status.is_informational() => Some(interim),
                     last => {
-                        *head = Some(Box::new(last));
+                        *answer = Some(Box::new(last));
                         None
                     }
                 },
@@ -270,27 +291,46 @@ impl PendingResponse {
         }
     }
 
-    /// Waits for the final head; to be called when there are no more interim ones.
-    pub(crate) async fn head(self) -> Result<(ResponseHead, Download), Error> {
+    /// How far the request has got, as far as this worker knows.
+    pub(crate) fn passage(&self) -> Passage {
         match self {
-            Self::Tunnel(response, mut in_flight) => {
-                let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
-                if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
-                    let message = read_agent_message(&mut body).await;
-                    return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
-                }
-                in_flight.watch(&mut body);
-                let upgrade = parts.headers.get(X_GW_UPGRADE).cloned();
-                let headers = fields::end_to_end(parts.headers, fields::is_own);
-                let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
-                Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
-            }
-            Self::Across { pipe, head } => {
-                let head = head.map_or(Err(Error::TunnelLost), |head| *head)?;
-                Ok((head, Download::Across(pipe)))
-            }
+            Self::Tunnel(_, in_flight) => in_flight.passage(),
+            Self::Across { .. } => Passage::default(),
         }
     }
+
+    /// Waits for the final head; to be called when there are no more interim ones.
+    pub(crate) async fn head(self) -> (Passage, Result<(ResponseHead, Download), Error>) {
+        match self {
+            Self::Tunnel(response, in_flight) => {
+                let mut passage = in_flight.passage();
+                let received = receive_head(response, in_flight, &mut passage).await;
+                (passage, received)
+            }
+            Self::Across { pipe, answer: Some(answer) } => {
+                (answer.passage, answer.head.map(|head| (head, Download::Across(pipe))))
+            }
+            Self::Across { answer: None, .. } => (Passage::default(), Err(Error::TunnelLost)),
+        }
+    }
+}
+
+async fn receive_head(
+    response: h2::client::ResponseFuture,
+    mut in_flight: InFlight,
+    passage: &mut Passage,
+) -> Result<(ResponseHead, Download), Error> {
+    let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
+    passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse);
+    if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
+        let message = read_agent_message(&mut body).await;
+        return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
+    }
+    in_flight.watch(&mut body);
+    let upgrade = parts.headers.get(X_GW_UPGRADE).cloned();
+    let headers = fields::end_to_end(parts.headers, fields::is_own);
+    let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
+    Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
 }
 
 async fn read_agent_message(body: &mut h2::RecvStream) -> String {

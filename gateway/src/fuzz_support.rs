@@ -20,8 +20,9 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use gw_shared::http::fields::{X_FORWARDED_FOR, X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, X_GW_VERSION};
 use gw_shared::http::head;
-use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
+use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, RequestId, ServiceId, SigningKeyId};
 use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::trace::TraceContext;
 use gw_shared::tunnel::control::{Decoder, InvalidMessage, MESSAGE_MAX, ToAgent, ToGateway, encode};
 use gw_shared::tunnel::handshake;
 use gw_shared::version::VERSION;
@@ -44,6 +45,7 @@ use crate::pki::{AgentIdentity, Authority, CertificateRequest, agent_identity};
 use crate::platform::scope::Scope;
 use crate::platform::token::{self, Denial, TokenRequest};
 use crate::proxy_protocol::{self, Preface};
+use crate::request_log;
 use crate::store::{
     CredentialRecord, Directory, Grant, Modes, Record, Records, Service, ServiceKeyRecord, ServiceRecord, SigningKey,
     SigningKeyRecord,
@@ -62,13 +64,25 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("handshake", handshake),
     ("header_rules", header_rules),
     ("hostname", hostname),
+    ("log_block", log_block),
     ("proxy_header", proxy_header),
     ("request_head", request_head),
     ("response_head", response_head),
     ("scope", scope),
     ("service_key", service_key),
     ("token_body", token_body),
+    ("trace_context", trace_context),
 ];
+
+/// A block of the request log: damaged in any way, it is refused, or what it shows are requests.
+pub fn log_block(data: &[u8]) {
+    for view in request_log::show_block(data).unwrap_or_default() {
+        assert!(
+            view.id.parse::<RequestId>().is_ok() && view.time.len() >= "2026-11-21T04:15:32.123Z".len(),
+            "{view:?}"
+        );
+    }
+}
 
 /// `POST /oauth/token`. Lines: `Content-Type`; values of `Authorization`, if any, separated by `|`; the body.
 pub fn token_body(data: &[u8]) {
@@ -139,6 +153,16 @@ fn describes_itself(denial: &Denial) {
         let text = body[field].as_str().expect("both are texts");
         assert!(!text.is_empty() && text.chars().all(|c| matches!(c, ' '..='~') && c != '"' && c != '\\'), "{text:?}");
     }
+}
+
+/// The value of `traceparent`.
+pub fn trace_context(data: &[u8]) {
+    let Some(context) = TraceContext::parse(data) else { return };
+    let written = context.to_value();
+    assert_eq!(TraceContext::parse(written.as_bytes()), Some(context));
+    assert_eq!(written.as_bytes()[2..53], data[2..53]);
+    let child = context.child(7);
+    assert_eq!((child.trace_id, child.sampled), (context.trace_id, context.sampled));
 }
 
 /// The scope of a token request, as text.

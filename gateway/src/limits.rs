@@ -7,7 +7,9 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
+use crate::counters::services::ServiceStats;
 use crate::limit::{AddressLimits, Rate};
+use crate::request_log;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -15,6 +17,8 @@ const MIB: usize = 1024 * KIB;
 /// A caller's request head (decisions: 32 KiB, 100 fields, target 8 KiB).
 pub(crate) const REQUEST_HEAD: HeadLimits = HeadLimits { head: 32 * KIB, fields: 100, target: 8 * KIB };
 
+/// Connections that the kernel completes while we are not looking; it caps this at net.core.somaxconn.
+pub(crate) const BACKLOG: i32 = 4096;
 /// From accepted socket to finished TLS handshake.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// From the first byte of a request head (or the handshake) to its last.
@@ -70,6 +74,12 @@ pub(crate) const CONNECTIONS_PER_ADDRESS: usize = 16 * KIB;
 pub(crate) const HANDSHAKES: usize = 4 * KIB;
 /// Requests on one connection that are refused before anybody is authenticated; beyond that it is ended.
 pub(crate) const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
+/// Services that one worker counts one by one; what others do is counted together.
+pub(crate) const SERVICES_COUNTED: usize = 1000;
+/// Bytes of bodies that one worker keeps for the log of requests under way; what there is no room for is left out.
+pub(crate) const CAPTURE_MEMORY: usize = 64 * MIB;
+/// Points of series that wait in memory while their file cannot be written, each some 500 bytes.
+pub(crate) const SERIES_PENDING: usize = 16 * KIB;
 /// Longest access token that is looked at, in bytes. Ours are some 700.
 pub(crate) const TOKEN: usize = 4 * KIB;
 /// Access tokens that one worker remembers to have verified, each some 600 bytes.
@@ -86,6 +96,13 @@ pub(crate) const ERRANDS: usize = 256;
 /// something is wrong.
 pub(crate) const RENEWALS: Rate = Rate::new(6, 6).unwrap();
 pub(crate) const CERTIFICATES: Rate = Rate::new(20, 2).unwrap();
+
+/// What may wait for the request log's thread, of all workers: bytes, captured bodies included, and records. Full: the
+/// captured bodies of a batch are dropped, or the batch is, and counted. Four seconds of 30,000 requests a second.
+pub(crate) const LOG_QUEUE_BYTES: usize = 64 * MIB;
+pub(crate) const LOG_QUEUE_RECORDS: usize = 128 * KIB;
+/// Batches that may wait, however small.
+pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 
 /// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
@@ -125,6 +142,8 @@ pub(crate) const DRAIN_IDLE: Duration = Duration::from_secs(1);
 pub(crate) const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
 /// How long agents may take to end their tunnels once no request is on them.
 pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
+/// How long the last spans may take to be exported when everything else has ended.
+pub(crate) const SPANS_END: Duration = Duration::from_secs(5);
 /// How long a successor may take for each step of a takeover.
 pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// How long a successor's callers wait for the tunnels that its predecessor had: for the first of a service, and for
@@ -172,6 +191,8 @@ const ADDRESS_PLACES: usize = ADDRESSES.get() * 16 / 7;
 const ADDRESS_TABLE: usize =
     ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + ADDRESS_PLACES * (2 * size_of::<usize>() + 1);
 
+// All that is counted of services, and a copy of it for a report.
+const _: () = assert!(2 * SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * MIB);
 // A flood of addresses fills a table with this much and no more.
 const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
 // Neither does a flood of handshakes.
@@ -183,6 +204,8 @@ const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9
 const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
+// As many records as may wait find room beside some captured bodies, or nothing but bytes would ever bound them.
+const _: () = assert!(LOG_QUEUE_RECORDS * (size_of::<request_log::Record>() + 64) <= LOG_QUEUE_BYTES);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
 // A caller of HTTP/2 that stalls all its streams holds this much and no more, its relays aside.

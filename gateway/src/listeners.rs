@@ -10,9 +10,8 @@ use gw_shared::net::service_manager_sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::config::Config;
+use crate::limits;
 
-/// Connections that the kernel completes while we are not looking; it caps this at net.core.somaxconn.
-const BACKLOG: i32 = 4096;
 /// How long an address may be in use still: the kernel takes a killed process's ring apart after its end, and only then
 /// closes the sockets that something waited for.
 const IN_USE_STILL: Duration = Duration::from_secs(1);
@@ -139,7 +138,7 @@ fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
         // One listening queue for each worker; the kernel spreads connections over them (Linux 3.9).
         socket.set_reuse_port(shared)?;
         socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
+        socket.listen(limits::BACKLOG)?;
         io::Result::Ok(TcpListener::from(socket))
     };
     let deadline = Instant::now() + IN_USE_STILL;

@@ -16,6 +16,7 @@ use crate::exchange::Crossing;
 use crate::limits;
 use crate::pipe;
 use crate::platform::Charge;
+use crate::relay::Replay;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::worker::Core;
@@ -26,6 +27,8 @@ pub(crate) enum Message {
     Connection(Box<Arrival>),
     /// Relay a request of a service you own, for a caller of ours.
     Relay(Box<Crossing>),
+    /// Relay a request that was kept once more.
+    Replay(Box<Replay>),
     /// One end of a pipe has something to do.
     Wake(pipe::Wake),
     /// Take one request out of the bucket of an address that you own.

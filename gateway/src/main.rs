@@ -10,9 +10,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
+use gw_gateway::doctor;
 use gw_gateway::limit::Rate;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::logging::{self, LogFormat};
+use gw_shared::trace::Settings;
 
 use cli::{Arguments, Command, DemoArguments};
 
@@ -30,6 +32,7 @@ enum Failure {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config, check } => serve(&config, check),
+        Command::Doctor { config, json } => examine(config.as_deref(), json),
         Command::Demo(arguments) => demo(arguments),
         Command::Administer(administration) => administration.run(),
     };
@@ -58,6 +61,13 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     signals.run(started?, Some(&program)).map_err(run)
 }
 
+fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let examination = doctor::examine(config, |name| std::env::var(name).ok());
+    let written = examination.write(&mut io::stdout().lock(), json);
+    written.map_err(|error| Failure::Run(error.to_string()))?;
+    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
+}
+
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
     let config = checked_config(path)?;
     logging::start(config.log_format, "info");
@@ -75,6 +85,13 @@ fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Res
     Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
+/// Where a demo sends spans: it has no configuration that could say so.
+fn traces_of_environment() -> Result<Option<Settings>, Failure> {
+    let mut errors = Vec::new();
+    let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
+    if errors.is_empty() { Ok(settings) } else { Err(Failure::Usage(errors.join("; "))) }
+}
+
 fn demo(arguments: DemoArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "warn");
     let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
@@ -86,6 +103,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
         data_dir: arguments.data_dir,
         workers: workers_or_cores(arguments.workers),
         rate,
+        traces: traces_of_environment()?,
         ..Options::default()
     };
     let demo = Demo::start(&options).map_err(|error| match error {

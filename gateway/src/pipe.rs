@@ -13,16 +13,15 @@ use bytes::Bytes;
 use crossbeam_channel::{TryRecvError, TrySendError};
 use http::HeaderMap;
 
-use crate::error::Error;
-use crate::exchange::ResponseHead;
+use crate::exchange::Answer;
 use crate::limits;
 use crate::mailbox::{Mailbox, Message};
 
 /// What goes through a pipe, in order.
 #[derive(Debug)]
 pub(crate) enum Frame {
-    /// First frame of a response: its head, or why there is none.
-    Head(Box<Result<ResponseHead, Error>>),
+    /// First frame of a response.
+    Head(Box<Answer>),
     Data(Bytes),
     Trailers(HeaderMap),
     /// The body is complete.

@@ -171,6 +171,12 @@ pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) 
     Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
 }
 
+/// When a certificate expires; `None` if it is not one.
+pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(Timestamp(certificate.validity().not_after.timestamp()))
+}
+
 /// Verifies a signature by the key of `certificate`, on P-256 (SHA-256, DER) or Ed25519.
 pub(crate) fn verify_signature(certificate: &CertificateDer<'_>, message: &[u8], signature: &[u8]) -> bool {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };

@@ -2,6 +2,7 @@
 
 mod max_forwards;
 mod outbound;
+mod replay;
 mod switch;
 
 use std::net::IpAddr;
@@ -13,11 +14,11 @@ use std::time::Instant;
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
 use gw_shared::http::{Framing, InvalidBody, Part, RequestHead};
-use gw_shared::id::RequestId;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
 
 use self::outbound::outbound;
+pub(crate) use self::replay::{Replay, replay};
 use self::switch::switch;
 use crate::auth::{self, Authenticated};
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
@@ -26,6 +27,7 @@ use crate::clock::Timestamp;
 use crate::error::{Error, request_id_value};
 use crate::exchange::{self, Download, Exchange, PendingResponse, ResponseHead, Upload};
 use crate::hostname::Destination;
+use crate::journey::Journey;
 use crate::limit::Exhausted;
 use crate::pipe::Frame;
 use crate::platform;
@@ -53,26 +55,26 @@ pub(crate) async fn relay(
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
-    let id = core.ids.next_id();
-    core.counters.requests.increment();
     let client = client_address(peer, &request.headers, &core.policy.trusted_proxies);
+    // Accounts when it is dropped, however this ends.
+    let journey = &Journey::begin(core, &request, client);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
     let outcome = match core.region.destination(host.as_str()) {
-        _ if core.is_ending() => refuse(core, &Error::Overloaded("draining"), id, response).await,
-        Destination::Tenant(label) => match open(core, &label, request, peer, client, id) {
+        _ if core.is_ending() => refuse(journey, &Error::Overloaded("draining"), response).await,
+        Destination::Tenant(label) => match open(journey, &label, request, peer) {
             // Boxed: it is rare, and every request would keep room for it.
             Ok(Opened::Exchange(exchange)) if upgrades => {
-                Box::pin(switch(core, exchange, version, id, body, response)).await
+                Box::pin(switch(journey, exchange, version, body, response)).await
             }
-            Ok(Opened::Exchange(exchange)) => stream(core, exchange, id, body, response).await,
-            Ok(Opened::EndsHere(answer)) => answer_with(core, *answer, response).await,
-            Err(error) => refuse(core, &error, id, response).await,
+            Ok(Opened::Exchange(exchange)) => stream(journey, exchange, body, response).await,
+            Ok(Opened::EndsHere(answer)) => answer_with(journey, *answer, response).await,
+            Err(error) => refuse(journey, &error, response).await,
         },
         // Boxed: every idle connection would keep room for it.
-        Destination::Apex => Box::pin(answer(core, &request, client, id, body, response)).await,
-        Destination::Elsewhere => refuse(core, &Error::Misdirected, id, response).await,
+        Destination::Apex => Box::pin(answer(journey, &request, body, response)).await,
+        Destination::Elsewhere => refuse(journey, &Error::Misdirected, response).await,
     };
-    core.counters.ended(outcome);
+    journey.ends(outcome);
     outcome
 }
 
@@ -84,40 +86,57 @@ enum Opened {
 }
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
-fn open(
-    core: &Rc<Core>,
-    label: &str,
-    mut request: RequestHead,
-    peer: IpAddr,
-    client: IpAddr,
-    id: RequestId,
-) -> Result<Opened, Error> {
+fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: IpAddr) -> Result<Opened, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
-    let directory = core.directory();
-    let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
-    if !service.enabled {
-        return Err(Error::ServiceDisabled);
-    }
-    let authenticated = authenticate(core, &directory, service, &request.headers, client)?;
-    tracing::debug!(request_id = %id, service = %service.label, by = ?authenticated.by, "admitting");
-    if let Some(answer) = max_forwards::count_down(&mut request, id) {
+    let directory = journey.core.directory();
+    let service = find(journey, &directory, label, &request)?;
+    let authenticated = authenticate(journey, &directory, service, &request.headers)?;
+    tracing::debug!(request_id = %journey.id, service = %service.label, by = ?authenticated.by, "admitting");
+    if let Some(answer) = max_forwards::count_down(&mut request, journey.id) {
         return Ok(Opened::EndsHere(Box::new(answer)));
     }
+    set_out(journey, authenticated, request, peer).map(Opened::Exchange)
+}
+
+/// The service of a request, if it is to be had.
+fn find<'a>(
+    journey: &Journey,
+    directory: &'a Directory,
+    label: &str,
+    request: &RequestHead,
+) -> Result<&'a Arc<Service>, Error> {
+    let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
+    journey.is_for(service, request);
+    if service.enabled { Ok(service) } else { Err(Error::ServiceDisabled) }
+}
+
+/// Has the request admitted and opened on a tunnel, wherever that is.
+fn set_out(
+    journey: &Journey,
+    authenticated: Authenticated,
+    request: RequestHead,
+    peer: IpAddr,
+) -> Result<Exchange, Error> {
     let has_body = request.framing != Framing::None || request.upgrade.is_some();
-    exchange::open(core, authenticated, outbound(request, peer, id)?, has_body).map(Opened::Exchange)
+    journey.sets_out(&request);
+    let mut head = outbound(request, peer, journey.id)?;
+    journey.write_to(head.headers_mut());
+    let exchange = exchange::open(&journey.core, authenticated, head, has_body)?;
+    journey.passed(exchange.response.passage());
+    Ok(exchange)
 }
 
 /// Authenticates the caller. Failures are limited by address: who has had too many is told so instead of why. What is
 /// right opens all the same, so that nobody locks out others behind the same address; only where forged tokens come
 /// from, those that were not seen before have to wait, because each costs a signature check.
 fn authenticate(
-    core: &Core,
+    journey: &Journey,
     directory: &Directory,
     service: &Arc<Service>,
     headers: &HeaderMap,
-    client: IpAddr,
 ) -> Result<Authenticated, Error> {
+    let (core, client) = (&journey.core, journey.client);
     let (failures, forgeries) = (&core.addresses.failures, &core.addresses.forgeries);
     let limited = |exhausted: Exhausted| Error::AuthRateLimited { retry_after: exhausted.until_one };
     let may_verify = || {
@@ -125,7 +144,9 @@ fn authenticate(
     };
     let tokens = &mut core.tokens.borrow_mut();
     let checks = auth::Checks { directory, issuer: &core.issuer, service, now: Timestamp::now, may_verify };
-    auth::authenticate(checks, tokens, headers).map_err(|error| {
+    let authenticated = auth::authenticate(checks, tokens, headers);
+    journey.authenticated(authenticated.as_ref().ok().map(|authenticated| &authenticated.by));
+    authenticated.map_err(|error| {
         if !error.is_failed_authentication() {
             return error;
         }
@@ -140,35 +161,34 @@ fn authenticate(
 /// Carries the request body up and the response down at the same time, until the response is complete or one side is
 /// gone. Whatever is dropped here is cancelled all the way to the backend.
 async fn stream(
-    core: &Rc<Core>,
+    journey: &Journey,
     exchange: Exchange,
-    id: RequestId,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
     let Exchange { upload, response: pending } = exchange;
     let ended = {
-        let down = std::pin::pin!(receive_response(core, pending, id, response));
-        let up = std::pin::pin!(send_body(body, upload));
+        let down = std::pin::pin!(receive_response(journey, pending, response));
+        let up = std::pin::pin!(send_body(journey, body, upload));
         match select(down, up).await {
             Either::Left((ended, _)) => ended,
             Either::Right((BodyError::Gone, _)) => return Outcome::CallerGone,
             Either::Right((BodyError::Malformed(error), _)) => Ended::BadBody(error),
         }
     };
-    conclude(core, ended, id, response).await
+    conclude(journey, ended, response).await
 }
 
-async fn conclude(core: &Rc<Core>, ended: Ended, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
+async fn conclude(journey: &Journey, ended: Ended, response: &mut impl ResponseSink) -> Outcome {
     match ended {
         Ended::Complete => Outcome::Complete,
         Ended::Cut => Outcome::Cut,
         Ended::CallerGone => Outcome::CallerGone,
-        Ended::Refused(error) => refuse(core, &error, id, response).await,
+        Ended::Refused(error) => refuse(journey, &error, response).await,
         Ended::BadBody(_) if response.has_begun() => Outcome::Cut,
         Ended::BadBody(error) => {
             response.begin_refusal(false);
-            refuse(core, &Error::BadRequest(error.to_string()), id, response).await
+            refuse(journey, &Error::BadRequest(error.to_string()), response).await
         }
     }
 }
@@ -183,8 +203,8 @@ enum Ended {
 
 /// Passes the body on as it arrives, then watches for the caller. Returns only when the caller is gone or talks
 /// nonsense: a response can be complete long before, or long after, its request.
-async fn send_body(body: &mut impl RequestBody, upload: Upload) -> BodyError {
-    if let Err(error) = pass_on(body, upload).await {
+async fn send_body(journey: &Journey, body: &mut impl RequestBody, upload: Upload) -> BodyError {
+    if let Err(error) = pass_on(journey, body, upload).await {
         return error;
     }
     body.gone().await;
@@ -192,11 +212,12 @@ async fn send_body(body: &mut impl RequestBody, upload: Upload) -> BodyError {
 }
 
 /// Passes the body on to its end, or until the backend has heard enough.
-async fn pass_on(body: &mut impl RequestBody, mut upload: Upload) -> Result<(), BodyError> {
+async fn pass_on(journey: &Journey, body: &mut impl RequestBody, mut upload: Upload) -> Result<(), BodyError> {
     loop {
         match body.part().await {
             Ok(Part::Data(data)) => {
                 let last = body.is_done();
+                journey.received(&data, last);
                 // A backend that does not read must not keep us from seeing that the caller has left.
                 let send = std::pin::pin!(upload.send(data, last));
                 let sent = match select(send, std::pin::pin!(body.gone())).await {
@@ -209,10 +230,12 @@ async fn pass_on(body: &mut impl RequestBody, mut upload: Upload) -> Result<(), 
                 }
             }
             Ok(Part::Trailers(trailers)) => {
+                journey.received_whole();
                 let _ = upload.finish(Some(fields::end_to_end_trailers(trailers))).await;
                 return Ok(());
             }
             Ok(Part::End) => {
+                journey.received_whole();
                 let _ = upload.finish(None).await;
                 return Ok(());
             }
@@ -224,39 +247,36 @@ async fn pass_on(body: &mut impl RequestBody, mut upload: Upload) -> Result<(), 
     }
 }
 
-async fn receive_response(
-    core: &Core,
-    pending: PendingResponse,
-    id: RequestId,
-    response: &mut impl ResponseSink,
-) -> Ended {
-    let (head, download) = match receive_head(core, pending, id, response).await {
+async fn receive_response(journey: &Journey, pending: PendingResponse, response: &mut impl ResponseSink) -> Ended {
+    let (head, download) = match receive_head(journey, pending, response).await {
         Ok(received) => received,
         Err(ended) => return ended,
     };
     if response.head(head).await.is_err() {
         return Ended::CallerGone;
     }
-    receive_body(download, response).await
+    receive_body(journey, download, response).await
 }
 
 /// Passes interim responses on and returns the final head, as the caller is to get it.
 async fn receive_head(
-    core: &Core,
+    journey: &Journey,
     mut pending: PendingResponse,
-    id: RequestId,
     response: &mut impl ResponseSink,
 ) -> Result<(ResponseHead, Download), Ended> {
     while let Some(interim) = pending.interim().await {
         response.interim(interim).await.map_err(|CallerGone| Ended::CallerGone)?;
     }
-    let (mut head, download) = pending.head().await.map_err(Ended::Refused)?;
-    head.headers.insert(X_GW_REQUEST_ID, request_id_value(id));
-    core.date(&mut head.headers);
+    let (passage, received) = pending.head().await;
+    journey.passed(passage);
+    let (mut head, download) = received.map_err(Ended::Refused)?;
+    journey.answered(&head);
+    head.headers.insert(X_GW_REQUEST_ID, request_id_value(journey.id));
+    journey.core.date(&mut head.headers);
     Ok((head, download))
 }
 
-async fn receive_body(mut download: Download, response: &mut impl ResponseSink) -> Ended {
+async fn receive_body(journey: &Journey, mut download: Download, response: &mut impl ResponseSink) -> Ended {
     let mut trailers = None;
     loop {
         let mut next = std::pin::pin!(std::future::poll_fn(|cx| download.poll_frame(cx)));
@@ -273,6 +293,7 @@ async fn receive_body(mut download: Download, response: &mut impl ResponseSink) 
         let sent = match frame {
             Ok(Frame::Data(data)) => {
                 let bytes = data.len();
+                journey.passing_on(&data);
                 let sent = response.data(data, download.is_done()).await;
                 download.release(bytes);
                 sent
@@ -282,6 +303,7 @@ async fn receive_body(mut download: Download, response: &mut impl ResponseSink) 
                 Ok(())
             }
             Ok(Frame::End) => {
+                journey.passed_on_whole();
                 return match response.end(trailers).await {
                     Ok(()) => Ended::Complete,
                     Err(CallerGone) => Ended::CallerGone,
@@ -297,10 +319,8 @@ async fn receive_body(mut download: Download, response: &mut impl ResponseSink) 
 
 /// Answers a request to the apex.
 async fn answer(
-    core: &Rc<Core>,
+    journey: &Journey,
     request: &RequestHead,
-    client: IpAddr,
-    id: RequestId,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
@@ -310,26 +330,32 @@ async fn answer(
     if request.expects_continue && response.interim(go_on).await.is_err() {
         return Outcome::CallerGone;
     }
-    let Ok(answer) = platform::serve(core, request, client, id, body).await else { return Outcome::CallerGone };
-    answer_with(core, answer, response).await
+    let Ok(answer) = platform::serve(&journey.core, request, journey.client, journey.id, body).await else {
+        return Outcome::CallerGone;
+    };
+    answer_with(journey, answer, response).await
 }
 
 /// Answers with a response of ours.
-async fn answer_with(core: &Core, answer: Response<Vec<u8>>, response: &mut impl ResponseSink) -> Outcome {
+async fn answer_with(journey: &Journey, answer: Response<Vec<u8>>, response: &mut impl ResponseSink) -> Outcome {
+    journey.answered_here(answer.status());
     response.begin_refusal(true);
-    let sent = response.whole(core.dated(answer)).await;
+    let sent = response.whole(journey.core.dated(answer)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
 }
 
 /// Answers a request that could not be understood, on a connection that can go on.
 pub(crate) async fn refuse_unread(core: &Core, error: &Error, response: &mut impl ResponseSink) -> Outcome {
-    refuse(core, error, core.ids.next_id(), response).await
+    core.counters.refused(error);
+    response.begin_refusal(true);
+    let sent = response.whole(core.dated(error.response(core.ids.next_id()))).await;
+    if sent.is_ok() { Outcome::Refused } else { Outcome::CallerGone }
 }
 
 /// Answers with a gateway error.
-async fn refuse(core: &Core, error: &Error, id: RequestId, response: &mut impl ResponseSink) -> Outcome {
-    core.counters.refused(error);
-    let outcome = answer_with(core, error.response(id), response).await;
+async fn refuse(journey: &Journey, error: &Error, response: &mut impl ResponseSink) -> Outcome {
+    journey.refused(error);
+    let outcome = answer_with(journey, error.response(journey.id), response).await;
     if outcome == Outcome::Complete && error.is_to_a_stranger() { Outcome::Refused } else { outcome }
 }
 

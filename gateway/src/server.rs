@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
+use gw_shared::trace::{Exporter, Identity, SpanCounts};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -22,7 +24,10 @@ use crate::limits;
 use crate::listeners::{Inherited, ListenError, Listeners};
 use crate::mailbox::{Message, mailbox};
 use crate::ownership::WorkerId;
+use crate::request_log::{LogError, RequestLog};
+use crate::series::{Recording, Series};
 use crate::takeover::{Predecessor, Program, Successor, TakeoverError};
+use crate::trace;
 use crate::tunnel::expected::Expected;
 use crate::worker::{self, Peers, Policy, Setup};
 
@@ -34,6 +39,10 @@ const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// A running gateway. Dropping it stops it at once; see [`Gateway::drain`].
 pub struct Gateway {
     control: Arc<Control>,
+    request_log: Arc<RequestLog>,
+    series: Arc<Series>,
+    /// Of `series`; `None` only while draining.
+    recording: Option<Recording>,
     address: SocketAddr,
     admin_address: SocketAddr,
     /// Given up in a drain.
@@ -45,6 +54,8 @@ pub struct Gateway {
     /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
     errands: Option<JoinHandle<Errands>>,
     admin: Option<AdminThread>,
+    /// Of spans.
+    exporter: Option<Exporter>,
     has_predecessor: bool,
     has_successor: bool,
 }
@@ -63,8 +74,12 @@ pub enum StartError {
     Control(#[from] ControlError),
     #[error(transparent)]
     Listen(#[from] ListenError),
+    #[error(transparent)]
+    Traces(#[from] gw_shared::trace::StartError),
     #[error("taking over: {0}")]
     Takeover(#[from] TakeoverError),
+    #[error(transparent)]
+    RequestLog(#[from] LogError),
     #[error("a worker did not start; see the log above")]
     Worker,
     #[error("cannot start a thread: {0}")]
@@ -98,9 +113,12 @@ impl Gateway {
         let busy = (0..config.workers).map(|_| AtomicU32::new(0)).collect();
         let peers = Arc::new(Peers { mailboxes, busy });
         let control = Arc::new(Control::open(config, Arc::clone(&peers))?);
+        let request_log = Arc::new(RequestLog::open(&config.data_dir.join("requests"))?);
+        let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
         let (directory, certificates) = control.initial_state()?;
         let (desk, errands) = control::desk();
         let expected = Arc::new(expected);
+        let (exporter, traces) = start_exporter(config)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
         let mut workers = Vec::with_capacity(config.workers);
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
@@ -117,6 +135,8 @@ impl Gateway {
                 expected: Arc::clone(&expected),
                 policy: policy(config),
                 desk: desk.clone(),
+                log: request_log.queue(),
+                traces: traces.clone(),
                 connection_limit: connections_per_worker(descriptors, config.workers),
                 up: up.clone(),
             };
@@ -133,7 +153,10 @@ impl Gateway {
             return Err(StartError::Worker);
         }
         let mut gateway = Self {
+            recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
+            series,
             control,
+            request_log,
             address,
             admin_address,
             listeners: Some(listeners),
@@ -143,6 +166,7 @@ impl Gateway {
             desk,
             errands: None,
             admin: None,
+            exporter,
             has_predecessor: predecessor.is_some(),
             has_successor: false,
         };
@@ -166,6 +190,11 @@ impl Gateway {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
+    }
+
+    /// What became of spans; `None` where there is no collector.
+    pub fn span_counts(&self) -> Option<&Arc<SpanCounts>> {
+        self.exporter.as_ref().map(Exporter::counts)
     }
 
     /// Starts `program` beside this process and gives it listeners and store; what is left to do here then is to drain.
@@ -217,7 +246,10 @@ impl Gateway {
     fn serve_admin(&mut self) -> Result<(), StartError> {
         let Some(listeners) = &self.listeners else { return Ok(()) };
         let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
-        let admin = Admin { control: Arc::clone(&self.control), draining: Arc::clone(&self.draining) };
+        let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
+        let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
+        let draining = Arc::clone(&self.draining);
+        let admin = Admin::new(control, request_log, spans, series, draining, self.address.port());
         let (stop, stopped) = oneshot::channel();
         let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, admin, stopped))?;
         self.admin = Some(AdminThread { stop, thread });
@@ -245,6 +277,10 @@ impl Gateway {
         self.wait_within(self.drain_within, |report| report.connections == 0 && report.crossings_served == 0);
         self.control.tell_workers(|| Message::End);
         self.wait_within(limits::TUNNELS_END, |report| report.tunnels.is_empty());
+        // While the workers still answer: what happened last is in it.
+        if let Some(recording) = self.recording.take() {
+            recording.stop();
+        }
         self.control.tell_workers(|| Message::Stop);
         self.desk.close();
         if let Some(admin) = self.admin.take() {
@@ -253,7 +289,11 @@ impl Gateway {
         for worker in self.workers.drain(..) {
             joined(worker);
         }
+        if let Some(exporter) = self.exporter.take() {
+            exporter.stop(limits::SPANS_END);
+        }
         self.errands.take().map(joined);
+        self.request_log.close();
     }
 
     fn wait_within(&self, limit: Duration, is_done: impl Fn(&WorkerReport) -> bool) {
@@ -405,6 +445,16 @@ fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "systemd cannot be told");
     }
+}
+
+/// Starts the export of spans, if there is a collector.
+fn start_exporter(config: &Config) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
+    let Some(settings) = &config.traces else { return Ok(None) };
+    let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
+    let instance_id = RequestIds::new().next_id().to_string();
+    let identity = Identity { service_name: "gw-gateway", instance_id, region };
+    let (exporter, queue) = Exporter::start(settings, &identity)?;
+    Ok(Some((exporter, trace::Destination { queue, sample_ratio: settings.sample_ratio })))
 }
 
 /// Serves the admin listener until `stopped` resolves, and then what is under way.

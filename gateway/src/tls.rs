@@ -1,7 +1,7 @@
 //! TLS configurations: one for callers, one for tunnels; both of the same server certificate.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gw_shared::tunnel;
 use rustls::server::danger::ClientCertVerifier;
@@ -11,6 +11,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::caller::h2;
+use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::pki::{self, Issued, PkiError};
 
@@ -53,6 +54,8 @@ pub(crate) struct TlsMaterial {
     agent_authority: CertificateDer<'static>,
     agent_mtls: bool,
     tickets: Arc<dyn ProducesTickets>,
+    /// When the certificate expires that was loaded last.
+    not_after: Mutex<Option<Timestamp>>,
 }
 
 impl TlsMaterial {
@@ -65,12 +68,18 @@ impl TlsMaterial {
         let agent_authority = CertificateDer::from_pem_slice(agent_authority_pem.as_bytes())
             .map_err(|error| TlsError::Pem { path: "agent-ca.crt".into(), error })?;
         let tickets = crypto::aws_lc_rs::Ticketer::new()?;
-        Ok(Self { source, region, agent_authority, agent_mtls, tickets })
+        Ok(Self { source, region, agent_authority, agent_mtls, tickets, not_after: Mutex::default() })
+    }
+
+    /// When the certificate that was loaded last, or an authority in its chain, expires.
+    pub(crate) fn not_after(&self) -> Option<Timestamp> {
+        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the certificate and builds both configurations.
     pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
         let (chain, key) = self.read()?;
+        let expiry = chain.iter().filter_map(pki::not_after).min();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
@@ -96,7 +105,17 @@ impl TlsMaterial {
         tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
         // A resumed session would carry over a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
+        // An authority that expires first takes the certificate along.
+        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner) = expiry;
         Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier })
+    }
+
+    /// The file of the authority that was made here, if the certificate is of that one.
+    pub(crate) fn development_ca(&self) -> Option<PathBuf> {
+        match &self.source {
+            CertificateSource::Files { .. } => None,
+            CertificateSource::Development { data_dir } => Some(data_dir.join("dev-ca.crt")),
+        }
     }
 
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {

@@ -33,8 +33,11 @@ use crate::limits;
 use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
 use crate::platform::AddressTables;
+use crate::relay;
+use crate::request_log::{CaptureBudget, LogQueue, Recorder};
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
+use crate::trace::{self, Tracing};
 use crate::tunnel::Registry;
 use crate::tunnel::expected::Expected;
 use crate::tunnel::pace::RelayMemory;
@@ -64,6 +67,9 @@ pub(crate) struct Setup {
     pub(crate) expected: Arc<Expected>,
     pub(crate) policy: Policy,
     pub(crate) desk: Desk,
+    pub(crate) log: LogQueue,
+    /// `None` where there is no collector of spans.
+    pub(crate) traces: Option<trace::Destination>,
     pub(crate) connection_limit: usize,
     /// Told once the worker takes connections; dropped untold if it cannot.
     pub(crate) up: crossbeam_channel::Sender<()>,
@@ -104,7 +110,10 @@ pub(crate) struct Core {
     pub(crate) tunnels: RefCell<Registry>,
     pub(crate) relay_memory: Rc<RelayMemory>,
     pub(crate) counters: Counters,
+    pub(crate) recorder: RefCell<Recorder>,
+    pub(crate) capture_budget: Rc<CaptureBudget>,
     pub(crate) ids: RequestIds,
+    pub(crate) tracing: Tracing,
     pub(crate) crossings_served: Cell<usize>,
     peers: Arc<Peers>,
     /// The second now, and as a value of `Date`.
@@ -166,7 +175,10 @@ async fn serve(setup: Setup) -> io::Result<()> {
         buckets: RefCell::default(),
         tunnels: RefCell::new(Registry::new(Arc::clone(&setup.expected))),
         counters: Counters::default(),
+        recorder: RefCell::new(Recorder::new(setup.log)),
+        capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
         ids: RequestIds::new(),
+        tracing: Tracing::new(setup.traces),
         crossings_served: Cell::new(0),
         peers: setup.peers,
         date: RefCell::new((0, HeaderValue::from_static(""))),
@@ -183,10 +195,15 @@ async fn serve(setup: Setup) -> io::Result<()> {
     runtime::spawn(keep_deadlines(Rc::clone(&core)));
     runtime::spawn(cut_expired_tunnels(Rc::clone(&core)));
     runtime::spawn(publish_busy_share(Rc::clone(&core)));
+    if let Some(flushing) = core.tracing.keep_flushing() {
+        runtime::spawn(flushing);
+    }
     // Whoever started us may have given up. Dropped at once: the last one gone says that all have spoken.
     let _ = setup.up.send(());
     drop(setup.up);
     core.stop.requested().await;
+    core.recorder.borrow_mut().flush();
+    core.tracing.flush();
     Ok(())
 }
 
@@ -194,6 +211,7 @@ async fn keep_deadlines(core: Rc<Core>) {
     loop {
         runtime::sleep(limits::DEADLINE_TICK).await;
         core.connections.sweep(Instant::now());
+        core.recorder.borrow_mut().flush();
     }
 }
 
@@ -280,17 +298,19 @@ impl Core {
         match message {
             Message::Connection(arrival) => runtime::spawn(accept::take_over(Rc::clone(self), *arrival)),
             Message::Relay(crossing) => exchange::serve_crossing(self, *crossing),
+            Message::Replay(replay) => runtime::spawn(relay::replay(Rc::clone(self), *replay)),
             Message::Wake(wake) => wake.deliver(),
             Message::Directory(directory) => {
                 self.tunnels.borrow().announce(&directory);
                 self.tunnels.borrow().enforce(&directory, Timestamp::now());
                 self.buckets.borrow_mut().retain(&directory, Instant::now());
+                self.counters.services.retain(&directory);
                 self.directory.replace(Rc::new(Snapshot(directory)));
             }
             Message::Charge(charge) => self.addresses.serve(*charge),
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
             // Whoever asked may have stopped waiting.
-            Message::Scrape(reply) => drop(reply.try_send(self.report())),
+            Message::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),
             Message::Drain { successor } => self.drain(successor),
             Message::End => {
                 self.ending.set(true);
@@ -314,7 +334,7 @@ impl Core {
         self.tunnels.borrow().drain();
     }
 
-    fn report(&self) -> WorkerReport {
+    fn report(&self, with_services: bool) -> WorkerReport {
         WorkerReport {
             worker: self.id,
             totals: self.counters.totals(),
@@ -324,7 +344,8 @@ impl Core {
             connections: self.connections.len(),
             crossings_served: self.crossings_served.get(),
             busy_per_mille: self.busy_per_mille(self.id),
-            tunnels: self.tunnels.borrow().report(self.id),
+            tunnels: self.tunnels.borrow().report(self.id, &self.directory()),
+            services: if with_services { self.counters.services.report() } else { Vec::new() },
         }
     }
 

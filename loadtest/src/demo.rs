@@ -44,6 +44,7 @@ pub(crate) struct Demo {
     pub(crate) target: Target,
     /// `http://address:port`
     pub(crate) admin_url: String,
+    pub(crate) admin_token: String,
 }
 
 /// What of the demo's JSON line is needed here.
@@ -53,6 +54,7 @@ struct About {
     service_key: String,
     ca_file: PathBuf,
     admin_url: String,
+    admin_token: String,
 }
 
 impl Demo {
@@ -85,7 +87,7 @@ impl Demo {
         let mut process = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut process)?)?;
         let target = Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?;
-        Ok(Self { process, target, admin_url: about.admin_url })
+        Ok(Self { process, target, admin_url: about.admin_url, admin_token: about.admin_token })
     }
 
     pub(crate) fn pid(&self) -> u32 {

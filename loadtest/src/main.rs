@@ -10,11 +10,13 @@ mod demo;
 mod failure;
 mod http2;
 mod load;
+mod logging;
 mod memory;
 mod metrics;
 mod process;
 mod procfs;
 mod report;
+mod request_log;
 mod sink;
 mod stalled;
 
@@ -22,6 +24,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+/// The product's: scenario `log` runs a part of it in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Puts load on a gateway that it starts itself, on loopback, and says whether the product keeps its promises.
 #[derive(Parser)]
@@ -49,8 +55,12 @@ enum Scenario {
     Bucket,
     /// Callers that mean ill do not slow down those who mean well.
     Abuse(abuse::Options),
+    /// What the request log costs, and that it loses nothing at full speed.
+    Logging,
     /// What thousands of connections that do nothing hold, and that it is given back.
     Memory,
+    /// What the request log's thread spends, and how fast it finds.
+    Log(request_log::Options),
 }
 
 fn main() -> ExitCode {
@@ -62,7 +72,9 @@ fn main() -> ExitCode {
         Scenario::Cancel => cancel::run(&gateway),
         Scenario::Bucket => bucket::run(&gateway),
         Scenario::Abuse(options) => abuse::run(&gateway, &options),
+        Scenario::Logging => logging::run(&gateway),
         Scenario::Memory => memory::run(&gateway),
+        Scenario::Log(options) => request_log::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

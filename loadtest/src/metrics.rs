@@ -21,8 +21,10 @@ pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Durat
         let now = Instant::now();
         let busy = ["gw_tunnel_slots_in_use", "gw_tunnel_in_flight"].map(|name| (name, sum(&text, name)));
         if let Some((name, _)) = busy.iter().find(|(_, value)| value.is_none()) {
-            return Err(Failure::new(format!("the metrics have no {name}: the tunnel is gone")));
+            return Err(Failure::new(format!("the metrics have no {name}")));
         }
+        // Of services without a tunnel they are zero, too.
+        ensure(sum(&text, "gw_tunnels").is_some_and(|tunnels| tunnels > 0), || "the tunnel is gone".to_owned())?;
         if busy.iter().all(|(_, value)| *value == Some(0)) {
             let since = *idle_since.get_or_insert(now);
             if now - since >= SETTLED_FOR {

@@ -205,6 +205,27 @@ impl Default for RequestIds {
 pub struct RequestId(Uuid);
 
 impl RequestId {
+    /// The id of these 16 bytes, if they are a UUIDv7.
+    pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
+        let uuid = Uuid::from_bytes(bytes);
+        (uuid.get_version_num() == 7).then_some(Self(uuid))
+    }
+
+    /// Below every id that is made in this millisecond since the Unix epoch, above every earlier one.
+    pub fn first_of_ms(unix_ms: u64) -> Self {
+        Self(uuid::Builder::from_unix_timestamp_millis(unix_ms, &[0; 10]).into_uuid())
+    }
+
+    /// In the order of creation, as the ids themselves.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+
+    /// When it was made, in milliseconds since the Unix epoch: the first 48 bits.
+    pub fn unix_ms(self) -> u64 {
+        (self.0.as_u128() >> 80) as u64
+    }
+
     /// The 36 characters of its text form, on the stack.
     pub fn encode(self, buffer: &mut [u8; 36]) -> &str {
         self.0.hyphenated().encode_lower(buffer)
@@ -214,6 +235,25 @@ impl RequestId {
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.hyphenated().fmt(f)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::str::FromStr for RequestId {
+    type Err = InvalidId;
+
+    /// Takes the 36 characters of the text form, in either case.
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        let id = (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten();
+        id.and_then(|id| Self::from_bytes(id.into_bytes())).ok_or_else(|| InvalidId {
+            found: text.chars().take(80).collect(),
+            expected: "a request id: a UUIDv7 like 019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07",
+        })
     }
 }
 
@@ -259,5 +299,15 @@ mod tests {
         let mut buffer = [0; 36];
         assert_eq!(made[0].encode(&mut buffer), made[0].to_string());
         assert_eq!(&made[0].to_string()[14..15], "7");
+        assert_eq!(made[0].to_string().to_uppercase().parse(), Ok(made[0]));
+        assert_eq!(RequestId::from_bytes(*made[0].as_bytes()), Some(made[0]));
+        let first = RequestId::first_of_ms(made[0].unix_ms());
+        assert!(first <= made[0] && RequestId::first_of_ms(made[0].unix_ms() + 1) > made[0]);
+        assert_eq!(first.to_string().parse(), Ok(first));
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+        assert!(now - u128::from(made[0].unix_ms()) < 60_000);
+        for bad in ["", "x", "019aa5c2-7e30-4c3b-8f11-2d5a4c9e1b07", "019aa5c27e307c3b8f112d5a4c9e1b07"] {
+            assert!(bad.parse::<RequestId>().is_err(), "{bad}");
+        }
     }
 }

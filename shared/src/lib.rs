@@ -2,14 +2,17 @@
 //! tunnel protocol between the two. Nothing here knows about tenants.
 
 pub mod allocator;
+pub mod doctor;
 pub mod enrollment;
 pub mod error_body;
 pub mod files;
 pub mod http;
 pub mod id;
 pub mod logging;
+pub mod metrics;
 pub mod net;
 pub mod runtime;
 pub mod secret;
+pub mod trace;
 pub mod tunnel;
 pub mod version;

@@ -1,7 +1,15 @@
 //! Structured logs on standard error: text for people, JSON for machines.
 
+mod repeats;
+
+use std::time::Instant;
+
 use serde::Deserialize;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::{self, JsonFields};
+
+use repeats::Limited;
+pub use repeats::suppressed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -24,7 +32,8 @@ impl std::str::FromStr for LogFormat {
 }
 
 /// Starts logging. `GW_LOG` filters as `tracing_subscriber::EnvFilter` describes; without it, `default` does, and of
-/// rustls and h2 only errors are logged: they warn of what any stranger can send, as often as it is sent.
+/// rustls and h2 only errors are logged: they warn of what any stranger can send, as often as it is sent. Lines that
+/// repeat are limited.
 /// The first call of a process wins.
 pub fn start(format: LogFormat, default: &str) {
     let filter = EnvFilter::try_from_env("GW_LOG")
@@ -32,7 +41,13 @@ pub fn start(format: LogFormat, default: &str) {
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Fails only when logging has started already.
     drop(match format {
-        LogFormat::Text => logs.with_target(false).try_init(),
-        LogFormat::Json => logs.json().flatten_event(true).try_init(),
+        LogFormat::Text => {
+            let text = format::format().with_target(false);
+            logs.event_format(Limited::new(text, format, Instant::now)).try_init()
+        }
+        LogFormat::Json => {
+            let json = format::format().json().flatten_event(true);
+            logs.fmt_fields(JsonFields::new()).event_format(Limited::new(json, format, Instant::now)).try_init()
+        }
     });
 }

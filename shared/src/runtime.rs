@@ -136,6 +136,25 @@ fn probe_ring() -> io::Result<RingFlags> {
     Err(refusal)
 }
 
+/// Operations that are of use to us, and whether this kernel's io_uring has them.
+pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
+    use io_uring::opcode::{Accept, AsyncCancel, Connect, PollAdd, Recv, SendMsg, SendZc, Timeout};
+    let ring = io_uring::IoUring::new(8)?;
+    let mut probe = io_uring::Probe::new();
+    ring.submitter().register_probe(&mut probe)?;
+    let operations = [
+        ("poll", PollAdd::CODE),
+        ("timeout", Timeout::CODE),
+        ("accept", Accept::CODE),
+        ("cancel", AsyncCancel::CODE),
+        ("connect", Connect::CODE),
+        ("recv", Recv::CODE),
+        ("sendmsg", SendMsg::CODE),
+        ("send_zc", SendZc::CODE),
+    ];
+    Ok(operations.into_iter().map(|(name, code)| (name, probe.is_supported(code))).collect())
+}
+
 thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
 }

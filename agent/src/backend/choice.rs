@@ -20,6 +20,11 @@ impl Health {
         self.aside_until.is_none_or(|until| now >= until)
     }
 
+    /// The last attempt failed.
+    pub(super) fn is_failing(self) -> bool {
+        self.failures > 0
+    }
+
     /// An attempt begins. After a failure there is one at a time, so that few requests wait for a backend that is
     /// still away.
     #[must_use]

@@ -1,11 +1,13 @@
 //! New connections to backends.
 
 use std::io;
+use std::time::Duration;
 
 use gw_shared::net::{Socket, TlsStream, resolve};
+use gw_shared::runtime;
 use rustls::{AlertDescription, CertificateError, ClientConnection};
 
-use super::options::{Address, Endpoint, H2, Protocol};
+use super::options::{Address, Backends, Endpoint, H2, Protocol};
 use super::stream::Stream;
 
 /// What the connection is to speak.
@@ -47,6 +49,20 @@ pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<(Stream,
     stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;
     let is_http2 = stream.speaks(H2);
     Ok((Stream::Tls(stream), is_http2))
+}
+
+impl Backends {
+    /// Connects to each once and closes it again. Tells what each speaks, by its name.
+    pub(crate) async fn try_each(&self, within: Duration) -> Vec<(String, Result<&'static str, ConnectError>)> {
+        let mut found = Vec::with_capacity(self.endpoints.len());
+        for endpoint in &self.endpoints {
+            let late = |_| Err(ConnectError::Unreachable(format!("no connection within {within:?}")));
+            let dialled = runtime::timeout(within, dial(endpoint, Wanted::Any)).await.unwrap_or_else(late);
+            let speaks = |(_, is_http2)| if is_http2 { "HTTP/2" } else { "HTTP/1.1" };
+            found.push((endpoint.to_string(), dialled.map(speaks)));
+        }
+        found
+    }
 }
 
 async fn connect(address: &Address) -> io::Result<Socket> {

@@ -220,6 +220,11 @@ impl Connections {
         self.open.borrow_mut().retain(|connection| !connection.is_over.get() && is_used(connection));
     }
 
+    /// Connections that have requests.
+    pub(super) fn in_use(&self) -> usize {
+        self.open.borrow().iter().filter(|connection| connection.streams.get() > 0).count()
+    }
+
     /// Connections without a request.
     pub(super) fn idle(&self) -> usize {
         self.open.borrow().iter().filter(|connection| connection.streams.get() == 0).count()

@@ -16,7 +16,7 @@ use gw_shared::http::{InvalidBody, InvalidHead};
 pub(crate) use connect::{ConnectError, Wanted};
 pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
 pub(crate) use options::Backends;
-pub(crate) use pool::{Lease, Pool};
+pub(crate) use pool::{BackendState, Lease, Pool};
 #[cfg(test)]
 pub(crate) use stream::Stream;
 

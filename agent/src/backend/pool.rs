@@ -14,8 +14,10 @@ use super::choice::{Health, least_loaded};
 use super::connect::{self, ConnectError, Wanted};
 use super::exchange::{RequestHalf, ResponseHalf};
 use super::h2::Opened;
-use super::options::{Backends, Endpoint, Host, Protocol};
+use super::options::{Address, Backends, Endpoint, Host, Protocol};
 use super::{ResponseError, h1, h2};
+use crate::passage::Passage;
+use crate::trace;
 
 /// Shorter than the keep-alive of common servers (nginx 75 s, Apache 5 s, Node 5 s): the backend seldom closes first.
 const IDLE_FOR: Duration = Duration::from_secs(4);
@@ -36,6 +38,8 @@ pub(crate) struct Pool {
 struct Backend {
     endpoint: Endpoint,
     health: Cell<Health>,
+    connects: Cell<u64>,
+    failed_connects: Cell<u64>,
     /// Requests that it has now.
     requests: Cell<u32>,
     /// Most HTTP/1.1 connections kept: as many as requests can run at a time, or each peak would end in new handshakes.
@@ -45,6 +49,20 @@ struct Backend {
     shared: h2::Connections,
     /// ALPN selected HTTP/1.1 the last time: it is of no use to wait for a connection to share.
     speaks_http1: Cell<bool>,
+}
+
+/// How a backend does.
+pub(crate) struct BackendState {
+    /// Its URL.
+    pub(crate) name: String,
+    /// The last attempt to connect to it did not fail.
+    pub(crate) is_good: bool,
+    /// Attempts to connect to it, and those that failed.
+    pub(crate) connects: u64,
+    pub(crate) failures: u64,
+    /// Connections that have a request, and those that have none.
+    pub(crate) in_use: usize,
+    pub(crate) idle: usize,
 }
 
 /// A connection on loan for one request.
@@ -77,6 +95,8 @@ impl Pool {
         let backend = |endpoint: &Endpoint| Backend {
             endpoint: endpoint.clone(),
             health: Cell::default(),
+            connects: Cell::default(),
+            failed_connects: Cell::default(),
             requests: Cell::default(),
             idle_max,
             idle: RefCell::default(),
@@ -101,13 +121,14 @@ impl Pool {
 
     /// A new connection, or a place on one that others use. Where a backend cannot be reached, others are tried: no
     /// request has been sent.
-    pub(crate) async fn connect(&self, wanted: Wanted) -> Result<Lease<'_>, ConnectError> {
+    pub(crate) async fn connect(&self, wanted: Wanted, passage: &Passage) -> Result<Lease<'_>, ConnectError> {
         let mut tried = vec![false; self.backends.len()];
         let mut failure = ConnectError::Unreachable("there is none".to_owned());
         while let Some(next) = self.next(|at| tried[at]) {
             tried[next] = true;
             let backend = &self.backends[next];
             backend.health.set(backend.health.get().tried(Instant::now()));
+            backend.connects.set(backend.connects.get() + 1);
             // While others wait for this one, it counts as busy.
             let load = Load::new(&backend.requests);
             let connecting = backend.connect(wanted);
@@ -124,8 +145,10 @@ impl Pool {
                     return Ok(self.lease(backend, false, connection));
                 }
                 Err(error) => {
-                    tracing::debug!(backend = %backend.endpoint, %error, "no connection");
+                    let (request_id, trace_id) = (passage.request_id(), passage.trace_id());
+                    tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "no connection");
                     backend.health.set(backend.health.get().failed(Instant::now()));
+                    backend.failed_connects.set(backend.failed_connects.get() + 1);
                     failure = error.of(&backend.endpoint);
                 }
             }
@@ -155,9 +178,14 @@ impl Pool {
         }
     }
 
+    /// How each backend does.
+    pub(crate) fn states(&self) -> impl Iterator<Item = BackendState> {
+        self.backends.iter().map(Backend::state)
+    }
+
     /// Connections that have no request.
     pub(crate) fn idle(&self) -> usize {
-        self.backends.iter().map(|backend| backend.idle.borrow().len() + backend.shared.idle()).sum()
+        self.backends.iter().map(Backend::idle_connections).sum()
     }
 }
 
@@ -169,6 +197,22 @@ impl<'a> Load<'a> {
 }
 
 impl Backend {
+    fn state(&self) -> BackendState {
+        let requests = self.requests.get() as usize;
+        BackendState {
+            name: self.endpoint.to_string(),
+            is_good: !self.health.get().is_failing(),
+            connects: self.connects.get(),
+            failures: self.failed_connects.get(),
+            in_use: if self.speaks_http1.get() { requests } else { self.shared.in_use() },
+            idle: self.idle_connections(),
+        }
+    }
+
+    fn idle_connections(&self) -> usize {
+        self.idle.borrow().len() + self.shared.idle()
+    }
+
     fn kept(&self) -> Option<Connection> {
         if !self.speaks_http1.get() {
             return self.shared.place().map(Connection::Http2);
@@ -283,6 +327,15 @@ impl Lease<'_> {
                 refused
             }
         }
+    }
+
+    /// What a span tells of it.
+    pub(crate) fn describe(&self) -> trace::Connection {
+        let (address, port) = match &self.backend.endpoint.address {
+            Address::Tcp { host, port } => (host.clone(), Some(*port)),
+            Address::Unix(path) => (path.display().to_string(), None),
+        };
+        trace::Connection { address, port, was_kept: self.was_kept, is_http2: self.is_http2() }
     }
 
     pub(crate) fn is_http2(&self) -> bool {

@@ -12,6 +12,7 @@ use gw_shared::http::fields::{X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime::{self, Driver};
 use gw_shared::tunnel::settings;
+use gw_shared::tunnel::timing::AgentTiming;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::ext::Protocol;
 use http::header::COOKIE;
@@ -41,9 +42,10 @@ fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: impl FnOnce
         runtime::spawn(async move {
             let slots = Slots::new(128);
             let mut tunnel = settings::server(128).handshake::<_, Bytes>(Stream::Plain(agent)).await.unwrap();
-            while let Some(Ok((request, respond))) = tunnel.accept().await {
+            while let Some(Ok((mut request, respond))) = tunnel.accept().await {
                 let (pool, slot) = (Rc::clone(&pool), slots.take().unwrap());
-                runtime::spawn(async move { forward(&pool, slot, request, respond).await });
+                let passage = Passage::begin(None, &Rc::default(), 0, &mut request);
+                runtime::spawn(async move { forward(&pool, slot, passage, request, respond).await });
             }
         });
         let (requests, tunnel) = settings::client().handshake::<_, Bytes>(Stream::Plain(gateway)).await.unwrap();
@@ -206,6 +208,36 @@ fn interim_responses_are_passed_on_as_they_come() {
 }
 
 #[test]
+fn every_answer_says_where_the_time_went_and_no_backend_says_it_for_us() {
+    let urls = http1(|mut backend, number| {
+        while !request_head(&mut backend).is_empty() {
+            let answer: &[u8] = match number {
+                0 => b"HTTP/1.1 200 OK\r\nX-Gw-Timing: 4000000000,4000000000\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+                1 => b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\nX-Gw-Timing: 4000000000,4000000000\r\n\r\n",
+                _ => b"nonsense\r\n\r\n",
+            };
+            backend.write_all(answer).unwrap();
+        }
+    });
+    let timing = |response: &Response<RecvStream>| {
+        let values: Vec<_> = response.headers().get_all(X_GW_TIMING).iter().collect();
+        assert_eq!(values.len(), 1);
+        AgentTiming::parse(values[0]).unwrap()
+    };
+    let is_real = |us: u32| us < 60_000_000;
+    with_tunnel(&urls, |requests| async move {
+        for request in [get("/"), switch("foo")] {
+            let response = send(&requests, request, false).await.0.await.unwrap();
+            let AgentTiming { agent_us, backend_first_byte_us } = timing(&response);
+            assert!(is_real(agent_us) && backend_first_byte_us.is_some_and(is_real));
+        }
+        let response = send(&requests, get("/"), true).await.0.await.unwrap();
+        assert!(response.headers().contains_key(X_GW_AGENT_ERROR));
+        assert_eq!(timing(&response).backend_first_byte_us, None);
+    });
+}
+
+#[test]
 fn interim_responses_and_trailers_of_http_2_are_passed_on() {
     let urls = http2(h2::server::Builder::new(), |request, mut respond, _| async move {
         assert_eq!((request.uri().scheme_str(), request.headers()["te"].as_bytes()), (Some("http"), &b"trailers"[..]));
@@ -260,7 +292,7 @@ fn any_protocol_is_switched_to_and_each_direction_ends_on_its_own() {
             (200, &HeaderValue::from_static("Foo/2"))
         );
         assert_eq!(response.headers()["x-own"], "1");
-        assert_eq!(response.headers().len(), 2);
+        assert_eq!(response.headers().len(), 3);
         let down = response.body_mut();
         assert_eq!(some(down, 5).await, b"first");
         up.send_data(Bytes::from_static(b"one "), false).unwrap();
@@ -341,7 +373,7 @@ fn a_web_socket_without_a_key_gets_one() {
     with_tunnel(&urls, |requests| async move {
         let (response, _up) = send(&requests, switch("websocket"), false).await;
         let response = response.await.unwrap();
-        assert_eq!((response.headers()[X_GW_UPGRADE].as_bytes(), response.headers().len()), (&b"websocket"[..], 1));
+        assert_eq!((response.headers()[X_GW_UPGRADE].as_bytes(), response.headers().len()), (&b"websocket"[..], 2));
         let (response, _up) = send(&requests, switch("websocket"), false).await;
         assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
         // A caller with a key of its own checks for itself.

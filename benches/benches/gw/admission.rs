@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use criterion::{BatchSize, Criterion};
 use gw_gateway::auth::jwt::{Claims, SigningKey};
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
+use gw_gateway::bench_support::ServiceCounts;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::limit::{Bucket, Rate};
@@ -38,6 +39,15 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         let mut bucket = Bucket::new(Rate::new(1, 1).unwrap(), now);
         bucket.take(now).unwrap();
         bencher.iter(|| bucket.take(black_box(now)).unwrap_err());
+    });
+
+    let counts = ServiceCounts::new(SERVICES);
+    let mut number = 0;
+    group.bench_function("count a request of one of 1000 services", |bencher| {
+        bencher.iter(|| {
+            number += 7;
+            counts.count(black_box(number));
+        });
     });
 
     let world = World::new();

@@ -1,80 +1,282 @@
-//! The workers' reports as Prometheus text (exposition format 0.0.4).
+//! The gateway's metrics as Prometheus text. Whatever has something to say writes it into the one [`Exposition`].
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
+use gw_shared::metrics::{Exposition, Kind, process};
+use gw_shared::trace::SpanCounts;
+use gw_shared::{logging, version};
+
+use crate::control::Inventory;
+use crate::counters::services::{CLASSES, OTHER, ServiceReport, merged};
 use crate::counters::{TunnelReport, WorkerReport};
+use crate::limits;
+use crate::request_log::LogStats;
 
-pub(crate) fn render(reports: &[WorkerReport]) -> String {
-    let mut text = String::new();
-    let mut totals: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut refusals: BTreeMap<&str, u64> = BTreeMap::new();
-    for report in reports {
-        report.totals.iter().for_each(|(name, value)| *totals.entry(name).or_default() += value);
-        report.refusals.iter().for_each(|(code, value)| *refusals.entry(code).or_default() += value);
+/// What each of a worker's totals counts. `gw_{name}_total` is the metric.
+const TOTALS: [(&str, &str); 14] = [
+    ("accept_errors", "Connections that could not be accepted because something was exhausted."),
+    ("connections_abusive", "Connections that were ended because of what their callers did."),
+    ("connections_accepted", "Connections that were accepted."),
+    ("connections_handed_over", "Connections that were given to the worker that owns their service."),
+    ("connections_shed", "Connections that were closed because there were too many."),
+    ("handshake_failures", "Connections that ended before their TLS handshake was done."),
+    ("requests", "Requests that arrived, those to the apex included."),
+    ("requests_caller_gone", "Requests whose caller went away before the response was sent."),
+    ("requests_complete", "Requests whose response was sent whole, refusals included."),
+    ("requests_crossing", "Requests that crossed to the worker that owns their service."),
+    ("requests_cut", "Requests whose response began and broke off."),
+    ("task_panics", "Panics that ended one connection; each is a bug."),
+    ("tokens_denied", "Access tokens that were asked for and refused."),
+    ("tokens_minted", "Access tokens that were minted."),
+];
+
+/// Everything that is shown, as it is now.
+pub(crate) fn render(
+    reports: &[WorkerReport],
+    inventory: &Inventory,
+    request_log: &LogStats,
+    spans: Option<&SpanCounts>,
+) -> String {
+    let mut out = Exposition::default();
+    out.family("gw_build_info", Kind::Gauge, "1, with the version of the program.")
+        .sample(&[("version", version::VERSION)], 1);
+    totals(&mut out, reports);
+    workers(&mut out, reports);
+    services(&mut out, &merged(reports.iter().flat_map(|report| &report.services)));
+    tunnels(&mut out, reports, inventory);
+    agents(&mut out, inventory);
+    self::request_log(&mut out, request_log);
+    if let Some(spans) = spans {
+        self::spans(&mut out, spans);
     }
-    for (name, value) in totals {
-        family(&mut text, &format!("gw_{name}_total"), "counter", [(String::new(), value)]);
-    }
-    let by_code = refusals.into_iter().map(|(code, value)| (format!("{{code=\"{code}\"}}"), value));
-    family(&mut text, "gw_refusals_total", "counter", by_code);
-    for (name, reasons) in [
-        ("gw_connections_turned_away_total", by_reason(reports, |report| &report.turned_away)),
-        ("gw_connections_ended_early_total", by_reason(reports, |report| &report.ended_early)),
-    ] {
-        let samples = reasons.into_iter().map(|(reason, value)| (format!("{{reason=\"{reason}\"}}"), value));
-        family(&mut text, name, "counter", samples);
-    }
-    let per_worker = |value: fn(&WorkerReport) -> u64| {
-        reports.iter().map(move |report| (format!("{{worker=\"{}\"}}", report.worker.0), value(report)))
-    };
-    family(&mut text, "gw_connections", "gauge", per_worker(|report| report.connections as u64));
-    family(&mut text, "gw_crossings_served", "gauge", per_worker(|report| report.crossings_served as u64));
-    family(&mut text, "gw_worker_busy_permille", "gauge", per_worker(|report| report.busy_per_mille.into()));
-    let tunnels = || reports.iter().flat_map(|report| &report.tunnels);
-    let per_tunnel = |value: fn(&TunnelReport) -> u64| {
-        tunnels().map(move |tunnel| {
-            let labels = format!("{{service=\"{}\",agent=\"{}\"}}", tunnel.service, tunnel.agent_id);
-            (labels, value(tunnel))
-        })
-    };
-    family(&mut text, "gw_tunnel_in_flight", "gauge", per_tunnel(|tunnel| tunnel.in_flight as u64));
-    family(&mut text, "gw_tunnel_window_bytes", "gauge", per_tunnel(|tunnel| tunnel.window.into()));
-    family(&mut text, "gw_tunnel_held_bytes", "gauge", per_tunnel(|tunnel| tunnel.held_bytes as u64));
-    family(&mut text, "gw_tunnel_slots", "gauge", per_tunnel(|tunnel| tunnel.slots.unwrap_or(0).into()));
-    family(&mut text, "gw_tunnel_slots_in_use", "gauge", per_tunnel(|tunnel| tunnel.slots_in_use.unwrap_or(0).into()));
-    text
+    log(&mut out);
+    process::write(&mut out);
+    out.into_text()
 }
 
-fn by_reason(
+fn totals(out: &mut Exposition, reports: &[WorkerReport]) {
+    for (name, help) in TOTALS {
+        let total: u64 = reports.iter().filter_map(|report| report.totals.get(name)).sum();
+        out.single(&format!("gw_{name}_total"), Kind::Counter, help, total);
+    }
+    let by_reason = [
+        (
+            "gw_refusals_total",
+            "code",
+            "Requests that the gateway answered with an error, by its code.",
+            sums(reports, |report| &report.refusals),
+        ),
+        (
+            "gw_connections_turned_away_total",
+            "reason",
+            "Connections that were not taken.",
+            sums(reports, |report| &report.turned_away),
+        ),
+        (
+            "gw_connections_ended_early_total",
+            "reason",
+            "Connections that were ended although their callers would have gone on.",
+            sums(reports, |report| &report.ended_early),
+        ),
+    ];
+    for (name, label, help, sums) in by_reason {
+        let mut family = out.family(name, Kind::Counter, help);
+        sums.into_iter().for_each(|(value, count)| family.sample(&[(label, value)], count));
+    }
+}
+
+fn sums(
     reports: &[WorkerReport],
     of: fn(&WorkerReport) -> &BTreeMap<&'static str, u64>,
 ) -> BTreeMap<&'static str, u64> {
     let mut sums = BTreeMap::new();
-    for (reason, value) in reports.iter().flat_map(of) {
-        *sums.entry(*reason).or_default() += value;
+    for (key, value) in reports.iter().flat_map(of) {
+        *sums.entry(*key).or_default() += value;
     }
     sums
 }
 
-fn family(text: &mut String, name: &str, kind: &str, samples: impl IntoIterator<Item = (String, u64)>) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "# TYPE {name} {kind}");
-    for (labels, value) in samples {
-        let _ = writeln!(text, "{name}{labels} {value}");
+fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
+    let mut gauge = |name, help, value: fn(&WorkerReport) -> f64| {
+        let mut family = out.family(name, Kind::Gauge, help);
+        for report in reports {
+            family.sample(&[("worker", &report.worker.0.to_string())], value(report));
+        }
+    };
+    gauge("gw_connections", "Connections that are open, tunnels not counted.", |report| report.connections as f64);
+    gauge("gw_crossing_requests", "Requests under way for callers of other workers.", |report| {
+        report.crossings_served as f64
+    });
+    gauge("gw_worker_busy_ratio", "Share of its time that the worker was busy of late, 0 to 1.", |report| {
+        f64::from(report.busy_per_mille) / 1000.0
+    });
+}
+
+fn services(out: &mut Exposition, services: &[ServiceReport]) {
+    let mut family =
+        out.family("gw_service_requests_total", Kind::Counter, "Requests that ended, by the class of their status.");
+    for ServiceReport { label, stats } in services {
+        for (class, count) in CLASSES.into_iter().zip(stats.classes).filter(|(_, count)| *count > 0) {
+            family.sample(&[("service", label), ("class", class)], count);
+        }
     }
+    let mut family =
+        out.family("gw_service_errors_total", Kind::Counter, "Requests that the gateway answered with an error.");
+    for ServiceReport { label, stats } in services {
+        stats.codes.iter().for_each(|(code, count)| family.sample(&[("service", label), ("code", code)], count));
+    }
+    let mut bytes = |name, help, value: fn(&ServiceReport) -> u64| {
+        let mut family = out.family(name, Kind::Counter, help);
+        services.iter().for_each(|service| family.sample(&[("service", &service.label)], value(service)));
+    };
+    bytes("gw_service_request_bytes_total", "Bytes of request bodies.", |service| service.stats.bytes_in);
+    bytes("gw_service_response_bytes_total", "Bytes of response bodies.", |service| service.stats.bytes_out);
+    let help = "From a request's head to the end of its response.";
+    let mut family = out.family("gw_service_request_duration_seconds", Kind::Histogram, help);
+    services.iter().for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.total));
+    let help = "From a request's head until that of its response was there.";
+    let mut family = out.family("gw_service_time_to_first_byte_seconds", Kind::Histogram, help);
+    services.iter().for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.response_head));
+}
+
+/// The tunnels of one service together.
+#[derive(Default)]
+struct Tunnels {
+    up: u64,
+    in_flight: u64,
+    window: u64,
+    held: u64,
+    slots: u64,
+    slots_in_use: u64,
+    round_trip_us: u64,
+}
+
+impl Tunnels {
+    fn add(&mut self, tunnel: &TunnelReport) {
+        self.up += u64::from(!tunnel.draining);
+        self.in_flight += tunnel.in_flight as u64;
+        self.window = self.window.max(tunnel.window.into());
+        self.held += tunnel.held_bytes as u64;
+        self.slots += u64::from(tunnel.slots.unwrap_or(0));
+        self.slots_in_use += u64::from(tunnel.slots_in_use.unwrap_or(0));
+        self.round_trip_us = self.round_trip_us.max(tunnel.round_trip_us.unwrap_or(0));
+    }
+}
+
+fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory) {
+    // Services without a tunnel are what somebody wants to hear of.
+    let mut by_service: BTreeMap<&str, Tunnels> = BTreeMap::new();
+    for label in inventory.services.iter().take(limits::SERVICES_COUNTED) {
+        by_service.entry(label).or_default();
+    }
+    let mut all = 0;
+    for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
+        all += 1;
+        let is_counted =
+            by_service.len() < limits::SERVICES_COUNTED || by_service.contains_key(tunnel.service.as_str());
+        by_service.entry(if is_counted { &tunnel.service } else { OTHER }).or_default().add(tunnel);
+    }
+    out.single("gw_tunnels", Kind::Gauge, "Tunnels that are open.", all);
+    let mut gauge = |name, help, value: fn(&Tunnels) -> f64| {
+        let mut family = out.family(name, Kind::Gauge, help);
+        by_service.iter().for_each(|(service, tunnels)| family.sample(&[("service", service)], value(tunnels)));
+    };
+    gauge("gw_service_tunnels", "Tunnels of the service that take requests.", |tunnels| tunnels.up as f64);
+    gauge("gw_tunnel_in_flight", "Requests that are open on the service's tunnels.", |tunnels| {
+        tunnels.in_flight as f64
+    });
+    gauge("gw_tunnel_window_bytes", "Flow-control window of streams, of the tunnel with the largest.", |tunnels| {
+        tunnels.window as f64
+    });
+    gauge("gw_tunnel_held_bytes", "Bytes of responses that callers have not taken yet.", |tunnels| tunnels.held as f64);
+    gauge("gw_tunnel_slots", "Requests that the service's agents take at a time.", |tunnels| tunnels.slots as f64);
+    gauge("gw_tunnel_slots_in_use", "Requests that the service's agents have, as they last said.", |tunnels| {
+        tunnels.slots_in_use as f64
+    });
+    gauge("gw_tunnel_round_trip_seconds", "Smoothed round trip to the agent, of the slowest tunnel.", |tunnels| {
+        tunnels.round_trip_us as f64 / 1e6
+    });
+}
+
+fn agents(out: &mut Exposition, inventory: &Inventory) {
+    let mut family = out.family("gw_agents", Kind::Gauge, "Agents by the state of their enrollment.");
+    inventory.agents.iter().for_each(|(state, count)| family.sample(&[("state", state)], count));
+    if let Some(expiry) = inventory.first_agent_expiry {
+        let help = "The first expiry among the certificates of connected agents, since the Unix epoch.";
+        out.single("gw_agent_certificate_first_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
+    }
+    if let Some(expiry) = inventory.server_certificate_expiry {
+        let help = "When the server certificate, or an authority in its chain, expires, since the Unix epoch.";
+        out.single("gw_server_certificate_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
+    }
+}
+
+fn request_log(out: &mut Exposition, stats: &LogStats) {
+    for (name, help, count) in [
+        ("gw_request_log_written_total", "Records that were written.", stats.written),
+        (
+            "gw_request_log_dropped_total",
+            "Records that were lost: no room in the queue, or on the disk.",
+            stats.dropped,
+        ),
+        (
+            "gw_request_log_captures_dropped_total",
+            "Requests that were recorded without what had been kept of them, for lack of room.",
+            stats.captures_dropped,
+        ),
+        (
+            "gw_request_log_out_of_range_total",
+            "Records of requests that began too long ago to be kept.",
+            stats.out_of_range,
+        ),
+        ("gw_request_log_damaged_total", "Blocks or files of the log that could not be read.", stats.damaged),
+    ] {
+        out.single(name, Kind::Counter, help, count);
+    }
+    let failing = "1 while the request log cannot be written: raise an alarm.";
+    out.single("gw_request_log_failing", Kind::Gauge, failing, u64::from(stats.failing));
+    let records = "Records that wait to be written.";
+    out.single("gw_request_log_queued_records", Kind::Gauge, records, stats.queued_records);
+    let bytes = "Memory that waits to be written.";
+    out.single("gw_request_log_queued_bytes", Kind::Gauge, bytes, stats.queued_bytes);
+}
+
+fn spans(out: &mut Exposition, counts: &SpanCounts) {
+    out.single("gw_spans_exported_total", Kind::Counter, "Spans that the collector took.", counts.exported());
+    let dropped = "Spans that were lost: no room in the queue, or refused by the collector.";
+    out.single("gw_spans_dropped_total", Kind::Counter, dropped, counts.dropped());
+}
+
+fn log(out: &mut Exposition) {
+    let help = "Log lines that were left out because their like came too often.";
+    out.single("gw_log_lines_suppressed_total", Kind::Counter, help, logging::suppressed());
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::clock::Timestamp;
+    use crate::counters::Counters;
+    use crate::counters::services::Sample;
     use crate::ownership::WorkerId;
 
-    #[test]
-    fn workers_are_merged() {
-        let report = |worker| WorkerReport {
+    fn report(worker: usize) -> WorkerReport {
+        let counters = Counters::default();
+        let sample = Sample {
+            status: Some(504),
+            code: Some("AGENT_UNAVAILABLE"),
+            bytes_in: 5,
+            bytes_out: 7,
+            total: Duration::from_millis(4),
+            response_head: None,
+        };
+        counters.services.ended(&"acme--api".into(), sample);
+        counters.requests.increment();
+        WorkerReport {
             worker: WorkerId(worker),
-            totals: BTreeMap::from([("requests", 2)]),
+            totals: counters.totals(),
             refusals: BTreeMap::from([("AGENT_UNAVAILABLE", 1)]),
             turned_away: BTreeMap::from([("address_rate", 4)]),
             ended_early: BTreeMap::from([("frames", 1)]),
@@ -82,12 +284,81 @@ mod tests {
             crossings_served: 0,
             busy_per_mille: 10,
             tunnels: Vec::new(),
+            services: counters.services.report(),
+        }
+    }
+
+    #[test]
+    fn workers_are_merged() {
+        let inventory = Inventory {
+            services: vec!["acme--api".into()],
+            agents: BTreeMap::from([("approved", 2)]),
+            first_agent_expiry: Some(Timestamp(1_800_000_000)),
+            server_certificate_expiry: Some(Timestamp(1_900_000_000)),
         };
-        let text = render(&[report(0), report(1)]);
-        assert!(text.contains("# TYPE gw_requests_total counter\ngw_requests_total 4\n"), "{text}");
-        assert!(text.contains("gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2\n"), "{text}");
-        assert!(text.contains("gw_connections_turned_away_total{reason=\"address_rate\"} 8\n"), "{text}");
-        assert!(text.contains("gw_connections_ended_early_total{reason=\"frames\"} 2\n"), "{text}");
-        assert!(text.contains("gw_connections{worker=\"1\"} 3\n"), "{text}");
+        let text = render(&[report(0), report(1)], &inventory, &LogStats { dropped: 3, ..LogStats::default() }, None);
+        for line in [
+            "# TYPE gw_requests_total counter",
+            "gw_requests_total 2",
+            "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
+            "gw_connections_turned_away_total{reason=\"address_rate\"} 8",
+            "gw_connections_ended_early_total{reason=\"frames\"} 2",
+            "gw_connections{worker=\"1\"} 3",
+            "gw_worker_busy_ratio{worker=\"0\"} 0.01",
+            "gw_service_requests_total{service=\"acme--api\",class=\"5xx\"} 2",
+            "gw_service_errors_total{service=\"acme--api\",code=\"AGENT_UNAVAILABLE\"} 2",
+            "gw_service_request_bytes_total{service=\"acme--api\"} 10",
+            "gw_service_request_duration_seconds_bucket{service=\"acme--api\",le=\"0.005\"} 2",
+            "gw_service_request_duration_seconds_bucket{service=\"acme--api\",le=\"0.0025\"} 0",
+            "gw_service_request_duration_seconds_sum{service=\"acme--api\"} 0.008",
+            "gw_service_time_to_first_byte_seconds_count{service=\"acme--api\"} 0",
+            "gw_service_tunnels{service=\"acme--api\"} 0",
+            "gw_request_log_dropped_total 3",
+            "gw_request_log_failing 0",
+            "gw_agents{state=\"approved\"} 2",
+            "gw_agent_certificate_first_expiry_timestamp_seconds 1800000000",
+            "gw_server_certificate_expiry_timestamp_seconds 1900000000",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_total_says_what_it_counts() {
+        let known: Vec<&str> = TOTALS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(Counters::default().totals().into_keys().collect::<Vec<_>>(), known);
+    }
+
+    #[test]
+    fn tunnels_of_many_services_have_bounded_labels() {
+        let tunnel = |service: String| TunnelReport {
+            service,
+            agent_id: "ag".into(),
+            agent_version: "1".into(),
+            certificate_not_after: None,
+            generation: 1,
+            worker: 0,
+            age_seconds: 1,
+            idle_seconds: 0,
+            round_trip_us: Some(250),
+            in_flight: 2,
+            window: 9,
+            held_bytes: 1,
+            slots: Some(128),
+            slots_in_use: Some(3),
+            draining: false,
+        };
+        let tunnels = (0..limits::SERVICES_COUNTED + 5).map(|number| tunnel(format!("a--{number}"))).collect();
+        let text = render(&[WorkerReport { tunnels, ..report(0) }], &Inventory::default(), &LogStats::default(), None);
+        let services = text.lines().filter(|line| line.starts_with("gw_service_tunnels{")).count();
+        assert_eq!(services, limits::SERVICES_COUNTED + 1);
+        for line in [
+            "gw_tunnels 1005",
+            "gw_service_tunnels{service=\"other\"} 5",
+            "gw_tunnel_in_flight{service=\"other\"} 10",
+            "gw_tunnel_round_trip_seconds{service=\"a--7\"} 0.00025",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}");
+        }
     }
 }

@@ -1,10 +1,12 @@
-//! The admin listener: the administration API, and health, readiness and metrics of this process.
+//! The admin listener: the administration API, the console, and health, readiness and metrics of this process.
 
 mod api;
+mod console;
 mod metrics;
 mod problem;
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,31 +15,72 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use gw_shared::metrics::exposition;
+use gw_shared::trace::SpanCounts;
 
+use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
+use crate::request_log::{LogError, RequestLog};
+use crate::series::Series;
+use console::Console;
 use problem::Problem;
 
 /// What the handlers see.
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) control: Arc<Control>,
+    pub(crate) request_log: Arc<RequestLog>,
+    /// `None` where there is no collector of spans.
+    pub(crate) spans: Option<Arc<SpanCounts>>,
+    pub(crate) series: Arc<Series>,
     /// Set when the gateway stops taking requests.
     pub(crate) draining: Arc<AtomicBool>,
+    console: Arc<Console>,
 }
 
+/// A request's work for the control plane panicked; it is in the log.
+struct Panicked;
+
 impl Admin {
+    /// `port` is where callers and agents connect.
+    pub(crate) fn new(
+        control: Arc<Control>,
+        request_log: Arc<RequestLog>,
+        spans: Option<Arc<SpanCounts>>,
+        series: Arc<Series>,
+        draining: Arc<AtomicBool>,
+        port: u16,
+    ) -> Self {
+        Self { control, request_log, spans, series, draining, console: Arc::new(Console::new(port)) }
+    }
+
     /// Has the control plane do something that may block: it waits for the disk.
     async fn ask<T: Send + 'static>(
         self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<T, Problem> {
-        match tokio::task::spawn_blocking(move || work(&self.control)).await {
+        match self.run(work).await {
             Ok(done) => done.map_err(Problem::from),
-            Err(error) => {
-                tracing::error!(%error, "an administration request panicked");
-                Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "see the gateway's log"))
-            }
+            Err(Panicked) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "see the gateway's log")),
         }
+    }
+
+    async fn run<T: Send + 'static>(self, work: impl FnOnce(&Control) -> T + Send + 'static) -> Result<T, Panicked> {
+        tokio::task::spawn_blocking(move || work(&self.control)).await.map_err(|error| {
+            tracing::error!(%error, "an administration request panicked");
+            Panicked
+        })
+    }
+}
+
+impl Admin {
+    /// Reads the request log, off this thread.
+    async fn read_log<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&RequestLog) -> Result<T, LogError> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let log = Arc::clone(&self.request_log);
+        self.clone().ask(move |_| Ok(read(&log)?)).await
     }
 }
 
@@ -53,7 +96,9 @@ pub(crate) async fn serve(
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .nest("/api/v1", api::router(&admin))
-        .with_state(admin);
+        .merge(console::router(&admin))
+        .with_state(admin)
+        .into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
 }
 
@@ -72,6 +117,10 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
-    let reports = tokio::task::spawn_blocking(move || admin.control.reports()).await.unwrap_or_default();
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics::render(&reports))
+    let text = tokio::task::spawn_blocking(move || {
+        let reports = admin.control.reports_with_services();
+        let inventory = admin.control.inventory(&reports, Timestamp::now());
+        metrics::render(&reports, &inventory, &admin.request_log.stats(), admin.spans.as_deref())
+    });
+    ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text.await.unwrap_or_default())
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::Either;
 use gw_shared::http::Part;
+use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::head::request_of_http2;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
@@ -349,8 +350,11 @@ impl ResponseSink for Sink<'_> {
         self.ended = self.is_head || !head.has_body;
         let mut stream = self.stream.borrow_mut();
         let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
+        let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
         let answering = respond.send_response(response(head), self.ended).map_err(|error| {
-            tracing::debug!(%error, "response head not sent");
+            let request_id = request_id.flatten();
+            let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
+            tracing::debug!(request_id, %error, "response head not sent");
             CallerGone
         })?;
         *stream = Stream::Answering(answering);

@@ -76,11 +76,15 @@ impl Listed for AgentView {
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {
-    let TunnelReport { service, age_seconds, in_flight, .. } = tunnel;
+    let TunnelReport { service, age_seconds, idle_seconds, in_flight, .. } = tunnel;
     let slots = match (tunnel.slots_in_use, tunnel.slots) {
         (Some(in_use), Some(all)) => format!(", {in_use} of {all} slots in use"),
         _ => String::new(),
     };
+    let round_trip =
+        tunnel.round_trip_us.map_or(String::new(), |us| format!(", round trip {:.1} ms", us as f64 / 1000.0));
     let draining = if tunnel.draining { ", draining" } else { "" };
-    format!("{service}: up {age_seconds} s, {in_flight} requests in flight{slots}{draining}")
+    format!(
+        "{service}: up {age_seconds} s, idle {idle_seconds} s, {in_flight} requests in flight{slots}{round_trip}{draining}"
+    )
 }

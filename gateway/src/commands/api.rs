@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gw_gateway::control::Page;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
-use http::{Method, Request, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -42,6 +42,14 @@ pub(crate) enum ApiError {
     Stranger { url: String, status: StatusCode },
     #[error("the gateway's answer is not understood: {0}; does it run the same version?")]
     NotUnderstood(#[from] serde_json::Error),
+}
+
+/// Bytes that the API keeps for others.
+pub(crate) struct Download {
+    pub(crate) bytes: Vec<u8>,
+    /// `Content-Encoding` (RFC 9110 §8.4).
+    pub(crate) encoding: Option<String>,
+    pub(crate) truncated: bool,
 }
 
 /// RFC 9457.
@@ -109,7 +117,25 @@ impl Api {
         }
     }
 
+    pub(crate) fn download(&self, path: &str) -> Result<Download, ApiError> {
+        let (_, headers, bytes) = self.ask(Method::GET, path, None)?;
+        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
+        Ok(Download { bytes, encoding: text("content-encoding"), truncated })
+    }
+
     fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Reply, ApiError> {
+        let (status, _, bytes) = self.ask(method, path, body)?;
+        Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
+    }
+
+    /// The answer to a request, if it is not a refusal.
+    fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         let Endpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
             .method(method)
@@ -125,19 +151,19 @@ impl Api {
             None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.http.run(request)),
         };
         let answer = sent.and_then(|mut response| {
-            let text = response.body_mut().with_config().limit(BODY_MAX).read_to_string()?;
-            Ok((response.status(), text))
+            let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
+            Ok((response.status(), response.headers().clone(), bytes))
         });
-        let (status, text) =
+        let (status, headers, bytes) =
             answer.map_err(|error| ApiError::Unreachable { url: url.clone(), error: Box::new(error) })?;
         if status == StatusCode::UNAUTHORIZED {
             return Err(ApiError::Unauthorized { url: url.clone(), token_source: token_source.clone() });
         }
         if !status.is_success() {
-            return Err(serde_json::from_str(&text)
+            return Err(serde_json::from_slice(&bytes)
                 .map_or_else(|_| ApiError::Stranger { url: url.clone(), status }, ApiError::Refused));
         }
-        Ok(Reply { status, text })
+        Ok((status, headers, bytes))
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) enum CommandError {
     Api(#[from] ApiError),
     #[error("nothing to change; --help lists what can be changed")]
     NothingToChange,
+    #[error("{name}: {error}")]
+    Input { name: String, error: io::Error },
     #[error("standard output: {0}")]
     Output(#[from] io::Error),
 }
@@ -107,6 +109,23 @@ impl Console {
     pub(crate) fn delete(&mut self, path: &str) -> Result<(), CommandError> {
         self.api.request(Method::DELETE, path)?;
         if self.json { Ok(()) } else { self.print("Deleted.") }
+    }
+
+    /// Writes the bytes at `path` to standard output; says on standard error what to know of them.
+    pub(crate) fn download(&mut self, path: &str) -> Result<(), CommandError> {
+        let download = self.api.download(path)?;
+        self.out.write_all(&download.bytes)?;
+        self.out.flush()?;
+        let mut notes = Vec::new();
+        if let Some(encoding) = download.encoding {
+            notes.push(format!("gw-gateway: these bytes are encoded: {encoding}\n"));
+        }
+        if download.truncated {
+            notes.push("gw-gateway: there was more of it; only the beginning was kept\n".to_owned());
+        }
+        // Nobody is left to be told if that fails.
+        let _ = io::stderr().write_all(notes.concat().as_bytes());
+        Ok(())
     }
 
     /// Writes a reply: as it is for a script, `in_words` for a person.

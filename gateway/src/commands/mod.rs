@@ -8,6 +8,7 @@ mod connection;
 mod console;
 mod enrollment_token;
 mod grant;
+mod request;
 mod service;
 mod signing_key;
 mod table;
@@ -38,6 +39,8 @@ pub(crate) enum Administration {
     Agent(Family<agent::Command>),
     /// Signing keys: what access tokens are signed with.
     SigningKey(Family<signing_key::Command>),
+    /// Requests: what became of each, for 7 days.
+    Request(Family<request::Command>),
     /// The audit log: who changed what, the newest first.
     Audit {
         #[command(flatten)]
@@ -65,6 +68,7 @@ impl Administration {
             Self::EnrollmentToken(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Agent(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::SigningKey(Family { command, connection }) => command.run(&mut connection.open()?),
+            Self::Request(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Audit { query, connection } => query.run(&mut connection.open()?),
         };
         match done {

@@ -14,6 +14,8 @@ use crate::store::{AccountRecord, Record, RecordId, Records, Step};
 pub struct AccountView {
     #[schema(value_type = String)]
     pub id: AccountId,
+    /// Its plan includes keeping bodies: of the services that are set to.
+    pub capture_allowed: bool,
     /// RFC 3339.
     #[schema(format = DateTime)]
     pub created_at: String,
@@ -25,11 +27,26 @@ pub struct NewAccount {
     /// 3 to 15 characters of a-z and 0-9: the first part of its hostnames.
     #[schema(pattern = "^[a-z0-9]{3,15}$")]
     pub id: String,
+    /// Its plan includes keeping bodies. Off if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture_allowed: Option<bool>,
+}
+
+/// What is left out stays as it is.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AccountChanges {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capture_allowed: Option<bool>,
 }
 
 impl From<&AccountRecord> for AccountView {
     fn from(record: &AccountRecord) -> Self {
-        Self { id: record.id.clone(), created_at: record.created_at.to_string() }
+        Self {
+            id: record.id.clone(),
+            capture_allowed: record.capture_allowed,
+            created_at: record.created_at.to_string(),
+        }
     }
 }
 
@@ -39,14 +56,20 @@ impl Control {
         let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
         self.change(actor, |records, now| {
             if let Some(record) = records.accounts.get(&id) {
+                if new.capture_allowed.is_some_and(|wanted| wanted != record.capture_allowed) {
+                    return Err(ControlError::Conflict(format!(
+                        "account {id} exists with other settings; change it instead"
+                    )));
+                }
                 return Ok(Plan::already((record.into(), false)));
             }
-            let record = AccountRecord { id, created_at: now };
+            let capture_allowed = new.capture_allowed.unwrap_or(false);
+            let record = AccountRecord { id, capture_allowed, created_at: now };
             Ok(Plan {
                 action: "account.create",
                 account: Some(record.id.clone()),
                 target: record.id.to_string(),
-                detail: json!({}),
+                detail: json!({"capture_allowed": capture_allowed}),
                 output: ((&record).into(), true),
                 steps: vec![Step::Put(Record::Account(record))],
             })
@@ -60,6 +83,30 @@ impl Control {
 
     pub fn account(&self, id: &str) -> Result<AccountView, ControlError> {
         find(&self.state().records, id).map(AccountView::from)
+    }
+
+    pub fn change_account(
+        &self,
+        actor: &Actor,
+        id: &str,
+        changes: &AccountChanges,
+    ) -> Result<AccountView, ControlError> {
+        self.change(actor, |records, _| {
+            let record = find(records, id)?;
+            let capture_allowed = changes.capture_allowed.unwrap_or(record.capture_allowed);
+            let changed = AccountRecord { capture_allowed, ..record.clone() };
+            if changed == *record {
+                return Ok(Plan::already(record.into()));
+            }
+            Ok(Plan {
+                action: "account.change",
+                account: Some(changed.id.clone()),
+                target: changed.id.to_string(),
+                detail: json!(changes),
+                output: (&changed).into(),
+                steps: vec![Step::Put(Record::Account(changed))],
+            })
+        })
     }
 
     /// Deletes an account that has nothing left in it.

@@ -9,7 +9,9 @@ mod agent;
 mod desk;
 mod enrollment;
 mod grant;
+mod inventory;
 mod page;
+mod replay;
 mod service;
 mod signing_key;
 
@@ -24,23 +26,27 @@ use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::secret::Secret;
 
-pub use account::{AccountView, NewAccount};
+pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
 pub(crate) use desk::{Desk, Errands, desk};
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
+pub use inventory::Inventory;
+pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
 pub use page::{Page, PageQuery};
+pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::counters::WorkerReport;
+use crate::counters::{Scrape, WorkerReport};
 use crate::hostname::Region;
 use crate::limit::{Bucket, Rate};
 use crate::mailbox::Message;
 use crate::pki::{Authority, PkiError};
+use crate::request_log::LogError;
 use crate::store::{AuditEntry, AuditQuery, Directory, NumberedEntry, Records, SqliteStore, Step, Store, StoreError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 use crate::worker::Peers;
@@ -61,6 +67,7 @@ pub struct Control {
     agents: Authority,
     tls: TlsMaterial,
     admin_token: Secret,
+    admin_hosts: Vec<String>,
     peers: Arc<Peers>,
 }
 
@@ -119,6 +126,8 @@ pub enum ControlError {
     Tls(#[from] TlsError),
     #[error("{0}")]
     Io(#[from] io::Error),
+    #[error(transparent)]
+    RequestLog(LogError),
     #[error("cryptography: {0}")]
     Crypto(#[from] aws_lc_rs::error::Unspecified),
 }
@@ -134,6 +143,15 @@ impl ControlError {
 
     pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {
         move |error| Self::invalid(field, error.to_string())
+    }
+}
+
+impl From<LogError> for ControlError {
+    fn from(error: LogError) -> Self {
+        match error {
+            LogError::Invalid { field, message } => Self::Invalid { field, message },
+            error => Self::RequestLog(error),
+        }
     }
 }
 
@@ -192,6 +210,7 @@ impl Control {
             agents,
             tls,
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
+            admin_hosts: config.admin_hosts.clone(),
             peers,
         };
         if let Err(error) = control.maintain(Timestamp::now()) {
@@ -215,6 +234,16 @@ impl Control {
 
     pub fn admin_token(&self) -> &Secret {
         &self.admin_token
+    }
+
+    /// Names, besides those of this machine, by which browsers reach the console.
+    pub(crate) fn admin_hosts(&self) -> &[String] {
+        &self.admin_hosts
+    }
+
+    /// The certificate that callers and agents have to trust, if it is not of a public authority.
+    pub(crate) fn development_ca(&self) -> Option<PathBuf> {
+        self.tls.development_ca()
     }
 
     /// A copy of all records.
@@ -314,8 +343,17 @@ impl Control {
 
     /// Asks every worker for its counters and tunnels; those that do not answer in time are missing.
     pub fn reports(&self) -> Vec<WorkerReport> {
+        self.scrape(false)
+    }
+
+    /// The same, with the counts of every service.
+    pub fn reports_with_services(&self) -> Vec<WorkerReport> {
+        self.scrape(true)
+    }
+
+    fn scrape(&self, with_services: bool) -> Vec<WorkerReport> {
         let (reply, reports) = crossbeam_channel::bounded(self.peers.mailboxes.len());
-        self.tell_workers(|| Message::Scrape(reply.clone()));
+        self.tell_workers(|| Message::Scrape(Scrape { reply: reply.clone(), with_services }));
         drop(reply);
         let mut received: Vec<WorkerReport> = std::iter::from_fn(|| reports.recv_timeout(REPORT_WITHIN).ok()).collect();
         received.sort_by_key(|report| report.worker);

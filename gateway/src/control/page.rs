@@ -5,8 +5,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::ControlError;
 
-const LIMIT_DEFAULT: usize = 100;
-const LIMIT_MAX: usize = 1000;
+pub(crate) const LIMIT_DEFAULT: usize = 100;
+pub(crate) const LIMIT_MAX: usize = 1000;
 
 /// Which page.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]

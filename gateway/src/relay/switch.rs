@@ -1,31 +1,28 @@
 //! Requests to switch to another protocol (RFC 9110 §7.8, RFC 8441).
 
 use std::cell::Cell;
-use std::rc::Rc;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::Version;
-use gw_shared::id::RequestId;
 
 use super::{Ended, Outcome, conclude, pass_on, receive_body, receive_head, refuse};
 use crate::caller::{CallerGone, RequestBody, ResponseSink};
 use crate::error::Error;
 use crate::exchange::{Exchange, Upload};
-use crate::worker::Core;
+use crate::journey::Journey;
 
 /// Relays the request. If the backend agrees, both halves are carried until
 /// each has ended: one may end long before the other.
 pub(super) async fn switch(
-    core: &Rc<Core>,
+    journey: &Journey,
     exchange: Exchange,
     version: Version,
-    id: RequestId,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
     let Exchange { mut upload, response: pending } = exchange;
     let received = {
-        let head = std::pin::pin!(receive_head(core, pending, id, response));
+        let head = std::pin::pin!(receive_head(journey, pending, response));
         match select(head, std::pin::pin!(body.gone())).await {
             Either::Left((received, _)) => received,
             Either::Right((CallerGone, _)) => return Outcome::CallerGone,
@@ -33,13 +30,13 @@ pub(super) async fn switch(
     };
     let (head, download) = match received {
         Ok(received) => received,
-        Err(ended) => return conclude(core, ended, id, response).await,
+        Err(ended) => return conclude(journey, ended, response).await,
     };
     let switched = head.upgrade.is_some();
     if !switched && version == Version::Http2 && head.status.is_success() {
         // To who speaks HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
         let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
-        return refuse(core, &error, id, response).await;
+        return refuse(journey, &error, response).await;
     }
     if response.head(head).await.is_err() {
         return Outcome::CallerGone;
@@ -53,9 +50,9 @@ pub(super) async fn switch(
     }
     let (received, passed_on) = (Cell::new(false), Cell::new(false));
     let ended = {
-        let down = std::pin::pin!(receive_body(download, response));
+        let down = std::pin::pin!(receive_body(journey, download, response));
         let up = std::pin::pin!(async {
-            if pass_on(body, upload).await.is_err() {
+            if pass_on(journey, body, upload).await.is_err() {
                 return Ended::CallerGone;
             }
             passed_on.set(true);
@@ -73,5 +70,5 @@ pub(super) async fn switch(
             Either::Left((ended, _)) | Either::Right((ended, _)) => ended,
         }
     };
-    conclude(core, ended, id, response).await
+    conclude(journey, ended, response).await
 }

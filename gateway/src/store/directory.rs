@@ -40,6 +40,15 @@ pub struct Service {
     pub modes: Modes,
     pub enabled: bool,
     pub rate: Rate,
+    pub request_logging: bool,
+    pub captures: Captures,
+}
+
+/// Which messages are kept with the log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Captures {
+    pub requests: bool,
+    pub responses: bool,
 }
 
 #[derive(Debug)]
@@ -58,6 +67,8 @@ impl Directory {
         let services = records.services.values().filter_map(|record| {
             let label: Arc<str> = tenant_label(&record.account, &record.id)?.into();
             let hostname = region.tenant_hostname(&record.account, &record.id)?;
+            let may_capture = record.request_logging
+                && records.accounts.get(&record.account).is_some_and(|account| account.capture_allowed);
             let service = Service {
                 label: Arc::clone(&label),
                 owner: ownership::owner(&hostname, workers),
@@ -68,6 +79,11 @@ impl Directory {
                 modes: record.modes,
                 enabled: record.enabled,
                 rate: record.rate,
+                request_logging: record.request_logging,
+                captures: Captures {
+                    requests: may_capture && record.capture_request_body,
+                    responses: may_capture && record.capture_response_body,
+                },
             };
             Some((label, Arc::new(service)))
         });

@@ -7,7 +7,7 @@ mod sqlite;
 
 use gw_shared::id::AccountId;
 
-pub use directory::{Agent, Directory, Service, SigningKey};
+pub use directory::{Agent, Captures, Directory, Service, SigningKey};
 pub use records::{
     AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Grant, Modes,
     PublicKeyHash, Record, RecordId, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,

@@ -14,6 +14,9 @@ use crate::limit::Rate;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountRecord {
     pub id: AccountId,
+    /// The plan includes keeping bodies: services that are set to do.
+    #[serde(default)]
+    pub capture_allowed: bool,
     pub created_at: Timestamp,
 }
 

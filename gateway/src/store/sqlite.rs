@@ -272,7 +272,7 @@ mod tests {
             created_at: Timestamp(5),
         };
         vec![
-            Record::Account(AccountRecord { id: account.clone(), created_at: Timestamp(1) }),
+            Record::Account(AccountRecord { id: account.clone(), capture_allowed: true, created_at: Timestamp(1) }),
             Record::Service(ServiceRecord {
                 account: account.clone(),
                 id: ServiceId::new("api").unwrap(),

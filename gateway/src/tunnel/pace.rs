@@ -66,6 +66,8 @@ pub(crate) struct Pace {
     /// As in the tuner.
     window: Cell<u32>,
     streams: Cell<usize>,
+    /// When the last byte of the last request had come, once there is none any more.
+    quiet_since: Cell<Instant>,
     held: Held,
     /// Bytes committed to streams that hold more than a window, beyond that window.
     excess: Cell<usize>,
@@ -89,6 +91,7 @@ impl Pace {
             tuner: RefCell::default(),
             window: Cell::new(window::FIRST),
             streams: Cell::new(0),
+            quiet_since: Cell::new(socket.last_received().get()),
             held: Held::default(),
             excess: Cell::new(0),
             memory,
@@ -110,6 +113,16 @@ impl Pace {
     /// Bytes that were received and that callers have not taken yet.
     pub(super) fn held_bytes(&self) -> usize {
         self.held.bytes().iter().sum()
+    }
+
+    /// How long nothing has been relayed: none while a request is under way.
+    pub(super) fn quiet_for(&self, now: Instant) -> Duration {
+        if self.streams.get() > 0 { Duration::ZERO } else { now.saturating_duration_since(self.quiet_since.get()) }
+    }
+
+    /// The smoothed round trip of the tunnel's connection.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.gauge.read().ok()?.smoothed_rtt
     }
 
     /// Counts a request that is about to open its stream.
@@ -134,6 +147,7 @@ impl Pace {
         self.memory.streams.set(self.memory.streams.get() - 1);
         self.memory.remove(self.window.get() as usize);
         if self.streams.get() == 0 {
+            self.quiet_since.set(self.last_received.get());
             self.set_excess(0);
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gw_shared::tunnel::control::ToAgent;
 
@@ -116,7 +117,8 @@ impl Registry {
         self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());
     }
 
-    pub(crate) fn report(&self, worker: WorkerId) -> Vec<TunnelReport> {
-        self.by_service.values().flatten().map(|session| session.report(worker)).collect()
+    pub(crate) fn report(&self, worker: WorkerId, directory: &Directory) -> Vec<TunnelReport> {
+        let now = Instant::now();
+        self.by_service.values().flatten().map(|session| session.report(worker, directory, now)).collect()
     }
 }

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::held::Watched;
 use gw_shared::tunnel::{heartbeat, settings};
+use gw_shared::version::VERSION;
 use http::Request;
 
 use super::control;
@@ -22,6 +24,7 @@ use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
 use crate::error::Error;
+use crate::exchange::Passage;
 use crate::limit::Bucket;
 use crate::limits;
 use crate::ownership::WorkerId;
@@ -56,10 +59,15 @@ pub(crate) struct Session {
 /// A request's place among those in flight; gives it back when dropped.
 pub(crate) struct InFlight {
     session: Rc<Session>,
+    opened: Instant,
     body: Option<Watched>,
 }
 
 impl InFlight {
+    pub(crate) fn passage(&self) -> Passage {
+        Passage { opened: Some(self.opened), agent: Some(self.session.agent.clone()), timing: None }
+    }
+
     /// Counts what `body`, its response's, holds. Drop the two together.
     pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
         self.body = Some(self.session.pace.watch(body));
@@ -134,9 +142,12 @@ impl Session {
             return Err(Error::AgentConcurrencyLimit);
         }
         self.pace.enter()?;
-        let in_flight = InFlight { session: Rc::clone(self), body: None };
+        let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now(), body: None };
+        let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers().get(X_GW_REQUEST_ID).cloned());
         let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
-            tracing::debug!(%error, "stream not opened");
+            let request_id = request_id.flatten();
+            let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
+            tracing::debug!(request_id, %error, "stream not opened");
             Error::TunnelLost
         })?;
         Ok((response, upload, in_flight))
@@ -234,13 +245,19 @@ impl Session {
         self.closer.abort();
     }
 
-    pub(crate) fn report(&self, worker: WorkerId) -> TunnelReport {
+    pub(crate) fn report(&self, worker: WorkerId, directory: &Directory, now: Instant) -> TunnelReport {
+        let certificate = directory.agent(self.agent.as_str()).and_then(|agent| agent.certificate_not_after);
         TunnelReport {
             service: self.service.label.to_string(),
             agent_id: self.agent.to_string(),
+            // The handshake has seen to it that the two are of one version.
+            agent_version: VERSION.to_owned(),
+            certificate_not_after: certificate.map(|not_after| not_after.to_string()),
             generation: self.generation,
             worker: worker.0,
-            age_seconds: self.opened.elapsed().as_secs(),
+            age_seconds: now.saturating_duration_since(self.opened).as_secs(),
+            idle_seconds: self.pace.quiet_for(now).as_secs(),
+            round_trip_us: self.pace.round_trip().and_then(|rtt| rtt.as_micros().try_into().ok()),
             in_flight: self.pace.streams(),
             window: self.pace.window(),
             held_bytes: self.pace.held_bytes(),

@@ -3,6 +3,7 @@
 use std::process::{Command, Stdio};
 
 use gw_gateway::demo::Demo;
+use http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::caller::{HOST, connect};
@@ -11,16 +12,16 @@ use crate::{backend, demo, eventually};
 
 /// One reply.
 #[derive(Debug)]
-struct Reply {
-    status: u16,
+pub(crate) struct Reply {
+    pub(crate) status: u16,
     content_type: String,
-    location: String,
+    pub(crate) location: String,
     cache_control: String,
-    body: Value,
+    pub(crate) body: Value,
 }
 
 /// A client of a demo's administration API.
-struct Api<'a>(&'a Demo);
+pub(crate) struct Api<'a>(pub(crate) &'a Demo);
 
 impl Api<'_> {
     fn send(&self, method: &str, path: &str, token: &str, content_type: &str, body: &str) -> Reply {
@@ -48,14 +49,22 @@ impl Api<'_> {
         Reply { status, content_type, location, cache_control, body }
     }
 
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
         let token = format!("Bearer {}", self.0.about.admin_token);
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.send(method, path, &token, "application/json", &body)
     }
 
-    fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         self.ask("GET", path, &Value::Null)
+    }
+
+    /// What is there to be had, whatever it is.
+    pub(crate) fn download(&self, path: &str) -> (HeaderMap, Vec<u8>) {
+        let request = ureq::get(format!("{}/api/v1{path}", self.0.about.admin_url));
+        let token = format!("Bearer {}", self.0.about.admin_token);
+        let mut response = request.header("Authorization", token).call().unwrap();
+        (response.headers().clone(), response.body_mut().read_to_vec().unwrap())
     }
 }
 

@@ -85,11 +85,14 @@ const CREATED_AT: &str = "2026-01-02T03:04:05Z";
 
 #[test]
 fn accounts() {
-    let account = |id: &str| json!({ "id": id, "created_at": CREATED_AT });
+    let account = |id: &str| json!({ "id": id, "capture_allowed": false, "created_at": CREATED_AT });
 
     let (asked, out) = succeed("account create acme", vec![(201, account("acme"))]);
     assert_eq!(asked, [r#"POST /api/v1/accounts {"id":"acme"}"#]);
-    assert_eq!(out, "Created:\n  account  acme\n  created  2026-01-02T03:04:05Z\n");
+    assert_eq!(
+        out,
+        "Created:\n  account          acme\n  capture allowed  no\n  created          2026-01-02T03:04:05Z\n"
+    );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
     assert!(out.starts_with("There already, as wanted:\n"), "{out}");
 
@@ -101,10 +104,10 @@ fn accounts() {
     };
     let (asked, out) = succeed("account list", pages());
     assert_eq!(asked, ["GET /api/v1/accounts?limit=500", "GET /api/v1/accounts?limit=500&cursor=a%26b"]);
-    let table = "ACCOUNT       CREATED\n\
-                 abc           2026-01-02T03:04:05Z\n\
-                 acme          2026-01-02T03:04:05Z\n\
-                 averylongone  2026-01-02T03:04:05Z\n";
+    let table = "ACCOUNT       CAPTURE ALLOWED  CREATED\n\
+                 abc           no               2026-01-02T03:04:05Z\n\
+                 acme          no               2026-01-02T03:04:05Z\n\
+                 averylongone  no               2026-01-02T03:04:05Z\n";
     assert_eq!(out, table);
     let (_, out) = succeed("account list --json", pages());
     let all = page(&[account("abc"), account("acme"), account("averylongone")]);
@@ -115,9 +118,54 @@ fn accounts() {
     assert_eq!(asked, ["GET /api/v1/accounts/acme"]);
     assert_eq!(out, format!("{}\n", account("acme")));
 
+    let (asked, _) = succeed("account change acme --capture-allowed true", vec![(200, account("acme"))]);
+    assert_eq!(asked, [r#"PATCH /api/v1/accounts/acme {"capture_allowed":true}"#]);
+
     let (asked, out) = succeed("account delete acme", vec![(204, Value::Null)]);
     assert_eq!((asked, out.as_str()), (vec!["DELETE /api/v1/accounts/acme".to_owned()], "Deleted.\n"));
     assert_eq!(succeed("account delete acme --json", vec![(204, Value::Null)]).1, "");
+}
+
+#[test]
+fn requests() {
+    const ID: &str = "019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07";
+    let request = json!({
+        "id": ID, "time": "2026-11-21T08:00:00.123Z", "account": "acme", "service": "api",
+        "method": "POST", "path": "/orders", "query": "limit=5",
+        "caller_address": "192.0.2.1", "protocol": "HTTP/2", "auth_mode": "jwt", "caller_id": "gw_ci_x",
+        "status": 200, "code": null, "ended": "complete", "bytes_in": 3, "bytes_out": 4,
+        "durations_us": {
+            "authenticate": 500, "wait": 500, "agent": 1000, "backend_first_byte": 6000, "response_head": 9000,
+            "total": 10_000,
+        },
+        "agent_id": "ag_x", "replayed_from": null, "trace_id": null,
+        "captured_request": { "headers": [["accept", "*/*"]], "bytes": 3, "truncated": false },
+        "captured_response": { "headers": [], "bytes": 1_048_576, "truncated": true },
+    });
+    let (asked, out) = succeed(&format!("request show {ID}"), vec![(200, request.clone())]);
+    assert_eq!(asked, [format!("GET /api/v1/requests/{ID}")]);
+    for line in [
+        "  request             019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07\n",
+        "  target              /orders?limit=5\n",
+        "  request kept        3 bytes\n",
+        "  response kept       1048576 bytes, cut off\n",
+        "  backend first byte       6.000 ms              ████████████████████████\n",
+    ] {
+        assert!(out.contains(line), "{line}{out}");
+    }
+
+    let (asked, out) = succeed(
+        "request search --account acme --service api --status 5xx --min-ms 100 --since 2026-11-21T08:00:00Z --limit 2",
+        vec![(200, page(std::slice::from_ref(&request)))],
+    );
+    let query = "limit=2&account=acme&service=api&status=5xx&since=2026-11-21T08%3A00%3A00Z&min_ms=100";
+    assert_eq!(asked, [format!("GET /api/v1/requests?{query}")]);
+    assert!(out.starts_with("REQUEST ") && out.contains("  acme/api  200     -     10.000    POST"), "{out}");
+
+    let command = format!("request replay {ID} --target /orders --header Accept: --header X-A:1");
+    let (asked, _) = succeed(&command, vec![(201, request)]);
+    let edits = r#"{"set_headers":{"Accept":null,"X-A":"1"},"target":"/orders"}"#;
+    assert_eq!(asked, [format!("POST /api/v1/requests/{ID}/replay {edits}")]);
 }
 
 fn service() -> Value {
@@ -319,7 +367,8 @@ fn agents() {
         "certificate_not_after": null,
         "created_at": CREATED_AT,
         "tunnels": [{
-            "service": "acme--api", "agent_id": ID, "generation": 1, "worker": 0, "age_seconds": 61, "in_flight": 2,
+            "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
+            "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
             "window": 524288, "held_bytes": 0, "slots": 128, "slots_in_use": 2, "draining": true,
         }],
     });
@@ -333,7 +382,12 @@ fn agents() {
     assert_eq!(out, table);
     let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
     assert_eq!(asked, [format!("GET {item}")]);
-    assert!(out.contains("  acme--api: up 61 s, 2 requests in flight, 2 of 128 slots in use, draining\n"), "{out}");
+    assert!(
+        out.contains(
+            "  acme--api: up 61 s, idle 0 s, 2 requests in flight, 2 of 128 slots in use, round trip 0.2 ms, draining\n"
+        ),
+        "{out}"
+    );
     assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
     assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);
     let (asked, _) = succeed(&format!("agent change acme {ID} --service b --name n"), reply());
@@ -459,8 +513,9 @@ fn a_configuration_file_says_where_and_with_what() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     // More than a pipe holds, for a reader that does not read it.
-    let accounts: Vec<Value> =
-        (0..10_000).map(|number| json!({ "id": format!("a{number:06}"), "created_at": CREATED_AT })).collect();
+    let accounts: Vec<Value> = (0..10_000)
+        .map(|number| json!({ "id": format!("a{number:06}"), "capture_allowed": false, "created_at": CREATED_AT }))
+        .collect();
     let api = FakeApi::new(vec![(200, page(&accounts))]);
     let mut command = gw_gateway("account list");
     command.env("GW_ADMIN_URL", &api.url).env("GW_ADMIN_TOKEN", "t0ken");

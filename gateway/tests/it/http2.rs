@@ -235,7 +235,8 @@ fn requests_taken_back_again_and_again_end_the_connection() {
             }
             runtime::yield_now().await;
         };
-        assert_eq!(ended.reason(), Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
+        // Where the gateway's last words were lost to a reset, the count says it.
+        assert!(ended.is_io() || ended.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
     let abusive = |demo: &Demo| -> u64 {

@@ -12,7 +12,7 @@ use gw_shared::secret::Secret;
 
 /// Creates a service with the defaults, and its account if that is not there.
 pub(crate) fn service(control: &Control, account: &str, service: &str) {
-    control.create_account(&Actor::Admin, &NewAccount { id: account.to_owned() }).unwrap();
+    control.create_account(&Actor::Admin, &NewAccount { id: account.to_owned(), capture_allowed: Some(true) }).unwrap();
     let new = NewService { id: service.to_owned(), ..NewService::default() };
     control.create_service(&Actor::Admin, account, &new).unwrap();
 }

@@ -86,7 +86,7 @@ fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
 fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
     eventually("all tunnels", || {
         let (_, metrics) = admin(admin_address, "/metrics");
-        (metrics.lines().filter(|line| line.starts_with("gw_tunnel_in_flight{")).count() == count).then_some(())
+        metrics.lines().any(|line| line == format!("gw_tunnels {count}")).then_some(())
     });
 }
 

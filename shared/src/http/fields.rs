@@ -16,6 +16,8 @@ pub const X_GW_AGENT_ERROR: HeaderName = HeaderName::from_static("x-gw-agent-err
 pub const X_GW_UPGRADE: HeaderName = HeaderName::from_static("x-gw-upgrade");
 /// On the tunnel only: the method of a request to switch protocols, where that was not GET.
 pub const X_GW_UPGRADE_METHOD: HeaderName = HeaderName::from_static("x-gw-upgrade-method");
+/// On the tunnel only: where the time of a request went at the agent ([`AgentTiming`](crate::tunnel::timing::AgentTiming)).
+pub const X_GW_TIMING: HeaderName = HeaderName::from_static("x-gw-timing");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");

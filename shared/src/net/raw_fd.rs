@@ -49,6 +49,8 @@ pub struct TcpInfo {
     pub received: u64,
     /// Shortest round trip of the last minutes (Linux 4.6); `None` before the first.
     pub shortest_rtt: Option<Duration>,
+    /// Round trip of late, smoothed (RFC 6298); `None` before the first.
+    pub smoothed_rtt: Option<Duration>,
 }
 
 /// Reads `TCP_INFO` of `socket`.
@@ -71,6 +73,7 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
         shortest_rtt: Some(info.tcpi_min_rtt)
             .filter(|rtt| (1..u32::MAX).contains(rtt))
             .map(|rtt| Duration::from_micros(rtt.into())),
+        smoothed_rtt: Some(info.tcpi_rtt).filter(|rtt| *rtt > 0).map(|rtt| Duration::from_micros(rtt.into())),
     })
 }
 
@@ -114,6 +117,7 @@ mod tests {
         let info = tcp_info(stream.as_fd()).unwrap();
         assert_eq!(info.received, 1);
         assert!(info.shortest_rtt.unwrap() < Duration::from_secs(30));
+        assert!(info.smoothed_rtt.unwrap() < Duration::from_secs(30));
         assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 6);
         // A peer that closed before anything more was sent acknowledges nothing of it.
         drop(accepted);

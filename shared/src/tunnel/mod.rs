@@ -6,6 +6,9 @@
 //! was not GET. If the backend switches, the agent answers 200 with [`X_GW_UPGRADE`], and the bytes of the protocol
 //! follow both ways until each side ends its stream. Any other response is an ordinary one.
 //!
+//! Every response head says in [`X_GW_TIMING`] where the time went at the agent.
+//!
+//! [`X_GW_TIMING`]: crate::http::fields::X_GW_TIMING
 //! [`X_GW_UPGRADE`]: crate::http::fields::X_GW_UPGRADE
 //! [`X_GW_UPGRADE_METHOD`]: crate::http::fields::X_GW_UPGRADE_METHOD
 
@@ -15,6 +18,7 @@ pub mod heartbeat;
 pub mod held;
 pub mod settings;
 pub mod stream;
+pub mod timing;
 pub mod window;
 
 /// ALPN protocol of the tunnel (RFC 7301). Only connections that offer it are asked for a client certificate.

@@ -10,10 +10,14 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{AccountView, Actor, NewAccount, Page, PageQuery};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount, Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
-    OpenApiRouter::new().routes(routes!(create_account, list_accounts)).routes(routes!(show_account, delete_account))
+    OpenApiRouter::new().routes(routes!(create_account, list_accounts)).routes(routes!(
+        show_account,
+        change_account,
+        delete_account
+    ))
 }
 
 /// Create an account. Creating it again changes nothing.
@@ -52,6 +56,21 @@ async fn list_accounts(
 )]
 async fn show_account(State(admin): State<Admin>, Path(account): Path<String>) -> Result<Json<AccountView>, Problem> {
     admin.ask(move |control| control.account(&account)).await.map(Json)
+}
+
+/// Change the settings of an account. What is left out stays.
+#[utoipa::path(
+    patch, path = "/accounts/{account}", tag = "accounts",
+    params(("account" = String, Path, description = "Account id")),
+    request_body = AccountChanges,
+    responses((status = 200, description = "As it is now", body = AccountView), ReadProblems, WriteProblems),
+)]
+async fn change_account(
+    State(admin): State<Admin>,
+    Path(account): Path<String>,
+    Body(changes): Body<AccountChanges>,
+) -> Result<Json<AccountView>, Problem> {
+    admin.ask(move |control| control.change_account(&Actor::Admin, &account, &changes)).await.map(Json)
 }
 
 /// Delete an account that has nothing left in it.

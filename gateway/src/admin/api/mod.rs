@@ -6,6 +6,8 @@ mod agents;
 mod audit_log;
 mod enrollment_tokens;
 mod grants;
+mod requests;
+mod series;
 mod services;
 mod signing_keys;
 
@@ -60,6 +62,8 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(agents::routes())
         .merge(signing_keys::routes())
         .merge(audit_log::routes())
+        .merge(requests::routes())
+        .merge(series::routes())
         .split_for_parts();
     routes
         .fallback(async || {

@@ -1,0 +1,145 @@
+//! `/requests`
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use gw_shared::id::{InvalidId, RequestId};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::admin::Admin;
+use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{ControlError, Page, ReplayEdits};
+use crate::request_log::{BodyView, RequestView, SearchQuery, Side};
+
+/// Of a body that was kept: more had been there.
+const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");
+
+pub(super) fn routes() -> OpenApiRouter<Admin> {
+    OpenApiRouter::new()
+        .routes(routes!(search_requests))
+        .routes(routes!(show_request))
+        .routes(routes!(show_request_body))
+        .routes(routes!(replay_request))
+}
+
+/// Search the request log, the newest first. A page may have fewer items than asked for and a `next_cursor` all the same:
+/// a search that has looked at much goes on with the next page.
+#[utoipa::path(
+    get, path = "/requests", tag = "requests", params(SearchQuery),
+    responses((status = 200, description = "A page", body = Page<RequestView>), ReadProblems),
+)]
+async fn search_requests(
+    State(admin): State<Admin>,
+    Query(query): Query<SearchQuery>,
+) -> Result<Json<Page<RequestView>>, Problem> {
+    admin.read_log(move |log| log.search(&query)).await.map(Json)
+}
+
+/// Show a request.
+#[utoipa::path(
+    get, path = "/requests/{request_id}", tag = "requests",
+    params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),
+    responses((status = 200, description = "The request", body = RequestView), ReadProblems),
+)]
+async fn show_request(State(admin): State<Admin>, Path(id): Path<String>) -> Result<Json<RequestView>, Problem> {
+    admin.request(&id).await.map(Json)
+}
+
+/// Show a body that was kept, as it went over the wire: its `Content-Encoding` is the response's. `X-Gw-Truncated: true`
+/// says that there was more of it.
+#[utoipa::path(
+    get, path = "/requests/{request_id}/body/{side}", tag = "requests",
+    params(
+        ("request_id" = String, Path, description = "As in X-Gw-Request-Id"),
+        ("side" = String, Path, description = "`request` or `response`", pattern = "^(request|response)$"),
+    ),
+    responses(
+        (status = 200, description = "The body", body = Vec<u8>, content_type = "application/octet-stream"),
+        ReadProblems,
+    ),
+)]
+async fn show_request_body(
+    State(admin): State<Admin>,
+    Path((id, side)): Path<(String, String)>,
+) -> Result<Response, Problem> {
+    let side = match side.as_str() {
+        "request" => Side::Request,
+        "response" => Side::Response,
+        _ => return Err(ControlError::invalid("side", "request or response").into()),
+    };
+    let id = parse(&id)?;
+    let body = admin.read_log(move |log| log.body(id, side)).await?;
+    body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "nothing was kept of this body"))
+}
+
+/// What a stranger wrote: for keeping, not for showing as a page of ours.
+fn attachment(body: BodyView) -> Response {
+    let mut response = body.bytes.into_response();
+    let headers = response.headers_mut();
+    let octets = HeaderValue::from_static("application/octet-stream");
+    let text = |text: Option<String>| text.and_then(|text| HeaderValue::try_from(text).ok());
+    headers.insert(header::CONTENT_TYPE, text(body.content_type).unwrap_or(octets));
+    if let Some(encoding) = text(body.content_encoding) {
+        headers.insert(header::CONTENT_ENCODING, encoding);
+    }
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
+    headers.insert(X_GW_TRUNCATED, HeaderValue::from_static(if body.truncated { "true" } else { "false" }));
+    response
+}
+
+/// Relay a request that was kept once more, as it was or edited, and show what came of it: a new request, with
+/// `replayed_from`. Ends when the response has; whoever does not wait for that cuts it off.
+#[utoipa::path(
+    post, path = "/requests/{request_id}/replay", tag = "requests",
+    params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),
+    request_body = ReplayEdits,
+    responses(
+        (status = 201, description = "Relayed", body = RequestView, headers(("Location" = String))),
+        ReadProblems, WriteProblems,
+    ),
+)]
+async fn replay_request(
+    State(admin): State<Admin>,
+    Path(id): Path<String>,
+    Body(edits): Body<ReplayEdits>,
+) -> Result<Response, Problem> {
+    let view = admin.replay(&id, edits).await?;
+    let location = format!("/api/v1/requests/{}", view.id);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(view)).into_response())
+}
+
+impl Admin {
+    /// The request of an id that somebody wrote.
+    pub(in crate::admin) async fn request(&self, id: &str) -> Result<RequestView, Problem> {
+        let id = parse(id)?;
+        let found = self.read_log(move |log| log.show(id)).await?;
+        found.ok_or_else(|| not_found(id))
+    }
+
+    /// Relays a kept request again and waits for the end; the new one.
+    pub(in crate::admin) async fn replay(&self, id: &str, edits: ReplayEdits) -> Result<RequestView, Problem> {
+        let id = parse(id)?;
+        let kept = self.read_log(move |log| log.captured(id)).await?.ok_or_else(|| not_found(id))?;
+        let ended = self.clone().ask(move |control| control.replay(kept, &edits)).await?;
+        let stopped = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway stopped before the replay ended");
+        let new = ended.await.map_err(stopped)?;
+        let found = self.read_log(move |log| {
+            log.flush();
+            log.show(new)
+        });
+        found.await?.ok_or_else(|| not_found(new))
+    }
+}
+
+/// What is no id is the id of no request.
+fn parse(id: &str) -> Result<RequestId, Problem> {
+    id.parse().map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
+}
+
+fn not_found(id: RequestId) -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, format!("no request {id} in the log: it was not logged, or is too old"))
+}

@@ -1,0 +1,190 @@
+//! Agents of an account, and the tokens with which more can enroll.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use gw_shared::enrollment::EnrollmentStatus;
+
+use super::accounts::{ListQuery, Tab, crumbs};
+use super::failure::Failure;
+use super::form::Form;
+use super::format;
+use super::grants::service_ids;
+use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use super::tunnels::TunnelRow;
+use crate::admin::Admin;
+use crate::clock::Timestamp;
+use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView, Page, PageQuery};
+use crate::store::Approval;
+
+#[derive(Template)]
+#[template(path = "agents.html")]
+struct AgentsPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    tab: Tab,
+    agents: Vec<AgentView>,
+    next_cursor: Option<String>,
+    tokens: Vec<EnrollmentTokenView>,
+    now: Timestamp,
+}
+
+#[derive(Template)]
+#[template(path = "agent.html")]
+struct AgentPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    agent: AgentView,
+    tunnels: Vec<TunnelRow>,
+    services: Vec<String>,
+    form: Form,
+    now: Timestamp,
+}
+
+/// How an agent's state is called and shown.
+pub(super) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static str) {
+    match status {
+        EnrollmentStatus::Pending => ("waiting for approval", "warn"),
+        EnrollmentStatus::Approved => ("approved", "good"),
+        EnrollmentStatus::Revoked => ("revoked", "bad"),
+    }
+}
+
+/// What became of an enrollment token.
+fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'static str) {
+    if token.used_by.is_some() {
+        ("used", "neutral")
+    } else if token.expires_at <= now.to_string() {
+        ("expired", "neutral")
+    } else {
+        ("open", "good")
+    }
+}
+
+pub(super) async fn list(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, Failure> {
+    let id = account.clone();
+    let look = move |control: &Control| {
+        let tokens = control.enrollment_tokens(&id, &PageQuery { limit: Some(100), cursor: None })?;
+        Ok((control.agents(&id, &query.into())?, tokens.items))
+    };
+    let (Page { items: agents, next_cursor }, tokens) = admin.look(look).await?;
+    let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
+    let (crumbs, now) = (crumbs(&account), Timestamp::now());
+    render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, now })
+}
+
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    page(&admin, visit, account, agent, as_it_is).await
+}
+
+async fn page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    id: String,
+    form: impl FnOnce(&AgentView) -> Form,
+) -> Result<Response, Failure> {
+    let look = move |control: &Control| Ok((control.agent(&account, &id)?, service_ids(control, &account)?));
+    let (agent, services) = admin.look(look).await?;
+    let mut crumbs = crumbs(agent.account.as_str());
+    crumbs.push(crumb("Agents", format!("/accounts/{}/agents", agent.account)));
+    render(&AgentPage {
+        chrome: visit.chrome(Section::Accounts, agent.name.as_str()),
+        crumbs,
+        tunnels: agent.tunnels.iter().map(TunnelRow::from).collect(),
+        form: form(&agent),
+        agent,
+        services,
+        now: Timestamp::now(),
+    })
+}
+
+fn as_it_is(agent: &AgentView) -> Form {
+    agent
+        .services
+        .iter()
+        .fold(Form::default().with("name", &agent.name), |form, service| form.with("services", service.as_str()))
+}
+
+pub(super) async fn change(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let changes = AgentChanges { name: Some(form.value("name").to_owned()), services: Some(form.values("services")) };
+    let (account_id, id) = (account.clone(), agent.clone());
+    let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
+    match admin.attempt(change).await? {
+        Ok(agent) => Ok(back(&agent, "saved")),
+        Err(error) => {
+            form.refused_by(error)?;
+            let page = page(&admin, visit, account, agent, |_| form).await?;
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        }
+    }
+}
+
+pub(super) async fn approve(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let agent = admin.look(move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await?;
+    Ok(back(&agent, "approved"))
+}
+
+pub(super) async fn revoke(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    if form.confirms(&agent) {
+        let agent = admin.look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await?;
+        return Ok(back(&agent, "revoked"));
+    }
+    refused(&admin, visit, account, agent, &form).await
+}
+
+pub(super) async fn delete(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    if form.confirms(&agent) {
+        let list = format!("/accounts/{account}/agents?note=deleted");
+        admin.look(move |control| control.delete_agent(&Actor::Admin, &account, &agent)).await?;
+        return Ok(Redirect::to(&list).into_response());
+    }
+    refused(&admin, visit, account, agent, &form).await
+}
+
+/// The agent as it is, with what was typed to confirm.
+async fn refused(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    agent: String,
+    form: &Form,
+) -> Result<Response, Failure> {
+    let typed = |agent: &AgentView| as_it_is(agent).with("confirm", form.value("confirm")).with_errors_of(form);
+    let page = page(admin, visit, account, agent, typed).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+fn back(agent: &AgentView, note: &str) -> Response {
+    Redirect::to(&format!("/accounts/{}/agents/{}?note={note}", agent.account, agent.agent_id)).into_response()
+}

@@ -1,0 +1,154 @@
+// What pages do beyond forms and links: copying secrets, drawing charts. htmx refreshes what is live.
+"use strict";
+(() => {
+  const SIZE = 190;
+  const REFRESH_MS = 15_000;
+
+  // Secrets: a button beside each, and an address that is safe to reload instead of the form's.
+
+  const once = document.querySelector(".once[data-reload]");
+  if (once) history.replaceState(null, "", once.dataset.reload);
+
+  for (const block of document.querySelectorAll(".copyable")) {
+    const [title, text] = [block.querySelector("h2"), block.querySelector("pre")];
+    const bar = document.createElement("div");
+    bar.className = "bar";
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", `Copy: ${title.textContent}`);
+    button.addEventListener("click", async () => {
+      button.textContent = (await copied(text)) ? "Copied" : "Selected: press Ctrl+C";
+      setTimeout(() => { button.textContent = "Copy"; }, 2500);
+    });
+    title.replaceWith(bar);
+    bar.append(title, button);
+  }
+
+  // Without https there is no clipboard but on this machine; then the text is selected.
+  async function copied(element) {
+    try {
+      await navigator.clipboard.writeText(element.textContent);
+      return true;
+    } catch {
+      getSelection().selectAllChildren(element);
+      return false;
+    }
+  }
+
+  // Charts.
+
+  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+  const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+  const number = (value) => (value == null ? "–" : value >= 10_000 ? compact.format(value) : exact.format(value));
+  const size = (value) => {
+    if (value == null) return "–";
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = 0;
+    while (value >= 1024 && unit + 1 < units.length) value /= 1024, unit++;
+    return `${value.toFixed(unit && value < 100 ? 1 : 0)} ${units[unit]}`;
+  };
+
+  /** Names, columns and colours of each kind of chart. */
+  const KINDS = {
+    rate: (data) => ({ series: [["Requests", perSecond(data.requests, data), "--one"]], fill: true }),
+    latency: (data) => ({
+      series: [["p50", data.p50, "--two"], ["p90", data.p90, "--three"], ["p99", data.p99, "--four"]],
+    }),
+    status: (data) => ({
+      series: ["--two", "--six", "--three", "--four"].map((colour, index) =>
+        [`${index + 2}xx`, perSecond(data.by_class[index], data), colour]),
+    }),
+    errors: (data) => ({
+      series: data.errors.map(([code, counts], index) =>
+        [code, perSecond(counts, data), ["--four", "--three", "--five", "--one", "--two", "--six"][index % 6]]),
+    }),
+    bytes: (data) => ({
+      series: [["In", perSecond(data.bytes_in, data), "--one"], ["Out", perSecond(data.bytes_out, data), "--two"]],
+      format: size,
+    }),
+  };
+
+  const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+
+  /** Points that no line leads to. */
+  function alone(chart, series) {
+    const column = chart.data[series];
+    return [...column.keys()].filter((at) => column[at] != null && column[at - 1] == null && column[at + 1] == null);
+  }
+
+  function perSecond(counts, data) {
+    return counts.map((count) => count / data.step_seconds);
+  }
+
+  function draw(plot, data) {
+    const { series, fill, format = number } = KINDS[plot.dataset.chart](data);
+    const styles = getComputedStyle(document.documentElement);
+    const colour = (name) => styles.getPropertyValue(name).trim();
+    const axis = {
+      stroke: colour("--muted"), font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
+    };
+    const isEmpty = !series.some(([, column]) => column.some((value) => value));
+    const options = {
+      width: plot.clientWidth, height: SIZE,
+      padding: [8, 8, 0, 0],
+      cursor: { points: { size: 6 }, drag: { x: false, y: false } },
+      legend: { live: true, show: !isEmpty },
+      scales: { y: { range: (_, low, high) => [0, isEmpty ? 1 : Math.max(high * 1.1, 1e-6)] } },
+      axes: [{ ...axis, size: 28, space: 70, values: (_, ticks, __, ___, step) => ticks.map(step < 86_400 ? clock : day) }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (isEmpty ? "" : format(tick))) }],
+      series: [
+        { value: (_, at) => (at == null ? "–" : `${day(at)} ${clock(at)}`) },
+        ...series.map(([label, , name]) => ({
+          label, stroke: colour(name), width: isEmpty ? 0 : 1.5, points: { show: true, size: 4, filter: alone }, spanGaps: false,
+          fill: fill && !isEmpty ? `color-mix(in srgb, ${colour(name)} 12%, transparent)` : undefined,
+          value: (_, value) => format(value),
+        })),
+      ],
+    };
+    // Without series there is no scale to draw.
+    const columns = series.length ? series.map(([, column]) => column) : [data.at.map(() => null)];
+    if (!series.length) options.series.push({ label: "", show: true });
+    plot.replaceChildren();
+    const chart = new uPlot(options, [data.at, ...columns], plot);
+    if (isEmpty) {
+      const absent = document.createElement("p");
+      absent.className = "absent";
+      absent.textContent = "Nothing recorded in this time";
+      plot.append(absent);
+    }
+    plot.drawn = { chart, data };
+  }
+
+  async function refresh(section) {
+    try {
+      const response = await fetch(section.dataset.series, { headers: { accept: "application/json" } });
+      if (response.status === 401) return location.reload();
+      if (!response.ok) return;
+      const data = await response.json();
+      for (const plot of section.querySelectorAll("[data-chart]")) {
+        // Not under somebody's pointer.
+        if (!plot.drawn || !plot.matches(":hover")) draw(plot, data);
+      }
+    } catch {
+      // The gateway is not there: the next try may find it.
+    }
+  }
+
+  const sections = document.querySelectorAll("[data-series]");
+  for (const section of sections) refresh(section);
+  if (sections.length) {
+    setInterval(() => { if (!document.hidden) sections.forEach(refresh); }, REFRESH_MS);
+    new ResizeObserver((entries) => {
+      for (const { target } of entries) {
+        for (const plot of target.querySelectorAll("[data-chart]")) {
+          plot.drawn?.chart.setSize({ width: plot.clientWidth, height: SIZE });
+        }
+      }
+    }).observe(sections[0]);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      for (const plot of document.querySelectorAll("[data-chart]")) if (plot.drawn) draw(plot, plot.drawn.data);
+    });
+  }
+})();

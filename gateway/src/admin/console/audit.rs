@@ -1,0 +1,46 @@
+//! The audit log: who changed what.
+
+use askama::Template;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::failure::Failure;
+use super::format;
+use super::page::{Chrome, Section, Visit, render};
+use crate::admin::Admin;
+use crate::store::{AuditQuery, NumberedEntry};
+
+const ENTRIES: usize = 50;
+
+#[derive(Template)]
+#[template(path = "audit.html")]
+struct AuditPage {
+    chrome: Chrome,
+    entries: Vec<NumberedEntry>,
+    account: String,
+    /// Number of the last entry, if there are older ones.
+    before: Option<i64>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct AuditFilter {
+    account: Option<String>,
+    before: Option<i64>,
+}
+
+pub(super) async fn list(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Query(filter): Query<AuditFilter>,
+) -> Result<Response, Failure> {
+    let account = filter.account.map(|account| account.trim().to_owned()).filter(|account| !account.is_empty());
+    // One more than is shown, to see whether there is more.
+    let query = AuditQuery { account: account.clone(), before: filter.before, limit: ENTRIES + 1 };
+    let mut entries = admin.look(move |control| control.audit_log(&query)).await?;
+    let more = entries.len() > ENTRIES;
+    entries.truncate(ENTRIES);
+    let before = entries.last().filter(|_| more).map(|entry| entry.number);
+    let chrome = visit.chrome(Section::AuditLog, "Audit log");
+    render(&AuditPage { chrome, entries, account: account.unwrap_or_default(), before })
+}

@@ -1,0 +1,91 @@
+//! Commands that pages propose, ready to be pasted into a shell.
+
+use crate::admin::Admin;
+
+/// Where a gateway is for those outside, as far as it knows itself.
+pub(super) struct Place {
+    apex: String,
+    /// With its colon; nothing for the one that https has anyway.
+    port: String,
+    /// File with the certificate to trust, if it is not of a public authority.
+    ca_file: Option<String>,
+}
+
+impl Place {
+    pub(super) fn of(admin: &Admin) -> Self {
+        let control = &admin.control;
+        let port = admin.console.port;
+        Self {
+            apex: control.region().apex().to_owned(),
+            port: if port == 443 { String::new() } else { format!(":{port}") },
+            ca_file: control.development_ca().map(|file| file.display().to_string()),
+        }
+    }
+
+    pub(super) fn call_with_key(&self, account: &str, service: &str, key: &str) -> String {
+        let Self { apex, port, .. } = self;
+        let curl = self.curl();
+        format!(
+            "{curl} https://{account}--{service}.{apex}{port}/ \\\n  -H {}",
+            quoted(&format!("X-Gw-Service-Key: {key}"))
+        )
+    }
+
+    pub(super) fn call_with_token(&self, account: &str, service: &str, client_id: &str, secret: &str) -> String {
+        let Self { apex, port, .. } = self;
+        let curl = self.curl();
+        let scope = quoted(&format!("scope=account:{account} service:{service}"));
+        format!(
+            "TOKEN=$({curl} https://{apex}{port}/oauth/token \\\n  -u {client_id}:{secret} -d {scope} \\\n  \
+             | sed 's/.*\"access_token\":\"\\([^\"]*\\)\".*/\\1/')\n\
+             {curl} https://{account}--{service}.{apex}{port}/ \\\n  -H \"X-Gw-Authorization: Bearer $TOKEN\""
+        )
+    }
+
+    pub(super) fn enroll(&self, token: &str) -> String {
+        let Self { apex, port, ca_file } = self;
+        let ca_file = ca_file.as_ref().map_or_else(String::new, |file| format!(" --ca-file {}", quoted(file)));
+        format!("gw-agent enroll --gateway https://{apex}{port} \\\n  --token {token}{ca_file}")
+    }
+
+    pub(super) fn run() -> &'static str {
+        "gw-agent run --backend http://127.0.0.1:8080"
+    }
+
+    fn curl(&self) -> String {
+        let ca_file = self.ca_file.as_ref().map_or_else(String::new, |file| format!(" --cacert {}", quoted(file)));
+        format!("curl -sS{ca_file}")
+    }
+}
+
+/// As one word of a shell's.
+fn quoted(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:=@%+".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_say_only_what_is_needed() {
+        let public = Place { apex: "eu1.example.com".into(), port: String::new(), ca_file: None };
+        assert_eq!(
+            public.call_with_key("acme", "api", "gw_sk_a.b"),
+            "curl -sS https://acme--api.eu1.example.com/ \\\n  -H 'X-Gw-Service-Key: gw_sk_a.b'"
+        );
+        assert_eq!(
+            public.enroll("gw_et_a.b"),
+            "gw-agent enroll --gateway https://eu1.example.com \\\n  --token gw_et_a.b"
+        );
+        let own = Place { port: ":8443".into(), ca_file: Some("/tmp/it's here/ca.crt".into()), ..public };
+        assert!(own.call_with_token("acme", "api", "gw_ci_x", "gw_cs_y").starts_with(
+            r"TOKEN=$(curl -sS --cacert '/tmp/it'\''s here/ca.crt' https://eu1.example.com:8443/oauth/token"
+        ));
+    }
+}

@@ -1,0 +1,99 @@
+//! What pages take from elsewhere than the records: the request log, its statistics, replays. The one place that knows
+//! where it comes from.
+
+use std::collections::BTreeMap;
+
+use gw_shared::id::RequestId;
+
+use super::failure::Failure;
+use crate::admin::Admin;
+use crate::clock::Timestamp;
+use crate::control::{Control, ControlError, Page, ReplayEdits};
+use crate::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
+use crate::series::{self, Selection, Series};
+
+/// What became of the requests of one step of time.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Point {
+    /// When the step begins.
+    pub(super) at: Timestamp,
+    pub(super) requests: u64,
+    /// By class of their status: 2xx, 3xx, 4xx, 5xx.
+    pub(super) by_class: [u64; 4],
+    /// By code of the gateway's errors.
+    pub(super) errors: BTreeMap<String, u64>,
+    pub(super) bytes_in: u64,
+    pub(super) bytes_out: u64,
+    /// Total duration at the median, the 90th and the 99th percentile, in milliseconds; `None` without requests.
+    pub(super) quantiles_ms: Option<[f64; 3]>,
+}
+
+/// Which requests, over what time.
+#[derive(Debug, Clone)]
+pub(super) struct SeriesQuery {
+    /// `{account}--{service}`; all if there is none.
+    pub(super) service: Option<String>,
+    pub(super) since: Timestamp,
+    pub(super) until: Timestamp,
+    pub(super) step_seconds: u32,
+}
+
+/// The request of an id that somebody wrote, if it is kept.
+pub(super) fn request(log: &RequestLog, id: &str) -> Result<Option<RequestView>, ControlError> {
+    // What is no id is the id of no request.
+    let Ok(id) = id.parse() else { return Ok(None) };
+    Ok(log.show(id)?)
+}
+
+/// The newest first. A page may be short, or empty, and have a next one all the same.
+pub(super) fn search(log: &RequestLog, query: &SearchQuery) -> Result<Page<RequestView>, ControlError> {
+    Ok(log.search(query)?)
+}
+
+pub(super) fn body(log: &RequestLog, id: &str, side: Side) -> Result<Option<BodyView>, ControlError> {
+    let Ok(id) = id.parse() else { return Ok(None) };
+    Ok(log.body(id, side)?)
+}
+
+/// Makes a request again and waits until it has ended; the id of the new one, or what is wrong with the edits.
+pub(super) async fn replay(
+    admin: &Admin,
+    id: RequestId,
+    edits: ReplayEdits,
+) -> Result<Result<RequestId, ControlError>, Failure> {
+    let begin = move |control: &Control, log: &RequestLog| {
+        let kept = log.captured(id)?.ok_or_else(|| ControlError::NotFound { kind: "request", id: id.to_string() })?;
+        control.replay(kept, &edits)
+    };
+    let ended = match admin.attempt_with_log(begin).await? {
+        Ok(ended) => ended,
+        Err(error) => return Ok(Err(error)),
+    };
+    let Ok(new) = ended.await else { return Err(Failure::stopping()) };
+    // So that its page has it.
+    let flushed = |_: &Control, log: &RequestLog| {
+        log.flush();
+        Ok(())
+    };
+    admin.look_with_log(flushed).await?;
+    Ok(Ok(new))
+}
+
+/// Steps without requests may be missing.
+pub(super) fn series(series: &Series, query: &SeriesQuery) -> Result<Vec<Point>, ControlError> {
+    let selection = query.service.clone().map_or(Selection::All, Selection::Service);
+    let points = series.read(&selection, query.since, query.until, query.step_seconds, Timestamp::now())?;
+    let point = |point: series::Point| {
+        let [_, successes, redirections, callers, ours, _] = point.classes;
+        Point {
+            at: point.at,
+            requests: point.requests,
+            by_class: [successes, redirections, callers, ours],
+            errors: point.errors,
+            bytes_in: point.bytes_in,
+            bytes_out: point.bytes_out,
+            quantiles_ms: point.quantiles_ms,
+        }
+    };
+    Ok(points.into_iter().map(point).collect())
+}

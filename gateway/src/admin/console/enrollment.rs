@@ -1,0 +1,99 @@
+//! Enrollment tokens: how an agent comes to the gateway.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::accounts::crumbs;
+use super::commands::Place;
+use super::failure::Failure;
+use super::form::Form;
+use super::format;
+use super::grants::service_ids;
+use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::Admin;
+use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken};
+use crate::store::Approval;
+
+#[derive(Template)]
+#[template(path = "enrollment_new.html")]
+struct NewTokenPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    services: Vec<String>,
+    form: Form,
+}
+
+#[derive(Template)]
+#[template(path = "enrollment_secret.html")]
+struct TokenPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    view: EnrollmentTokenView,
+    token: String,
+    enroll: String,
+    run: &'static str,
+}
+
+fn list_crumbs(account: &str) -> Vec<Crumb> {
+    let mut crumbs = crumbs(account);
+    crumbs.push(crumb("Agents", format!("/accounts/{account}/agents")));
+    crumbs
+}
+
+pub(super) async fn new(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+) -> Result<Response, Failure> {
+    page(&admin, visit, account, Form::default().with("approval", "auto")).await
+}
+
+async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+    let id = account.clone();
+    let services = admin.look(move |control| service_ids(control, &id)).await?;
+    let chrome = visit.chrome(Section::Accounts, "Enroll an agent");
+    render(&NewTokenPage { chrome, crumbs: list_crumbs(&account), account, services, form })
+}
+
+pub(super) async fn create(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let new = NewEnrollmentToken {
+        services: form.values("services"),
+        approval: if form.has("approval", "manual") { Approval::Manual } else { Approval::Auto },
+        expires_in_seconds: None,
+    };
+    let id = account.clone();
+    match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
+        Ok(made) => {
+            let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
+            // To go back to: the address of this page is that of a form.
+            chrome.address = format!("/accounts/{account}/agents");
+            let enroll = Place::of(&admin).enroll(&made.token);
+            let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
+            render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: Place::run() })
+        }
+        Err(error) => {
+            form.refused_by(error)?;
+            let page = page(&admin, visit, account, form).await?;
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        }
+    }
+}
+
+pub(super) async fn delete(
+    State(admin): State<Admin>,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let list = format!("/accounts/{account}/agents?note=deleted");
+    admin.look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id)).await?;
+    Ok(Redirect::to(&list).into_response())
+}

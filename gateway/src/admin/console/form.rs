@@ -1,0 +1,135 @@
+//! What somebody typed, and what is wrong with it.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use crate::control::ControlError;
+
+/// The fields of a form: as sent, or as a page begins with. No `Debug`: secrets pass through.
+#[derive(Clone, Default)]
+pub(super) struct Form {
+    fields: Vec<(String, String)>,
+    errors: Vec<(String, String)>,
+}
+
+impl Form {
+    /// Name of the field with the form token.
+    pub(super) const TOKEN: &'static str = "form_token";
+    /// Errors of no field in particular.
+    const WHOLE: &'static str = "";
+
+    pub(super) fn parse(body: &[u8]) -> Self {
+        Self { fields: form_urlencoded::parse(body).into_owned().collect(), errors: Vec::new() }
+    }
+
+    #[must_use]
+    pub(super) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.fields.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// A box that is ticked, or not.
+    #[must_use]
+    pub(super) fn with_box(self, name: &str, ticked: bool) -> Self {
+        if ticked { self.with(name, "on") } else { self }
+    }
+
+    /// What is wrong with another form is wrong with this one.
+    #[must_use]
+    pub(super) fn with_errors_of(mut self, other: &Self) -> Self {
+        self.errors.extend(other.errors.iter().cloned());
+        self
+    }
+
+    /// What is in a field; nothing, if it is not there.
+    pub(super) fn value(&self, name: &str) -> &str {
+        self.fields.iter().find(|(other, _)| other == name).map_or("", |(_, value)| value)
+    }
+
+    /// The same without space around it, if there is anything.
+    pub(super) fn filled(&self, name: &str) -> Option<String> {
+        Some(self.value(name).trim()).filter(|value| !value.is_empty()).map(str::to_owned)
+    }
+
+    /// All boxes of one name that are ticked.
+    pub(super) fn values(&self, name: &str) -> Vec<String> {
+        self.fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.clone()).collect()
+    }
+
+    pub(super) fn has(&self, name: &str, value: &str) -> bool {
+        self.fields.iter().any(|(other, it)| other == name && it == value)
+    }
+
+    pub(super) fn is_ticked(&self, name: &str) -> bool {
+        self.has(name, "on")
+    }
+
+    /// A whole number, if something is in the field. Says so there, if it is not one.
+    pub(super) fn number<T: FromStr + PartialOrd + Display>(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
+        let text = self.filled(name)?;
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        if number.is_none() {
+            self.refuse(name, format!("a whole number from {} to {}", range.start(), range.end()));
+        }
+        number
+    }
+
+    pub(super) fn refuse(&mut self, name: &str, message: impl Into<String>) {
+        self.errors.push((name.to_owned(), message.into()));
+    }
+
+    /// Whether the id of what is to be deleted was typed as it has to be. Says so there, if it was not.
+    pub(super) fn confirms(&mut self, id: &str) -> bool {
+        let confirmed = self.value("confirm").trim() == id;
+        if !confirmed {
+            self.refuse("confirm", format!("type {id} to confirm"));
+        }
+        confirmed
+    }
+
+    /// Takes over what the control plane says; what no form can put right is given back.
+    pub(super) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {
+        match error {
+            ControlError::Invalid { field, message } => self.refuse(field, message),
+            ControlError::Conflict(_) | ControlError::HandedOver => self.refuse(Self::WHOLE, error.to_string()),
+            ControlError::Store(crate::store::StoreError::Full) => self.refuse(Self::WHOLE, error.to_string()),
+            error => return Err(error),
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        !self.errors.is_empty()
+    }
+
+    /// What is wrong with a field.
+    pub(super) fn error(&self, name: &str) -> Option<&str> {
+        self.errors.iter().find(|(other, _)| other == name).map(|(_, message)| message.as_str())
+    }
+
+    /// What is wrong, but not with one field.
+    pub(super) fn whole_error(&self) -> Option<&str> {
+        self.error(Self::WHOLE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_as_browsers_send_them() {
+        let mut form = Form::parse(b"id=a%3Cb+c&mode=jwt&mode=key&burst=+7+&refill=0&enabled=on&empty=+");
+        assert_eq!((form.value("id"), form.value("none"), form.filled("empty")), ("a<b c", "", None));
+        assert_eq!((form.values("mode").len(), form.has("mode", "key"), form.is_ticked("enabled")), (2, true, true));
+        assert_eq!((form.number("burst", 1..=9u32), form.number("none", 1..=9u32)), (Some(7), None));
+        assert!(!form.is_refused());
+        assert_eq!(form.number("refill", 1..=9u32), None);
+        assert_eq!((form.error("refill"), form.whole_error()), (Some("a whole number from 1 to 9"), None));
+    }
+}

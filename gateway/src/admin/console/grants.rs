@@ -1,0 +1,384 @@
+//! Credentials and service keys: the same pages for two kinds of secret.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+
+use super::accounts::{ListQuery, Tab, crumbs};
+use super::commands::Place;
+use super::failure::Failure;
+use super::form::Form;
+use super::format;
+use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::Admin;
+use crate::control::{Actor, Control, GrantChanges, Grants, NewGrant, Page, PageQuery};
+use crate::store::{CredentialRecord, ServiceKeyRecord};
+
+/// What pages say of a kind, and where they are.
+pub(super) struct Words {
+    tab: Tab,
+    /// Below the account.
+    path: &'static str,
+    one: &'static str,
+    many: &'static str,
+    id: &'static str,
+    secret: &'static str,
+    about: &'static str,
+    /// Whose secret goes to the token endpoint, not to the service.
+    mints_tokens: bool,
+}
+
+/// A kind of secret that opens services.
+trait Kind: Grants<View: Send, NewView: Send> + 'static {
+    const WORDS: Words;
+    fn row(view: Self::View) -> Row;
+    /// With its secret, if it was made just now.
+    fn secret(new: Self::NewView) -> (Row, Option<String>);
+}
+
+/// One of either kind.
+struct Row {
+    id: String,
+    name: Option<String>,
+    services: Vec<String>,
+    enabled: bool,
+    created_at: String,
+}
+
+impl Kind for CredentialRecord {
+    const WORDS: Words = Words {
+        tab: Tab::Credentials,
+        path: "credentials",
+        one: "credential",
+        many: "Credentials",
+        id: "Client ID",
+        secret: "Client secret",
+        about: "An OAuth client: its id and secret mint access tokens that last an hour and open one service each.",
+        mints_tokens: true,
+    };
+
+    fn row(view: Self::View) -> Row {
+        Row {
+            id: view.client_id.to_string(),
+            name: view.name,
+            services: view.allowed_services.iter().map(ToString::to_string).collect(),
+            enabled: view.enabled,
+            created_at: view.created_at,
+        }
+    }
+
+    fn secret(new: Self::NewView) -> (Row, Option<String>) {
+        (Self::row(new.credential), new.client_secret)
+    }
+}
+
+impl Kind for ServiceKeyRecord {
+    const WORDS: Words = Words {
+        tab: Tab::ServiceKeys,
+        path: "service-keys",
+        one: "service key",
+        many: "Service keys",
+        id: "Key ID",
+        secret: "Service key",
+        about: "A key that callers send with each request, in X-Gw-Service-Key.",
+        mints_tokens: false,
+    };
+
+    fn row(view: Self::View) -> Row {
+        Row {
+            id: view.key_id.to_string(),
+            name: view.name,
+            services: view.allowed_services.iter().map(ToString::to_string).collect(),
+            enabled: view.enabled,
+            created_at: view.created_at,
+        }
+    }
+
+    fn secret(new: Self::NewView) -> (Row, Option<String>) {
+        (Self::row(new.key), new.service_key)
+    }
+}
+
+#[derive(Template)]
+#[template(path = "grants.html")]
+struct ListPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    tab: Tab,
+    words: Words,
+    rows: Vec<Row>,
+    next_cursor: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "grant_new.html")]
+struct NewPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    words: Words,
+    services: Vec<String>,
+    form: Form,
+}
+
+#[derive(Template)]
+#[template(path = "grant.html")]
+struct ItemPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    words: Words,
+    row: Row,
+    services: Vec<String>,
+    form: Form,
+}
+
+#[derive(Template)]
+#[template(path = "grant_secret.html")]
+struct SecretPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    words: Words,
+    row: Row,
+    secret: String,
+    /// What to type to see that it works.
+    commands: String,
+}
+
+pub(super) fn routes() -> Router<Admin> {
+    routes_of::<CredentialRecord>().merge(routes_of::<ServiceKeyRecord>())
+}
+
+fn routes_of<K: Kind>() -> Router<Admin> {
+    let path = K::WORDS.path;
+    let collection = format!("/accounts/{{account}}/{path}");
+    Router::new()
+        .route(&collection, get(list::<K>).post(create::<K>))
+        .route(&format!("/accounts/{{account}}/new-{path}"), get(new::<K>))
+        .route(&format!("{collection}/{{id}}"), get(show::<K>).post(change::<K>))
+        .route(&format!("{collection}/{{id}}/rotate"), post(rotate::<K>))
+        .route(&format!("{collection}/{{id}}/enable"), post(enable::<K>))
+        .route(&format!("{collection}/{{id}}/disable"), post(disable::<K>))
+        .route(&format!("{collection}/{{id}}/delete"), post(delete::<K>))
+}
+
+async fn list<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Query(query): Query<ListQuery>,
+) -> Result<Response, Failure> {
+    let id = account.clone();
+    let Page { items, next_cursor } = admin.look(move |control| control.grants::<K>(&id, &query.into())).await?;
+    let words = K::WORDS;
+    render(&ListPage {
+        chrome: visit.chrome(Section::Accounts, format!("{} of {account}", words.many)),
+        crumbs: crumbs(&account),
+        account,
+        tab: words.tab,
+        words,
+        rows: items.into_iter().map(K::row).collect(),
+        next_cursor,
+    })
+}
+
+/// Ids of the services that can be allowed.
+pub(super) fn service_ids(control: &Control, account: &str) -> Result<Vec<String>, crate::ControlError> {
+    let page = control.services(account, &PageQuery { limit: Some(500), cursor: None })?;
+    Ok(page.items.into_iter().map(|service| service.id.to_string()).collect())
+}
+
+async fn new<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+) -> Result<Response, Failure> {
+    new_page::<K>(&admin, visit, account, Form::default()).await
+}
+
+async fn new_page<K: Kind>(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+    let id = account.clone();
+    let services = admin.look(move |control| service_ids(control, &id)).await?;
+    let words = K::WORDS;
+    let chrome = visit.chrome(Section::Accounts, format!("New {}", words.one));
+    render(&NewPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, services, form })
+}
+
+async fn create<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let allowed_services = form.values("allowed_services");
+    if allowed_services.is_empty() {
+        form.refuse("allowed_services", "at least one, or it opens nothing");
+    }
+    if !form.is_refused() {
+        let new = NewGrant { name: form.filled("name"), allowed_services, enabled: None };
+        let id = account.clone();
+        match admin.attempt(move |control| control.create_grant::<K>(&Actor::Admin, &id, &new)).await? {
+            Ok((made, _)) => match K::secret(made) {
+                (row, Some(secret)) => return secret_page::<K>(&admin, visit, &account, row, secret),
+                (row, None) => {
+                    let address = format!("{}?note=there", address::<K>(&account, &row.id));
+                    return Ok(Redirect::to(&address).into_response());
+                }
+            },
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let page = new_page::<K>(&admin, visit, account, form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+/// Shows a secret: it is on this page and nowhere else.
+fn secret_page<K: Kind>(
+    admin: &Admin,
+    visit: Visit,
+    account: &str,
+    row: Row,
+    secret: String,
+) -> Result<Response, Failure> {
+    let words = K::WORDS;
+    let service = row.services.first().map_or("SERVICE", String::as_str);
+    let place = Place::of(admin);
+    let commands = if words.mints_tokens {
+        place.call_with_token(account, service, &row.id, &secret)
+    } else {
+        place.call_with_key(account, service, &secret)
+    };
+    let mut chrome = visit.chrome(Section::Accounts, format!("{} of {}", words.secret, row.id));
+    // To go back to: the address of this page is that of a form.
+    chrome.address = address::<K>(account, &row.id);
+    render(&SecretPage { chrome, crumbs: list_crumbs::<K>(account), words, row, secret, commands })
+}
+
+async fn show<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    page::<K>(&admin, visit, account, id, as_it_is).await
+}
+
+async fn page<K: Kind>(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    id: String,
+    form: impl FnOnce(&Row) -> Form,
+) -> Result<Response, Failure> {
+    let account_id = account.clone();
+    let look = move |control: &Control| {
+        let view = control.grant::<K>(&account_id, &id)?;
+        Ok((K::row(view), service_ids(control, &account_id)?))
+    };
+    let (row, services) = admin.look(look).await?;
+    let words = K::WORDS;
+    let chrome = visit.chrome(Section::Accounts, row.name.clone().unwrap_or_else(|| row.id.clone()));
+    let form = form(&row);
+    render(&ItemPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, row, services, form })
+}
+
+fn as_it_is(row: &Row) -> Form {
+    let form = Form::default().with("name", row.name.as_deref().unwrap_or_default());
+    row.services.iter().fold(form, |form, service| form.with("allowed_services", service))
+}
+
+async fn change<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, id)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let changes = GrantChanges {
+        name: form.filled("name"),
+        allowed_services: Some(form.values("allowed_services")),
+        enabled: None,
+    };
+    match changed::<K>(&admin, &account, &id, changes).await? {
+        Ok(address) => return Ok(Redirect::to(&address).into_response()),
+        Err(error) => form.refused_by(error)?,
+    }
+    let page = page::<K>(&admin, visit, account, id, |_| form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+async fn enable<K: Kind>(
+    State(admin): State<Admin>,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let changes = GrantChanges { enabled: Some(true), ..GrantChanges::default() };
+    Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
+}
+
+async fn disable<K: Kind>(
+    State(admin): State<Admin>,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let changes = GrantChanges { enabled: Some(false), ..GrantChanges::default() };
+    Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
+}
+
+/// Makes changes; the address that shows them.
+async fn changed<K: Kind>(
+    admin: &Admin,
+    account: &str,
+    id: &str,
+    changes: GrantChanges,
+) -> Result<Result<String, crate::ControlError>, Failure> {
+    let address = format!("{}?note=saved", address::<K>(account, id));
+    let (account, id) = (account.to_owned(), id.to_owned());
+    let change = move |control: &Control| control.change_grant::<K>(&Actor::Admin, &account, &id, &changes).map(drop);
+    Ok(admin.attempt(change).await?.map(|()| address))
+}
+
+async fn rotate<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let account_id = account.clone();
+    let rotate = move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
+    match K::secret(admin.look(rotate).await?) {
+        (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret),
+        (_, None) => Err(Failure::broken()),
+    }
+}
+
+async fn delete<K: Kind>(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, id)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    if form.confirms(&id) {
+        let (account_id, id) = (account.clone(), id.clone());
+        let delete = move |control: &Control| control.delete_grant::<K>(&Actor::Admin, &account_id, &id);
+        match admin.attempt(delete).await? {
+            Ok(()) => {
+                let list = format!("/accounts/{account}/{}?note=deleted", K::WORDS.path);
+                return Ok(Redirect::to(&list).into_response());
+            }
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let typed = |row: &Row| as_it_is(row).with("confirm", form.value("confirm")).with_errors_of(&form);
+    let page = page::<K>(&admin, visit, account, id, typed).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+fn list_crumbs<K: Kind>(account: &str) -> Vec<Crumb> {
+    let mut crumbs = crumbs(account);
+    crumbs.push(crumb(K::WORDS.many, format!("/accounts/{account}/{}", K::WORDS.path)));
+    crumbs
+}
+
+fn address<K: Kind>(account: &str, id: &str) -> String {
+    format!("/accounts/{account}/{}/{id}", K::WORDS.path)
+}

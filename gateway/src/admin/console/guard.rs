@@ -1,0 +1,133 @@
+//! What stands in front of the pages: of every response, of every request, of every request that needs a session.
+
+use std::time::Instant;
+
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::failure::Failure;
+use super::form::Form;
+use super::session::{self, SESSION};
+use super::{FORM_MAX, hosts};
+use crate::admin::Admin;
+
+/// Nothing inline, nothing from elsewhere, in nobody's frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// Scripts may send the form token in this field instead of in a form.
+const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
+
+/// Adds what every response of the console has.
+pub(super) async fn hardened(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // Not `no-referrer`, with which browsers send `Origin: null` with our own forms.
+        (header::REFERRER_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Lets a request through that was made for us: to a host of ours and, if it changes something, from a page of ours.
+pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let host = text(request.headers(), &header::HOST);
+    if !hosts::is_ours(host, admin.control.region(), admin.control.admin_hosts()) {
+        return Failure::other_host(host).into_response();
+    }
+    if !request.method().is_safe() && !is_from_us(request.headers(), host) {
+        return Failure::forged().into_response();
+    }
+    next.run(request).await
+}
+
+/// What the browser says about where a request comes from; nothing, if it is none or old. The form token decides then.
+fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
+    match (text(headers, &HeaderName::from_static("sec-fetch-site")), text(headers, &header::ORIGIN)) {
+        // The better of the two where there is one: a proxy may have changed the host.
+        ("same-origin" | "none", _) => true,
+        ("", origin) => origin.is_empty() || hosts::is_same(origin, host),
+        _ => false,
+    }
+}
+
+/// Lets a request through that is of a session and, if it changes something, of one of its forms. The form is read here,
+/// once for all handlers: none of them can forget to ask for the token.
+pub(super) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
+    let id = SESSION.of(request.headers()).filter(|id| admin.console.sessions.is_open(id, Instant::now()));
+    let Some(form_token) = id.map(session::form_token) else { return sign_in_first(&request) };
+    if !request.method().is_safe() {
+        let (parts, body) = request.into_parts();
+        let Ok(body) = to_bytes(body, FORM_MAX).await else { return Failure::too_large().into_response() };
+        let form = Form::parse(&body);
+        let sent = match text(&parts.headers, &FORM_TOKEN) {
+            "" => form.value(Form::TOKEN),
+            sent => sent,
+        };
+        if !session::is_form_token(&form_token, sent) {
+            return Failure::forged().into_response();
+        }
+        request = Request::from_parts(parts, axum::body::Body::empty());
+        request.extensions_mut().insert(form);
+    }
+    request.extensions_mut().insert(SignedIn { form_token });
+    next.run(request).await
+}
+
+/// A request that is of a session. Only [`signed_in`] makes one.
+#[derive(Clone)]
+pub(super) struct SignedIn {
+    pub(super) form_token: String,
+}
+
+fn sign_in_first(request: &Request) -> Response {
+    // A script would take the form for what it asked for.
+    if request.headers().contains_key("hx-request") || request.uri().path() == "/traffic/series" {
+        return (StatusCode::UNAUTHORIZED, [("HX-Redirect", "/sign-in")]).into_response();
+    }
+    let back = match (request.method(), request.uri().path_and_query()) {
+        (&Method::GET, Some(here)) if here.as_str() != "/" => {
+            format!("?next={}", form_urlencoded::byte_serialize(here.as_str().as_bytes()).collect::<String>())
+        }
+        _ => String::new(),
+    };
+    Redirect::to(&format!("/sign-in{back}")).into_response()
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_other_sites_send_is_not_from_us() {
+        let from = |site: &'static str, origin: &'static str| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [("sec-fetch-site", site), ("origin", origin)] {
+                if !value.is_empty() {
+                    headers.insert(name, HeaderValue::from_static(value));
+                }
+            }
+            is_from_us(&headers, "127.0.0.1:9080")
+        };
+        let ours = "http://127.0.0.1:9080";
+        assert!(
+            from("same-origin", ours) && from("", ours) && from("", "") && from("same-origin", "https://proxy.example")
+        );
+        assert!(!from("cross-site", ours) && !from("same-site", ours) && !from("", "null"));
+        assert!(!from("", "http://127.0.0.1:9081") && !from("", "https://evil.example"));
+    }
+}

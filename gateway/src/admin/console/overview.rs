@@ -1,0 +1,101 @@
+//! How things are, at a glance.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::data;
+use super::failure::Failure;
+use super::format;
+use super::page::{Chrome, Section, Visit, render};
+use super::requests::RequestRow;
+use super::traffic::Range;
+use crate::admin::Admin;
+use crate::control::{Control, ControlError};
+use crate::request_log::{RequestLog, SearchQuery};
+
+/// Services that the page lists; those beyond are on the pages of their accounts.
+const SERVICES: usize = 50;
+const ERRORS: usize = 8;
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewPage {
+    chrome: Chrome,
+    glance: Glance,
+    range: Range,
+}
+
+struct Glance {
+    accounts: usize,
+    services: Vec<ServiceRow>,
+    more_services: usize,
+    tunnels: usize,
+    in_flight: usize,
+    connections: String,
+    /// `None` if the log cannot be read.
+    errors: Option<Vec<RequestRow>>,
+}
+
+struct ServiceRow {
+    account: String,
+    id: String,
+    hostname: String,
+    enabled: bool,
+    tunnels: usize,
+    in_flight: usize,
+}
+
+impl ServiceRow {
+    /// What there is to say about it, and how it looks.
+    fn state(&self) -> (&'static str, &'static str) {
+        match (self.enabled, self.tunnels) {
+            (false, _) => ("disabled", "neutral"),
+            (true, 0) => ("no tunnel", "bad"),
+            (true, _) => ("serving", "good"),
+        }
+    }
+}
+
+pub(super) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+    let glance = admin.look_with_log(glance).await?;
+    render(&OverviewPage { chrome: visit.chrome(Section::Overview, "Overview"), glance, range: Range::default() })
+}
+
+fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
+    let (records, reports) = (control.records(), control.reports());
+    let tunnels: Vec<_> = reports.iter().flat_map(|report| &report.tunnels).collect();
+    let mut by_service: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for tunnel in &tunnels {
+        let (count, in_flight) = by_service.entry(&tunnel.service).or_default();
+        *count += 1;
+        *in_flight += tunnel.in_flight;
+    }
+    let services = records.services.values().take(SERVICES).map(|service| {
+        let label = format!("{}--{}", service.account, service.id);
+        let (tunnels, in_flight) = by_service.get(label.as_str()).copied().unwrap_or_default();
+        ServiceRow {
+            account: service.account.to_string(),
+            id: service.id.to_string(),
+            hostname: control.region().tenant_hostname(&service.account, &service.id).unwrap_or_default(),
+            enabled: service.enabled,
+            tunnels,
+            in_flight,
+        }
+    });
+    let failed = SearchQuery { status: Some("5xx".to_owned()), limit: Some(ERRORS), ..SearchQuery::default() };
+    // The rest is to be seen all the same.
+    let errors = data::search(log, &failed).map(|page| page.items.iter().map(RequestRow::from).collect());
+    let errors = errors.inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown")).ok();
+    Ok(Glance {
+        accounts: records.accounts.len(),
+        services: services.collect(),
+        more_services: records.services.len().saturating_sub(SERVICES),
+        tunnels: tunnels.len(),
+        in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
+        connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
+        errors,
+    })
+}

@@ -1,0 +1,127 @@
+//! What all pages have in common: who looks, where, and what is around the page.
+
+use askama::Template;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+use axum::response::{Html, IntoResponse, Response};
+
+use super::assets;
+use super::failure::Failure;
+use super::guard::SignedIn;
+use super::session::THEME;
+use super::settings::Theme;
+use crate::admin::Admin;
+
+/// Where a page is in the navigation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Section {
+    Overview,
+    Accounts,
+    Tunnels,
+    Requests,
+    Traffic,
+    AuditLog,
+}
+
+impl Section {
+    /// In the order of the navigation, with their names and addresses.
+    const ALL: [(Self, &'static str, &'static str); 6] = [
+        (Self::Overview, "Overview", "/"),
+        (Self::Accounts, "Accounts", "/accounts"),
+        (Self::Tunnels, "Live tunnels", "/tunnels"),
+        (Self::Requests, "Requests", "/requests"),
+        (Self::Traffic, "Traffic", "/traffic"),
+        (Self::AuditLog, "Audit log", "/audit-log"),
+    ];
+}
+
+/// Somebody who is signed in asks for a page.
+pub(super) struct Visit {
+    signed_in: SignedIn,
+    theme: Theme,
+    /// Path and query.
+    address: String,
+    note: Option<&'static str>,
+    region: String,
+}
+
+impl FromRequestParts<Admin> for Visit {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Failure> {
+        // Behind the guard there always is one.
+        let signed_in = parts.extensions.get::<SignedIn>().cloned().ok_or_else(Failure::forged)?;
+        let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
+        let note = query.iter().flatten().find(|(name, _)| name == "note").and_then(|(_, note)| in_words(note));
+        Ok(Self {
+            signed_in,
+            theme: THEME.of(&parts.headers).map_or(Theme::System, Theme::from),
+            address: parts.uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string),
+            note,
+            region: admin.control.region().apex().to_owned(),
+        })
+    }
+}
+
+/// What was just done, by the word for it in the address that the browser was sent to then.
+fn in_words(note: &str) -> Option<&'static str> {
+    Some(match note {
+        "created" => "Created.",
+        "there" => "It was there already, with these settings. Nothing was changed.",
+        "saved" => "Saved. It is in force on every core.",
+        "deleted" => "Deleted. What it opened is closed.",
+        "approved" => "Approved. The agent collects its certificate when it next asks.",
+        "revoked" => "Revoked. Its tunnels have ended, its certificate opens nothing.",
+        "replayed" => "Replayed. This is the new request.",
+        _ => return None,
+    })
+}
+
+/// What is around a page.
+pub(super) struct Chrome {
+    pub(super) title: String,
+    pub(super) section: Section,
+    pub(super) assets: &'static str,
+    pub(super) form_token: String,
+    pub(super) theme: Theme,
+    pub(super) address: String,
+    pub(super) note: Option<&'static str>,
+    pub(super) region: String,
+}
+
+impl Visit {
+    pub(super) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
+        let Self { signed_in: SignedIn { form_token }, theme, address, note, region } = self;
+        Chrome { title: title.into(), section, assets: assets::version(), form_token, theme, address, note, region }
+    }
+}
+
+impl Chrome {
+    pub(super) fn sections(&self) -> [(Section, &'static str, &'static str); 6] {
+        Section::ALL
+    }
+
+    pub(super) fn themes(&self) -> [Theme; 3] {
+        Theme::ALL
+    }
+}
+
+pub(super) fn render(page: &impl Template) -> Result<Response, Failure> {
+    match page.render() {
+        Ok(text) => Ok(Html(text).into_response()),
+        Err(error) => {
+            tracing::error!(%error, "a page of the console");
+            Err(Failure::broken())
+        }
+    }
+}
+
+/// One step of the way to a page.
+pub(super) struct Crumb {
+    pub(super) name: String,
+    pub(super) address: String,
+}
+
+pub(super) fn crumb(name: impl Into<String>, address: impl Into<String>) -> Crumb {
+    Crumb { name: name.into(), address: address.into() }
+}

@@ -1,0 +1,272 @@
+//! The request log: searching it, and one request with everything that is known of it.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Redirect, Response};
+use gw_shared::id::RequestId;
+use serde::Deserialize;
+
+use super::body::{self, Shown};
+use super::data;
+use super::failure::Failure;
+use super::form::Form;
+use super::format;
+use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use super::waterfall::{self, Bar};
+use crate::admin::Admin;
+use crate::control::{Control, Page};
+use crate::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
+
+const ROWS: usize = 50;
+
+/// A request as lists show it.
+pub(super) struct RequestRow {
+    pub(super) id: String,
+    pub(super) time: String,
+    pub(super) label: String,
+    pub(super) method: String,
+    pub(super) path: String,
+    pub(super) status: Status,
+    pub(super) code: String,
+    pub(super) duration: String,
+}
+
+/// A status, or that there was none, and how it looks.
+pub(super) struct Status {
+    pub(super) text: String,
+    pub(super) look: &'static str,
+}
+
+impl From<&RequestView> for Status {
+    fn from(request: &RequestView) -> Self {
+        let look = match (request.status, request.ended.as_str()) {
+            (Some(500..), _) | (_, "cut") => "bad",
+            (Some(400..500), _) | (None, _) => "warn",
+            (Some(300..400), _) => "neutral",
+            (Some(_), _) => "good",
+        };
+        Self { text: request.status.map_or_else(|| "none".to_owned(), |status| status.to_string()), look }
+    }
+}
+
+impl From<&RequestView> for RequestRow {
+    fn from(request: &RequestView) -> Self {
+        Self {
+            id: request.id.clone(),
+            time: short_time(&request.time),
+            label: format!("{}--{}", request.account, request.service),
+            method: request.method.clone(),
+            path: request.path.clone(),
+            status: Status::from(request),
+            code: request.code.clone().unwrap_or_default(),
+            duration: format::micros(request.durations_us.total),
+        }
+    }
+}
+
+/// Without what is the same for all: `2026-11-21 04:15:32.123`.
+fn short_time(time: &str) -> String {
+    time.trim_end_matches('Z').replacen('T', " ", 1)
+}
+
+#[derive(Template)]
+#[template(path = "requests.html")]
+struct SearchPage {
+    chrome: Chrome,
+    form: Form,
+    rows: Vec<RequestRow>,
+    /// Address of the next page.
+    next: Option<String>,
+    is_filtered: bool,
+}
+
+/// What the search form has. The same words as the API's.
+const FILTERS: [&str; 9] =
+    ["account", "service", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
+
+pub(super) async fn search(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Response, Failure> {
+    let mut form = query.into_iter().fold(Form::default(), |form, (name, value)| form.with(&name, value));
+    if let Some(id) = form.filled("id") {
+        match id.parse::<RequestId>() {
+            Ok(id) => return Ok(Redirect::to(&format!("/requests/{id}")).into_response()),
+            Err(error) => form.refuse("id", error.to_string()),
+        }
+    }
+    let min_ms = form.number("min_ms", 0..=u32::MAX);
+    let wanted = SearchQuery {
+        account: form.filled("account"),
+        service: form.filled("service"),
+        status: form.filled("status"),
+        code: form.filled("code"),
+        path_prefix: form.filled("path_prefix"),
+        caller_id: form.filled("caller_id"),
+        since: form.filled("since").map(as_rfc_3339),
+        until: form.filled("until").map(as_rfc_3339),
+        min_ms,
+        limit: Some(ROWS),
+        cursor: form.filled("cursor"),
+    };
+    let mut page = Page { items: Vec::new(), next_cursor: None };
+    if !form.is_refused() {
+        match admin.attempt_with_log(move |_, log| data::search(log, &wanted)).await? {
+            Ok(found) => page = found,
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let status = if form.is_refused() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
+    let page = render(&SearchPage {
+        chrome: visit.chrome(Section::Requests, "Requests"),
+        next: page.next_cursor.as_ref().map(|cursor| page_address(&form, cursor)),
+        is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
+        rows: page.items.iter().map(RequestRow::from).collect(),
+        form,
+    })?;
+    Ok((status, page).into_response())
+}
+
+/// The same search, from a cursor on.
+fn page_address(form: &Form, cursor: &str) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    for name in FILTERS {
+        if let Some(value) = form.filled(name) {
+            query.append_pair(name, &value);
+        }
+    }
+    format!("/requests?{}", query.append_pair("cursor", cursor).finish())
+}
+
+/// Browsers' fields for times leave out seconds and zone; the console's are UTC throughout.
+fn as_rfc_3339(time: String) -> String {
+    match time.len() {
+        // 2026-11-21
+        10 => format!("{time}T00:00:00Z"),
+        // 2026-11-21T04:15
+        16 => format!("{}:00Z", time.replacen(' ', "T", 1)),
+        19 | 23 if !time.ends_with('Z') => format!("{}Z", time.replacen(' ', "T", 1)),
+        _ => time,
+    }
+}
+
+#[derive(Template)]
+#[template(path = "request.html")]
+struct RequestPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    request: RequestView,
+    status: Status,
+    target: String,
+    bars: Vec<Bar>,
+    total: String,
+    messages: Vec<Message>,
+}
+
+/// One half of a captured exchange.
+struct Message {
+    name: &'static str,
+    side: &'static str,
+    captured: CapturedView,
+    body: Option<Shown>,
+    size: String,
+}
+
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(id): Path<String>,
+) -> Result<Response, Failure> {
+    let id = id.trim().to_ascii_lowercase();
+    let look = move |_: &Control, log: &RequestLog| {
+        let Some(request) = data::request(log, &id)? else { return Ok(Err(id)) };
+        let mut messages = Vec::new();
+        for (name, side, word, captured) in [
+            ("Request", Side::Request, "request", &request.captured_request),
+            ("Backend response", Side::Response, "response", &request.captured_response),
+        ] {
+            let Some(captured) = captured.clone() else { continue };
+            let body = data::body(log, &id, side)?.map(|body| body::show(&body));
+            messages.push(Message { name, side: word, size: format::bytes(captured.bytes), captured, body });
+        }
+        Ok(Ok((request, messages)))
+    };
+    let (request, messages) = admin.look_with_log(look).await?.map_err(|id| not_kept(&id))?;
+    render(&RequestPage {
+        chrome: visit.chrome(Section::Requests, format!("Request {}", request.id)),
+        crumbs: vec![crumb("Requests", "/requests")],
+        status: Status::from(&request),
+        target: target(&request),
+        bars: waterfall::bars(&request.durations_us),
+        total: format::micros(request.durations_us.total),
+        messages,
+        request,
+    })
+}
+
+/// Path and query.
+pub(super) fn target(request: &RequestView) -> String {
+    let query = request.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
+    format!("{}{query}", request.path)
+}
+
+pub(super) fn not_kept(id: &str) -> Failure {
+    let id: String = id.chars().take(80).collect();
+    Failure::not_found(format!(
+        "No request {id} is kept. Requests are kept for seven days, of services whose request logging is on."
+    ))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SideWord {
+    Request,
+    Response,
+}
+
+/// The bytes as they went over the wire, for a file; never for the browser to show.
+pub(super) async fn body(
+    State(admin): State<Admin>,
+    Path((id, side)): Path<(String, SideWord)>,
+) -> Result<Response, Failure> {
+    let (side, word) = match side {
+        SideWord::Request => (Side::Request, "request"),
+        SideWord::Response => (Side::Response, "response"),
+    };
+    let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
+    let body = admin.look_with_log(move |_, log| data::body(log, &id.to_string(), side)).await?;
+    let body = body.ok_or_else(|| not_kept(&id.to_string()))?;
+    let disposition = format!("attachment; filename=\"{id}-{word}.bin\"");
+    let headers =
+        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, disposition)];
+    Ok((headers, body.bytes).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_taken_as_people_and_browsers_write_them() {
+        for (typed, expected) in [
+            ("2026-11-21", "2026-11-21T00:00:00Z"),
+            ("2026-11-21T04:15", "2026-11-21T04:15:00Z"),
+            ("2026-11-21 04:15:32", "2026-11-21T04:15:32Z"),
+            ("2026-11-21 04:15:32.123", "2026-11-21T04:15:32.123Z"),
+            ("2026-11-21T04:15:32Z", "2026-11-21T04:15:32Z"),
+            ("2026-11-21T04:15:32+02:00", "2026-11-21T04:15:32+02:00"),
+        ] {
+            assert_eq!(as_rfc_3339(typed.to_owned()), expected);
+        }
+        assert_eq!(short_time("2026-11-21T04:15:32.123Z"), "2026-11-21 04:15:32.123");
+    }
+
+    #[test]
+    fn the_next_page_is_of_the_same_search() {
+        let form =
+            Form::default().with("status", "5xx").with("path_prefix", "/a b&c").with("cursor", "old").with("x", "y");
+        assert_eq!(page_address(&form, "c=1"), "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1");
+    }
+}

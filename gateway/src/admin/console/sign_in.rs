@@ -1,0 +1,100 @@
+//! Signing in with the admin token, and out.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use askama::Template;
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
+use gw_shared::secret::SecretHash;
+
+use super::assets;
+use super::failure::Failure;
+use super::form::Form;
+use super::page::render;
+use super::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
+use super::settings::{Theme, own_address};
+use crate::admin::Admin;
+
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+struct SignInPage<'a> {
+    assets: &'static str,
+    theme: Theme,
+    region: &'a str,
+    form_token: String,
+    next: &'a str,
+    error: Option<&'a str>,
+}
+
+pub(super) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
+    let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
+    let next = own_address(query.value("next"));
+    if SESSION.of(&headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now())) {
+        return Ok(Redirect::to(next).into_response());
+    }
+    page(&admin, &headers, next, None)
+}
+
+/// The form, for the browser that gets it: it has a cookie that goes with it, without which it is not accepted.
+fn page(admin: &Admin, headers: &HeaderMap, next: &str, error: Option<&str>) -> Result<Response, Failure> {
+    let id = session::new_id();
+    let page = render(&SignInPage {
+        assets: assets::version(),
+        theme: THEME.of(headers).map_or(Theme::System, Theme::from),
+        region: admin.control.region().apex(),
+        form_token: session::form_token(id.reveal()),
+        next,
+        error,
+    })?;
+    Ok(([(header::SET_COOKIE, SIGN_IN.set(headers, id.reveal(), LIFETIME))], page).into_response())
+}
+
+pub(super) async fn sign_in(
+    State(admin): State<Admin>,
+    ConnectInfo(client): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Failure> {
+    let form = Form::parse(&body);
+    let next = own_address(form.value("next"));
+    let is_our_form = SIGN_IN
+        .of(&headers)
+        .is_some_and(|id| session::is_form_token(&session::form_token(id), form.value(Form::TOKEN)));
+    if !is_our_form {
+        let again = page(&admin, &headers, next, Some("This form was too old, or cookies are off. Try again."))?;
+        return Ok((StatusCode::FORBIDDEN, again).into_response());
+    }
+    let now = Instant::now();
+    if let Some(exhausted) = admin.console.failures().is_exhausted(client.ip(), now) {
+        let seconds = exhausted.until_one.as_secs() + 1;
+        let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+        let again = page(&admin, &headers, next, Some(&message))?;
+        return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
+    }
+    // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
+    if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
+        // Refused above when there is none left.
+        let _ = admin.console.failures().take(client.ip(), now);
+        tracing::warn!(client = %client.ip(), "console: wrong admin token");
+        let again = page(&admin, &headers, next, Some("This is not the admin token of this gateway."))?;
+        return Ok((StatusCode::UNAUTHORIZED, again).into_response());
+    }
+    let id = admin.console.sessions.open(now);
+    tracing::info!(client = %client.ip(), "console: signed in");
+    let cookies = AppendHeaders([
+        (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME)),
+        (header::SET_COOKIE, SIGN_IN.set(&headers, "", std::time::Duration::ZERO)),
+    ]);
+    Ok((cookies, Redirect::to(next)).into_response())
+}
+
+pub(super) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    if let Some(id) = SESSION.of(&headers) {
+        admin.console.sessions.close(id);
+    }
+    let cookie = SESSION.set(&headers, "", std::time::Duration::ZERO);
+    ([(header::SET_COOKIE, cookie)], Redirect::to("/sign-in")).into_response()
+}

@@ -1,0 +1,245 @@
+//! Charts: rate, latency, status, errors and bytes, of one service or of all.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+
+use super::data::{self, Point, SeriesQuery};
+use super::failure::Failure;
+use super::format;
+use super::page::{Chrome, Section, Visit, render};
+use crate::admin::Admin;
+use crate::clock::Timestamp;
+use crate::control::Control;
+use crate::series::Series;
+
+/// Up to when, and how finely.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub(super) enum Range {
+    #[default]
+    #[serde(rename = "1h")]
+    Hour,
+    #[serde(rename = "6h")]
+    SixHours,
+    #[serde(rename = "24h")]
+    Day,
+    #[serde(rename = "7d")]
+    Week,
+}
+
+impl Range {
+    pub(super) const ALL: [Self; 4] = [Self::Hour, Self::SixHours, Self::Day, Self::Week];
+
+    /// As addresses have it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Hour => "1h",
+            Self::SixHours => "6h",
+            Self::Day => "24h",
+            Self::Week => "7d",
+        }
+    }
+
+    pub(super) fn in_words(self) -> &'static str {
+        match self {
+            Self::Hour => "Last hour",
+            Self::SixHours => "6 hours",
+            Self::Day => "24 hours",
+            Self::Week => "7 days",
+        }
+    }
+
+    /// Seconds in all, and of one step.
+    fn seconds(self) -> (u32, u32) {
+        match self {
+            Self::Hour => (3600, 30),
+            Self::SixHours => (6 * 3600, 120),
+            Self::Day => (24 * 3600, 600),
+            Self::Week => (7 * 24 * 3600, 3600),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(super) struct TrafficQuery {
+    /// `{account}--{service}`; empty for all.
+    #[serde(default)]
+    service: String,
+    #[serde(default)]
+    range: Range,
+}
+
+/// Columns, as the charts are drawn from. Each is as long as `at`.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(super) struct Columns {
+    step_seconds: u32,
+    at: Vec<i64>,
+    requests: Vec<u64>,
+    by_class: [Vec<u64>; 4],
+    /// The codes that there were, and how often.
+    errors: Vec<(String, Vec<u64>)>,
+    bytes_in: Vec<u64>,
+    bytes_out: Vec<u64>,
+    /// In milliseconds; null without requests.
+    p50: Vec<Option<f64>>,
+    p90: Vec<Option<f64>>,
+    p99: Vec<Option<f64>>,
+}
+
+impl Columns {
+    /// Every step from the first to the last, also those of which there is no point.
+    fn new(points: &[Point], since: i64, until: i64, step_seconds: u32) -> Self {
+        let step = i64::from(step_seconds);
+        let length = usize::try_from((until - since) / step).unwrap_or(0);
+        let zeros = || vec![0; length];
+        let mut columns = Self {
+            step_seconds,
+            at: (0..length as i64).map(|index| since + index * step).collect(),
+            requests: zeros(),
+            by_class: std::array::from_fn(|_| zeros()),
+            errors: Vec::new(),
+            bytes_in: zeros(),
+            bytes_out: zeros(),
+            p50: vec![None; length],
+            p90: vec![None; length],
+            p99: vec![None; length],
+        };
+        for point in points {
+            let Ok(index) = usize::try_from((point.at.0 - since).div_euclid(step)) else { continue };
+            if index >= length {
+                continue;
+            }
+            columns.requests[index] += point.requests;
+            for (class, count) in columns.by_class.iter_mut().zip(point.by_class) {
+                class[index] += count;
+            }
+            columns.bytes_in[index] += point.bytes_in;
+            columns.bytes_out[index] += point.bytes_out;
+            if let Some([p50, p90, p99]) = point.quantiles_ms {
+                (columns.p50[index], columns.p90[index], columns.p99[index]) = (Some(p50), Some(p90), Some(p99));
+            }
+            for (code, count) in &point.errors {
+                let at = columns.errors.iter().position(|(other, _)| other == code).unwrap_or_else(|| {
+                    columns.errors.push((code.clone(), zeros()));
+                    columns.errors.len() - 1
+                });
+                columns.errors[at].1[index] += count;
+            }
+        }
+        columns.errors.sort();
+        columns
+    }
+}
+
+/// The same in a few numbers, for who sees no charts.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub(super) requests: String,
+    pub(super) failed: String,
+    pub(super) bytes_in: String,
+    pub(super) bytes_out: String,
+    pub(super) errors: Vec<(String, String)>,
+}
+
+impl From<&Columns> for Sums {
+    fn from(columns: &Columns) -> Self {
+        let sum = |column: &Vec<u64>| column.iter().sum::<u64>();
+        let (requests, failed) = (sum(&columns.requests), sum(&columns.by_class[3]));
+        Self {
+            requests: format::count(requests),
+            failed: if requests == 0 {
+                "–".to_owned()
+            } else {
+                format!("{:.2} %", failed as f64 * 100.0 / requests as f64)
+            },
+            bytes_in: format::bytes(sum(&columns.bytes_in)),
+            bytes_out: format::bytes(sum(&columns.bytes_out)),
+            errors: columns.errors.iter().map(|(code, column)| (code.clone(), format::count(sum(column)))).collect(),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "traffic.html")]
+struct TrafficPage {
+    chrome: Chrome,
+    /// `{account}--{service}` of all services.
+    services: Vec<String>,
+    service: String,
+    range: Range,
+    sums: Sums,
+}
+
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Query(query): Query<TrafficQuery>,
+) -> Result<Response, Failure> {
+    let (asked, series) = (query.clone(), Arc::clone(&admin.series));
+    let look = move |control: &Control| {
+        let services = control.records().services.into_keys();
+        let services: Vec<String> = services.map(|(account, service)| format!("{account}--{service}")).collect();
+        Ok((services, columns(&series, asked)?))
+    };
+    let (services, columns) = admin.look(look).await?;
+    let TrafficQuery { service, range } = query;
+    let chrome = visit.chrome(Section::Traffic, "Traffic");
+    render(&TrafficPage { chrome, services, service, range, sums: Sums::from(&columns) })
+}
+
+pub(super) async fn series(
+    State(admin): State<Admin>,
+    Query(query): Query<TrafficQuery>,
+) -> Result<Json<Columns>, Failure> {
+    let series = Arc::clone(&admin.series);
+    admin.look(move |_| columns(&series, query)).await.map(Json)
+}
+
+pub(super) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, crate::ControlError> {
+    let (length, step_seconds) = query.range.seconds();
+    let step = i64::from(step_seconds);
+    // Whole steps, the last of them the one that is not over.
+    let until = (Timestamp::now().0.div_euclid(step) + 1) * step;
+    let since = until - i64::from(length);
+    let service = Some(query.service).filter(|service| !service.is_empty());
+    let points =
+        data::series(series, &SeriesQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
+    Ok(Columns::new(&points, since, until, step_seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn steps_without_points_are_zero_and_points_out_of_range_are_not_shown() {
+        let point = |at, requests| Point {
+            at: Timestamp(at),
+            requests,
+            by_class: [requests - 1, 0, 0, 1],
+            errors: BTreeMap::from([("AGENT_UNAVAILABLE".to_owned(), 1)]),
+            bytes_out: 2048,
+            quantiles_ms: Some([1.0, 2.0, 3.0]),
+            ..Point::default()
+        };
+        let columns = Columns::new(&[point(90, 9), point(110, 4), point(130, 1)], 100, 130, 10);
+        assert_eq!(
+            (columns.at.as_slice(), columns.requests.as_slice()),
+            ([100, 110, 120].as_slice(), [0, 4, 0].as_slice())
+        );
+        assert_eq!((columns.by_class[3].as_slice(), columns.p90[1]), ([0, 1, 0].as_slice(), Some(2.0)));
+        assert_eq!(columns.errors, [("AGENT_UNAVAILABLE".to_owned(), vec![0, 1, 0])]);
+        let sums = Sums::from(&columns);
+        assert_eq!(
+            (sums.requests.as_str(), sums.failed.as_str(), sums.bytes_out.as_str()),
+            ("4", "25.00 %", "2.0 KiB")
+        );
+        assert_eq!(Sums::from(&Columns::default()).failed, "–");
+    }
+}

@@ -1,0 +1,211 @@
+//! Requests that were kept, to be relayed again.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use gw_shared::id::RequestId;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+
+use super::{Control, ControlError};
+use crate::hostname::tenant_label;
+use crate::mailbox::Message;
+use crate::ownership;
+use crate::relay::Replay;
+use crate::request_log::CapturedRequest;
+
+/// What is to be different this time. What is left out stays as it was.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayEdits {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Path and query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "/orders?limit=5")]
+    pub target: Option<String>,
+    /// All that are sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Vec<ReplayField>>,
+    /// Fields that are set, or with null taken out; the others stay. Credentials were not kept: give them here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub set_headers: BTreeMap<String, Option<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// The same for what is not text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body_base64: Option<String>,
+}
+
+/// A header field.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReplayField {
+    pub name: String,
+    pub value: String,
+}
+
+impl Control {
+    /// Has a request relayed again, by the normal path: limits count, and what comes of it is in the log, under the id
+    /// that is sent once it has ended. Who drops the receiver ends it.
+    pub(crate) fn replay(
+        &self,
+        kept: CapturedRequest,
+        edits: &ReplayEdits,
+    ) -> Result<oneshot::Receiver<RequestId>, ControlError> {
+        let CapturedRequest { view, method, target, request } = kept;
+        let Some(request) = request else {
+            return Err(ControlError::Conflict(format!(
+                "request {} was not kept: capture_request_body was off, or it was not relayed",
+                view.id
+            )));
+        };
+        let new_body = edits.new_body()?;
+        if request.body.truncated && new_body.is_none() {
+            return Err(ControlError::Conflict(format!(
+                "only the first {} bytes of the body of request {} were kept; give a body to replay it with",
+                request.body.bytes.len(),
+                view.id
+            )));
+        }
+        let service = self.service(&view.account, &view.service)?;
+        if !service.request_logging {
+            return Err(ControlError::Conflict(format!(
+                "request_logging of service {} is off: nothing would tell what came of the replay",
+                view.service
+            )));
+        }
+        let method = match &edits.method {
+            None => method,
+            Some(method) => method.parse().map_err(|_| ControlError::invalid("method", "a method, like POST"))?,
+        };
+        if method == http::Method::CONNECT {
+            return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
+        }
+        let target = edits.target.as_deref().unwrap_or(&target);
+        let (reply, ended) = oneshot::channel();
+        let replay = Replay {
+            original: view.id.parse().map_err(ControlError::bad_id("id"))?,
+            label: tenant_label(&service.account, &service.id)
+                .ok_or_else(|| ControlError::not_found("service", &view.service))?,
+            hostname: service.hostname.parse().map_err(|_| ControlError::not_found("service", &view.service))?,
+            method,
+            target: checked_target(target)?,
+            headers: edits.headers(request.headers)?,
+            body: new_body.unwrap_or(request.body.bytes),
+            caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
+            reply,
+        };
+        let owner = ownership::owner(&service.hostname, self.workers());
+        let posted = self.peers.mailboxes[owner.0].post(Message::Replay(Box::new(replay)));
+        posted.map_err(|_| ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned()))?;
+        Ok(ended)
+    }
+}
+
+impl ReplayEdits {
+    fn new_body(&self) -> Result<Option<Bytes>, ControlError> {
+        match (&self.body, &self.body_base64) {
+            (None, None) => Ok(None),
+            (Some(text), None) => Ok(Some(Bytes::from(text.clone()))),
+            (None, Some(encoded)) => {
+                let decoded = STANDARD.decode(encoded);
+                decoded
+                    .map(|body| Some(body.into()))
+                    .map_err(|_| ControlError::invalid("body_base64", "base64 with padding (RFC 4648 §4)"))
+            }
+            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "body or body_base64, not both")),
+        }
+    }
+
+    fn headers(&self, kept: HeaderMap) -> Result<HeaderMap, ControlError> {
+        let mut headers = kept;
+        if let Some(all) = &self.headers {
+            headers.clear();
+            for ReplayField { name, value } in all {
+                headers.append(checked_name("headers", name)?, checked_value("headers", name, value)?);
+            }
+        }
+        for (name, value) in &self.set_headers {
+            let field = checked_name("set_headers", name)?;
+            match value {
+                Some(value) => drop(headers.insert(field, checked_value("set_headers", name, value)?)),
+                None => drop(headers.remove(field)),
+            }
+        }
+        Ok(headers)
+    }
+}
+
+fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
+    let parsed = target.parse::<PathAndQuery>().ok().filter(|_| target.starts_with('/') || target == "*");
+    parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))
+}
+
+fn checked_name(edit: &'static str, name: &str) -> Result<HeaderName, ControlError> {
+    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not the name of a field")))
+}
+
+fn checked_value(edit: &'static str, name: &str, value: &str) -> Result<HeaderValue, ControlError> {
+    HeaderValue::from_str(value)
+        .map_err(|_| ControlError::invalid(edit, format!("the value of {name} has characters that none may have")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let field = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        fields.iter().map(field).collect()
+    }
+
+    #[test]
+    fn headers_are_replaced_or_patched() {
+        let kept = headers(&[("accept", "*/*"), ("x-a", "1")]);
+        let patch = ReplayEdits {
+            set_headers: [("X-A".to_owned(), None), ("Authorization".to_owned(), Some("Bearer x".to_owned()))].into(),
+            ..ReplayEdits::default()
+        };
+        let patched = headers(&[("accept", "*/*"), ("authorization", "Bearer x")]);
+        assert_eq!(patch.headers(kept.clone()).unwrap(), patched);
+        let all = Some(vec![ReplayField { name: "X-B".to_owned(), value: "2".to_owned() }]);
+        let replaced = ReplayEdits { headers: all, ..ReplayEdits::default() };
+        assert_eq!(replaced.headers(kept).unwrap(), headers(&[("x-b", "2")]));
+    }
+
+    #[test]
+    fn edits_that_cannot_be_sent_are_named() {
+        let refusal = |edits: ReplayEdits| edits.headers(HeaderMap::new()).unwrap_err().to_string();
+        let edits = ReplayEdits {
+            headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
+            ..Default::default()
+        };
+        assert_eq!(refusal(edits), "headers: \"a b\" is not the name of a field");
+        let edits = ReplayEdits { set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(), ..Default::default() };
+        assert_eq!(refusal(edits), "set_headers: the value of a has characters that none may have");
+        for bad in ["", "orders", "http://example.com/", "/a b"] {
+            assert!(checked_target(bad).is_err(), "{bad}");
+        }
+        assert!(checked_target("/orders?limit=5").is_ok() && checked_target("*").is_ok());
+    }
+
+    #[test]
+    fn bodies_come_as_text_or_base64() {
+        let body = |body: Option<&str>, base64: Option<&str>| {
+            let (body, body_base64) = (body.map(str::to_owned), base64.map(str::to_owned));
+            ReplayEdits { body, body_base64, ..ReplayEdits::default() }.new_body()
+        };
+        assert_eq!(body(None, None).unwrap(), None);
+        assert_eq!(body(Some("a"), None).unwrap(), Some(Bytes::from_static(b"a")));
+        assert_eq!(body(None, Some("AP8=")).unwrap(), Some(Bytes::from_static(&[0, 255])));
+        assert!(body(None, Some("?")).is_err() && body(Some(""), Some("")).is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! Messages kept as they pass by: copies, bounded each by [`CAPTURE_MAX`] and together by a budget of their worker.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderName};
+
+use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage};
+use crate::store::Captures;
+
+/// Bytes that the captures under way on one worker may still take.
+#[derive(Debug)]
+pub(crate) struct CaptureBudget(Cell<usize>);
+
+impl CaptureBudget {
+    pub(crate) fn new(bytes: usize) -> Rc<Self> {
+        Rc::new(Self(Cell::new(bytes)))
+    }
+
+    /// As many of `wanted` bytes as there are.
+    fn take(&self, wanted: usize) -> usize {
+        let taken = wanted.min(self.0.get());
+        self.0.set(self.0.get() - taken);
+        taken
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.set(self.0.get() + bytes);
+    }
+}
+
+/// What is kept of one exchange, once [`Self::begin`] has found that something is to be.
+#[derive(Default)]
+pub(crate) struct Capturing(OnceCell<Box<Halves>>);
+
+struct Halves {
+    request: Option<RefCell<Half>>,
+    response: Option<RefCell<Half>>,
+}
+
+struct Half {
+    headers: HeaderMap,
+    body: BytesMut,
+    /// There was no room for the rest.
+    cut: bool,
+    /// Its end was seen.
+    whole: bool,
+    budget: Rc<CaptureBudget>,
+}
+
+impl Capturing {
+    /// Keeps the messages that are `wanted`, beginning with the fields of the request.
+    pub(crate) fn begin(&self, wanted: Captures, budget: &Rc<CaptureBudget>, headers: &HeaderMap) {
+        if wanted != Captures::default() {
+            let half = |headers| RefCell::new(Half::new(headers, budget));
+            let _ = self.0.set(Box::new(Halves {
+                request: wanted.requests.then(|| half(without_credentials(headers))),
+                response: wanted.responses.then(|| half(HeaderMap::new())),
+            }));
+        }
+    }
+
+    pub(crate) fn request_data(&self, data: &Bytes) {
+        self.request().inspect(|half| half.borrow_mut().append(data));
+    }
+
+    pub(crate) fn request_ends(&self) {
+        self.request().inspect(|half| half.borrow_mut().whole = true);
+    }
+
+    pub(crate) fn response_head(&self, headers: &HeaderMap) {
+        self.response().inspect(|half| half.borrow_mut().headers = without_credentials(headers));
+    }
+
+    pub(crate) fn response_data(&self, data: &Bytes) {
+        self.response().inspect(|half| half.borrow_mut().append(data));
+    }
+
+    pub(crate) fn response_ends(&self) {
+        self.response().inspect(|half| half.borrow_mut().whole = true);
+    }
+
+    /// What was kept; of the response only if there was one.
+    pub(crate) fn finish(&mut self, has_response: bool) -> Option<Box<Capture>> {
+        let Halves { request, response } = *self.0.take()?;
+        Some(Box::new(Capture {
+            request: request.map(|half| half.into_inner().finish()),
+            response: response.filter(|_| has_response).map(|half| half.into_inner().finish()),
+        }))
+    }
+
+    fn request(&self) -> Option<&RefCell<Half>> {
+        self.0.get().and_then(|halves| halves.request.as_ref())
+    }
+
+    fn response(&self) -> Option<&RefCell<Half>> {
+        self.0.get().and_then(|halves| halves.response.as_ref())
+    }
+}
+
+impl Half {
+    fn new(headers: HeaderMap, budget: &Rc<CaptureBudget>) -> Self {
+        Self { headers, body: BytesMut::new(), cut: false, whole: false, budget: Rc::clone(budget) }
+    }
+
+    fn append(&mut self, data: &[u8]) {
+        let room = data.len().min(CAPTURE_MAX - self.body.len());
+        let taken = self.budget.take(room);
+        self.body.extend_from_slice(&data[..taken]);
+        self.cut |= taken < data.len();
+    }
+
+    fn finish(mut self) -> CapturedMessage {
+        // The budget is for what is under way: from here on the log's own bound holds.
+        let (headers, body) = (std::mem::take(&mut self.headers), self.body.split().freeze());
+        self.budget.give_back(body.len());
+        CapturedMessage { headers, body: CapturedBody { bytes: body, truncated: self.cut || !self.whole } }
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        self.budget.give_back(self.body.len());
+    }
+}
+
+/// Everything but what lets its bearer in somewhere.
+fn without_credentials(headers: &HeaderMap) -> HeaderMap {
+    const CREDENTIALS: [HeaderName; 4] =
+        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
+    let kept = headers.iter().filter(|(name, _)| !CREDENTIALS.contains(name) && !gw_shared::http::fields::is_own(name));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const BOTH: Captures = Captures { requests: true, responses: true };
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn nothing_is_kept_unless_asked_for() {
+        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        capturing.begin(Captures::default(), &budget, &HeaderMap::new());
+        capturing.request_data(&Bytes::from_static(b"x"));
+        assert!(capturing.finish(true).is_none());
+    }
+
+    #[test]
+    fn credentials_are_left_out_and_bodies_that_break_off_are_marked() {
+        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        let sent = headers(&[
+            ("authorization", "Bearer x"),
+            ("cookie", "a=b"),
+            ("x-gw-service-key", "gw_sk_x.y"),
+            ("accept", "text/plain"),
+        ]);
+        capturing.begin(BOTH, &budget, &sent);
+        capturing.request_data(&Bytes::from_static(b"ab"));
+        capturing.request_data(&Bytes::from_static(b"c"));
+        capturing.request_ends();
+        capturing.response_head(&headers(&[("set-cookie", "a=b"), ("content-type", "text/plain")]));
+        capturing.response_data(&Bytes::from_static(b"par"));
+        assert_eq!(budget.0.get(), 94);
+        let capture = capturing.finish(true).unwrap();
+        let (request, response) = (capture.request.unwrap(), capture.response.unwrap());
+        assert_eq!(request.headers, headers(&[("accept", "text/plain")]));
+        assert_eq!((&request.body.bytes[..], request.body.truncated), (&b"abc"[..], false));
+        assert_eq!(response.headers, headers(&[("content-type", "text/plain")]));
+        assert_eq!((&response.body.bytes[..], response.body.truncated), (&b"par"[..], true));
+        assert_eq!(budget.0.get(), 100);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_there_is_room_for() {
+        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
+        capturing.begin(BOTH, &budget, &HeaderMap::new());
+        let piece = Bytes::from(vec![0; CAPTURE_MAX - 1]);
+        capturing.request_data(&piece);
+        capturing.request_data(&piece);
+        capturing.request_ends();
+        capturing.response_data(&piece);
+        capturing.response_ends();
+        let capture = capturing.finish(true).unwrap();
+        let (request, response) = (capture.request.unwrap().body, capture.response.unwrap().body);
+        assert_eq!((request.bytes.len(), request.truncated), (CAPTURE_MAX, true));
+        assert_eq!((response.bytes.len(), response.truncated), (10, true));
+        assert_eq!(budget.0.get(), CAPTURE_MAX + 10);
+    }
+
+    #[test]
+    fn what_is_dropped_gives_its_room_back() {
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
+        capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
+        capturing.request_data(&Bytes::from_static(b"abc"));
+        drop(capturing);
+        assert_eq!(budget.0.get(), 10);
+    }
+}

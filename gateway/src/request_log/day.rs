@@ -1,0 +1,87 @@
+//! Days of the log: what belongs into which file.
+
+use std::fmt;
+use std::sync::Arc;
+
+use time::{Date, OffsetDateTime};
+
+use crate::clock::Timestamp;
+
+pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Whole days that are kept beside the one that runs: a record stays for seven days at least.
+pub(super) const DAYS_KEPT: u32 = 7;
+
+/// A day, UTC: days since the Unix epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Day(pub(super) u32);
+
+/// Tells the time; tests have their own.
+#[derive(Clone)]
+pub(super) struct Now(pub(super) Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl Day {
+    pub(super) fn of_ms(unix_ms: u64) -> Self {
+        Self(u32::try_from(unix_ms / DAY_MS).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn start_ms(self) -> u64 {
+        u64::from(self.0) * DAY_MS
+    }
+
+    /// The day whose date a file name of the log begins with.
+    pub(super) fn of_file_name(name: &str) -> Option<Self> {
+        let (date, _) = name.split_once('.')?;
+        let mut parts = date.splitn(3, '-');
+        let mut next = |length: usize| parts.next().filter(|part| part.len() == length)?.parse::<u16>().ok();
+        let (year, month, day) = (next(4)?, next(2)?, next(2)?);
+        let month = time::Month::try_from(u8::try_from(month).ok()?).ok()?;
+        let date = Date::from_calendar_date(year.into(), month, u8::try_from(day).ok()?).ok()?;
+        u32::try_from((date - OffsetDateTime::UNIX_EPOCH.date()).whole_days()).ok().map(Self)
+    }
+
+    pub(super) fn file_name(self) -> String {
+        format!("{self}.sqlite")
+    }
+}
+
+/// `2026-11-21`
+impl fmt::Display for Day {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let days = time::Duration::days(self.0.into());
+        let date = OffsetDateTime::UNIX_EPOCH.date().checked_add(days).unwrap_or(Date::MAX);
+        write!(f, "{:04}-{:02}-{:02}", date.year(), u8::from(date.month()), date.day())
+    }
+}
+
+impl Now {
+    pub(super) fn today(&self) -> Day {
+        Day::of_ms(u64::try_from((self.0)().0).unwrap_or(0) * 1000)
+    }
+
+    /// Days of which records are taken and found: those kept, and tomorrow for clocks that differ.
+    pub(super) fn days(&self) -> std::ops::RangeInclusive<Day> {
+        let today = self.today().0;
+        Day(today.saturating_sub(DAYS_KEPT))..=Day(today.saturating_add(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_named_and_recognised_by_their_date() {
+        let day = Day::of_ms(1_795_234_532_123);
+        assert_eq!(day.file_name(), "2026-11-21.sqlite");
+        for name in ["2026-11-21.sqlite", "2026-11-21.sqlite-wal", "2026-11-21.sqlite.corrupt"] {
+            assert_eq!(Day::of_file_name(name), Some(day), "{name}");
+        }
+        for name in ["", "2026-11-21", "x.sqlite", "2026-13-01.sqlite", "26-11-21.sqlite", "2026-11-21-3.sqlite"] {
+            assert_eq!(Day::of_file_name(name), None, "{name}");
+        }
+        assert_eq!(Day::of_ms(day.start_ms()), day);
+        assert_eq!(Day::of_ms(day.start_ms() - 1), Day(day.0 - 1));
+        let now = Now(Arc::new(move || Timestamp((day.start_ms() / 1000) as i64 + 5)));
+        assert_eq!((now.today(), now.days()), (day, Day(day.0 - 7)..=Day(day.0 + 1)));
+    }
+}

@@ -1,0 +1,114 @@
+//! Removes what is older than the log is kept: whole files, a piece at a time, so that neither the log thread nor the
+//! file system is held up by a large one.
+
+use std::collections::VecDeque;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gw_shared::files::remove_if_there;
+
+use super::day::Day;
+
+/// What one step gives back to the file system, in bytes: some milliseconds. There is a step each time something is
+/// written, or each second.
+pub(super) const STEP_BYTES: u64 = 32 * 1024 * 1024;
+/// End of the name of a file that is being removed.
+const EXPIRED: &str = ".expired";
+
+/// Files on their way out.
+#[derive(Default)]
+pub(super) struct Expiry {
+    rest: VecDeque<PathBuf>,
+}
+
+impl Expiry {
+    /// Takes all files of days before `oldest` out of readers' sight, also those that were set aside, and those that an
+    /// earlier process did not finish.
+    pub(super) fn begin(&mut self, folder: &Path, oldest: Day) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            if Day::of_file_name(name).is_none_or(|day| day >= oldest) || self.rest.contains(&path) {
+                continue;
+            }
+            if name.ends_with(EXPIRED) {
+                self.rest.push_back(path);
+                continue;
+            }
+            // SQLite must not find a shorter file under the name that it knows. Another process may be faster.
+            let expired = folder.join(format!("{name}{EXPIRED}"));
+            match fs::rename(&path, &expired) {
+                Ok(()) => self.rest.push_back(expired),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a piece. Returns whether there is more to do.
+    pub(super) fn step(&mut self) -> io::Result<bool> {
+        let Some(path) = self.rest.front() else { return Ok(false) };
+        let done = shorten(path);
+        if !matches!(done, Ok(false)) {
+            // Also after an error: tried again when the next day begins.
+            self.rest.pop_front();
+        }
+        done.map(|_| !self.rest.is_empty())
+    }
+}
+
+/// Takes up to [`STEP_BYTES`] off the end of a file; returns whether it is gone.
+fn shorten(path: &Path) -> io::Result<bool> {
+    let file = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        file => file?,
+    };
+    let length = file.metadata()?.len();
+    if length <= STEP_BYTES {
+        remove_if_there(path)?;
+        return Ok(true);
+    }
+    file.set_len(length - STEP_BYTES)?;
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs::File;
+
+    use super::*;
+
+    fn names(folder: &Path) -> BTreeSet<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn whole_days_go_in_steps_and_the_rest_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = directory.path();
+        let old = Day::of_file_name("2026-11-13.").unwrap();
+        let kept = ["2026-11-14.sqlite", "2026-11-14.sqlite-wal", "notes.txt", "2026-11-21.sqlite"];
+        let gone = ["2026-11-12.sqlite.expired", "2026-11-13.sqlite-wal", "2026-11-13.sqlite.corrupt"];
+        for name in kept.iter().chain(&gone) {
+            fs::write(folder.join(name), "x").unwrap();
+        }
+        let large = folder.join(old.file_name());
+        File::create(&large).unwrap().set_len(2 * STEP_BYTES + 1).unwrap();
+
+        let mut expiry = Expiry::default();
+        expiry.begin(folder, Day(old.0 + 1)).unwrap();
+        expiry.begin(folder, Day(old.0 + 1)).unwrap();
+        assert!(!large.exists(), "out of sight at once");
+        let mut steps = 1;
+        while expiry.step().unwrap() {
+            steps += 1;
+        }
+        assert_eq!(steps, gone.len() + 3);
+        assert_eq!(names(folder), kept.iter().map(|name| (*name).to_owned()).collect());
+        assert!(!expiry.step().unwrap());
+    }
+}

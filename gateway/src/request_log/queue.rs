@@ -1,0 +1,245 @@
+//! From the workers to the log thread: bounded, and nobody waits.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+
+use super::record::{Batch, Record};
+use crate::limits;
+
+/// Where workers hand over their batches. Clones lead to the same log.
+#[derive(Clone)]
+pub struct LogQueue {
+    sender: Sender<Command>,
+    counters: Arc<Counters>,
+}
+
+/// What the log thread is told.
+pub(super) enum Command {
+    Write(Queued),
+    /// Write what came before, then say so.
+    Flush(Sender<()>),
+    /// Write what came before and end.
+    Close,
+}
+
+/// A batch and the room that it takes up in the queue until it is written.
+pub(super) struct Queued {
+    pub(super) batch: Batch,
+    pub(super) cost: Cost,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cost {
+    pub(super) records: usize,
+    pub(super) bytes: usize,
+}
+
+/// What the request log has done since it was opened, and holds now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Records that are in the files.
+    pub written: u64,
+    /// Records lost: the queue was full, or they could not be written. 0 in every supported load.
+    pub dropped: u64,
+    /// Requests whose record was kept without what had been captured of it: the queue had no room for both.
+    pub captures_dropped: u64,
+    /// Records that came after their day had expired, or from a day that is not yet: not kept, and nothing is wrong.
+    pub out_of_range: u64,
+    /// Blocks of records, or files, that readers found damaged and left out.
+    pub damaged: u64,
+    /// The last attempt to write did not succeed.
+    pub failing: bool,
+    pub queued_records: u64,
+    /// Memory that waits to be written, in bytes.
+    pub queued_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) written: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) captures_dropped: AtomicU64,
+    pub(super) out_of_range: AtomicU64,
+    pub(super) damaged: AtomicU64,
+    pub(super) failing: AtomicBool,
+    queued_records: AtomicUsize,
+    queued_bytes: AtomicUsize,
+}
+
+pub(super) fn queue(counters: Arc<Counters>) -> (LogQueue, Receiver<Command>) {
+    let (sender, receiver) = bounded(limits::LOG_QUEUE_BATCHES);
+    (LogQueue { sender, counters }, receiver)
+}
+
+impl LogQueue {
+    /// Of no log: whatever is pushed is dropped.
+    pub(crate) fn to_nowhere() -> Self {
+        queue(Arc::default()).0
+    }
+
+    /// Hands over `batch`, at once or never: what there is no room for is dropped and counted, first what was captured
+    /// of the requests, then their records.
+    pub fn push(&self, mut batch: Batch) {
+        let mut cost = Cost::of(&batch);
+        if cost.records == 0 {
+            return;
+        }
+        if !self.counters.reserve(cost) {
+            let captures = drop_captures(&mut batch);
+            cost = Cost::of(&batch);
+            if captures == 0 || !self.counters.reserve(cost) {
+                self.counters.dropped.fetch_add(cost.records as u64, Ordering::Relaxed);
+                return;
+            }
+            self.counters.captures_dropped.fetch_add(captures, Ordering::Relaxed);
+        }
+        match self.sender.try_send(Command::Write(Queued { batch, cost })) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.counters.release(cost);
+                self.counters.dropped.fetch_add(cost.records as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Waits for room in the queue: not for workers. Fails if the log thread has ended.
+    pub(super) fn send(&self, command: Command) -> Result<(), ()> {
+        self.sender.send(command).map_err(drop)
+    }
+}
+
+impl Cost {
+    fn of(batch: &Batch) -> Self {
+        let mut cost = Self::default();
+        for (_, records) in &batch.services {
+            cost.records += records.len();
+            cost.bytes += records.iter().map(bytes_of).sum::<usize>();
+        }
+        cost
+    }
+}
+
+/// Memory that `record` holds, roughly: allocations are rounded up, ids are shared.
+fn bytes_of(record: &Record) -> usize {
+    let captured = record.capture.as_ref().map_or(0, |capture| {
+        let sides = [&capture.request, &capture.response].into_iter().flatten();
+        sides.map(|message| message.body.bytes.len() + 64 * message.headers.len() + HEADERS).sum()
+    });
+    size_of::<Record>() + record.target.len() + captured
+}
+
+/// Of a captured message beside its body: the header map, and values of usual length.
+const HEADERS: usize = 1024;
+
+fn drop_captures(batch: &mut Batch) -> u64 {
+    let records = batch.services.iter_mut().flat_map(|(_, records)| records);
+    records.map(|record| u64::from(mem::take(&mut record.capture).is_some())).sum()
+}
+
+impl Counters {
+    /// Takes up room for `cost`, if there is.
+    fn reserve(&self, cost: Cost) -> bool {
+        let records = self.queued_records.fetch_add(cost.records, Ordering::Relaxed) + cost.records;
+        let bytes = self.queued_bytes.fetch_add(cost.bytes, Ordering::Relaxed) + cost.bytes;
+        let fits = records <= limits::LOG_QUEUE_RECORDS && bytes <= limits::LOG_QUEUE_BYTES;
+        if !fits {
+            self.release(cost);
+        }
+        fits
+    }
+
+    /// Gives back what [`Self::reserve`] took.
+    pub(super) fn release(&self, cost: Cost) {
+        self.queued_records.fetch_sub(cost.records, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(cost.bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn stats(&self) -> LogStats {
+        LogStats {
+            written: self.written.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+            captures_dropped: self.captures_dropped.load(Ordering::Relaxed),
+            out_of_range: self.out_of_range.load(Ordering::Relaxed),
+            damaged: self.damaged.load(Ordering::Relaxed),
+            failing: self.failing.load(Ordering::Relaxed),
+            queued_records: self.queued_records.load(Ordering::Relaxed) as u64,
+            queued_bytes: self.queued_bytes.load(Ordering::Relaxed) as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::id::RequestIds;
+
+    use super::super::record::{Capture, CapturedBody, CapturedMessage, Ended, Protocol, Timing};
+    use super::*;
+
+    fn batch(records: usize, captured: usize) -> Batch {
+        let ids = RequestIds::new();
+        let body = CapturedBody { bytes: vec![0; captured].into(), truncated: false };
+        let capture = Capture { request: Some(CapturedMessage { body, ..CapturedMessage::default() }), response: None };
+        let record = || Record {
+            id: ids.next_id(),
+            method: http::Method::GET,
+            target: "/".into(),
+            caller: [127, 0, 0, 1].into(),
+            protocol: Protocol::Http11,
+            by: None,
+            status: None,
+            code: None,
+            ended: Ended::Complete,
+            bytes_in: 0,
+            bytes_out: 0,
+            timing: Timing::default(),
+            agent: None,
+            replayed_from: None,
+            trace_id: None,
+            capture: (captured > 0).then(|| Box::new(capture.clone())),
+        };
+        Batch { services: vec![("a--b".into(), (0..records).map(|_| record()).collect())] }
+    }
+
+    #[test]
+    fn a_full_queue_drops_captures_first_then_batches_and_counts_both() {
+        let (queue, receiver) = queue(Arc::default());
+        queue.push(batch(0, 0));
+        assert_eq!(queue.counters.stats(), LogStats::default());
+
+        // Bytes: 63 MiB fit, then only what has no bodies.
+        for _ in 0..63 {
+            queue.push(batch(1, 1024 * 1024 - 2048));
+        }
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.captures_dropped, stats.dropped), (63, 0, 0));
+        queue.push(batch(2, 1024 * 1024));
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.captures_dropped, stats.dropped), (65, 2, 0));
+
+        // Records.
+        queue.push(batch(limits::LOG_QUEUE_RECORDS - 64, 0));
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.dropped), (65, (limits::LOG_QUEUE_RECORDS - 64) as u64));
+
+        for command in receiver.try_iter() {
+            let Command::Write(queued) = command else { panic!("nothing else was sent") };
+            assert_eq!(queued.cost, Cost::of(&queued.batch));
+            queue.counters.release(queued.cost);
+        }
+        let stats = queue.counters.stats();
+        assert_eq!((stats.queued_records, stats.queued_bytes), (0, 0));
+
+        // Batches, then nobody who takes them.
+        let (before, one) = (stats.dropped, 1);
+        for _ in 0..limits::LOG_QUEUE_BATCHES + one {
+            queue.push(batch(1, 0));
+        }
+        assert_eq!(queue.counters.stats().dropped, before + one as u64);
+        drop(receiver);
+        queue.push(batch(1, 0));
+        assert_eq!(queue.counters.stats().dropped, before + one as u64 + 1);
+    }
+}

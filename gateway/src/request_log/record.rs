@@ -1,0 +1,131 @@
+//! One request as it ended, as workers hand it over.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use gw_shared::id::{AgentId, RequestId};
+use http::{HeaderMap, Method};
+use serde::{Deserialize, Serialize};
+
+pub use crate::auth::Principal as CallerId;
+use crate::relay::Outcome;
+
+/// Longest request target that is kept, in bytes: all that pass (decisions §4: 8 KiB).
+pub const TARGET_MAX: usize = 8 * 1024;
+/// Most of a body that is kept, in bytes (spec §8: 1 MB).
+pub const CAPTURE_MAX: usize = 1024 * 1024;
+
+/// One request as it ended. Its service is the batch's.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// UUIDv7: says when the request's head had been read, to the millisecond.
+    pub id: RequestId,
+    pub method: Method,
+    /// Path and query as received.
+    pub target: Box<str>,
+    pub caller: IpAddr,
+    pub protocol: Protocol,
+    /// Who was authenticated; `None` if nobody was.
+    pub by: Option<CallerId>,
+    /// Of the final response; `None` if there was none.
+    pub status: Option<u16>,
+    /// Of a gateway error.
+    pub code: Option<&'static str>,
+    pub ended: Ended,
+    /// Of the request body.
+    pub bytes_in: u64,
+    /// Of the response body.
+    pub bytes_out: u64,
+    pub timing: Timing,
+    pub agent: Option<AgentId>,
+    pub replayed_from: Option<RequestId>,
+    /// W3C trace id, if the request is part of a trace.
+    pub trace_id: Option<[u8; 16]>,
+    pub capture: Option<Box<Capture>>,
+}
+
+/// What the caller spoke. Kept by position: append only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Protocol {
+    Http10,
+    Http11,
+    Http2,
+    /// Nobody called: a replay.
+    Replay,
+}
+
+/// How a request ended. Kept by position: append only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    /// The response went out whole.
+    Complete,
+    /// The response began and broke off.
+    Cut,
+    /// The caller went away.
+    CallerGone,
+}
+
+impl From<Outcome> for Ended {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Complete | Outcome::Refused => Self::Complete,
+            Outcome::Cut => Self::Cut,
+            Outcome::CallerGone => Self::CallerGone,
+        }
+    }
+}
+
+/// Where the time went, in microseconds. Of stages that a request did not reach there is nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Until the caller was authenticated or refused.
+    pub authenticate: u32,
+    /// From there until its stream on the tunnel was open: the way to the owner, bucket, tunnel.
+    pub wait: Option<u32>,
+    /// In the agent, until a connection to the backend was had.
+    pub agent: Option<u32>,
+    /// From there until the backend's final response began, as the agent saw it.
+    pub backend_first_byte: Option<u32>,
+    /// From the beginning until the response head was here.
+    pub response_head: Option<u32>,
+    /// From the beginning until the response was sent.
+    pub total: u64,
+}
+
+/// What was kept of a request that was relayed.
+#[derive(Debug, Clone, Default)]
+pub struct Capture {
+    pub request: Option<CapturedMessage>,
+    pub response: Option<CapturedMessage>,
+}
+
+impl Capture {
+    /// Of both bodies.
+    pub fn bytes(&self) -> usize {
+        let bytes = |message: &Option<CapturedMessage>| message.as_ref().map_or(0, |message| message.body.bytes.len());
+        bytes(&self.request) + bytes(&self.response)
+    }
+}
+
+/// Fields without those that carry credentials, and as much of the body as there is room for.
+#[derive(Debug, Clone, Default)]
+pub struct CapturedMessage {
+    pub headers: HeaderMap,
+    pub body: CapturedBody,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct CapturedBody {
+    /// The first bytes, at most [`CAPTURE_MAX`].
+    pub bytes: Bytes,
+    /// There was more, or it broke off.
+    pub truncated: bool,
+}
+
+/// Records of one worker, by service.
+#[derive(Debug, Clone, Default)]
+pub struct Batch {
+    /// Label of the service (`{account}--{service}`), and its records in the order in which they ended.
+    pub services: Vec<(Arc<str>, Vec<Record>)>,
+}

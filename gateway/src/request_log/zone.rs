@@ -1,0 +1,75 @@
+//! What a search can tell of a block without reading it.
+
+/// Sums up some records: one bit for each class of status, and so on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Zone {
+    /// Bits of [`Zone::NO_STATUS`], [`Zone::class`], [`Zone::CODE`] and [`Zone::status`].
+    pub(super) bits: u64,
+    /// The longest total duration, in microseconds.
+    pub(super) longest_us: u64,
+}
+
+impl Zone {
+    /// There was no response.
+    pub(super) const NO_STATUS: u64 = 1;
+    /// There was an error of the gateway's.
+    pub(super) const CODE: u64 = 1 << 6;
+    const STATUS_SHIFT: u32 = 7;
+    const STATUSES: u16 = 56;
+
+    /// Of statuses like 5xx.
+    pub(super) fn class(hundreds: u16) -> u64 {
+        1 << hundreds.clamp(1, 5)
+    }
+
+    /// Of one status; some share theirs.
+    pub(super) fn status(status: u16) -> u64 {
+        1 << (Self::STATUS_SHIFT + u32::from(status % Self::STATUSES))
+    }
+
+    pub(super) fn add(&mut self, status: Option<u16>, has_code: bool, total_us: u64) {
+        self.bits |= status.map_or(Self::NO_STATUS, |status| Self::class(status / 100) | Self::status(status));
+        self.bits |= if has_code { Self::CODE } else { 0 };
+        self.longest_us = self.longest_us.max(total_us);
+    }
+
+    /// As SQLite keeps it.
+    pub(super) fn columns(self) -> [i64; 2] {
+        [self.bits as i64, i64::try_from(self.longest_us).unwrap_or(i64::MAX)]
+    }
+
+    pub(super) fn merge(&mut self, other: Self) {
+        self.bits |= other.bits;
+        self.longest_us = self.longest_us.max(other.longest_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the searches' SQL has it.
+    fn may_have(zone: Zone, wanted: u64, min_us: u64) -> bool {
+        zone.bits & wanted == wanted && zone.longest_us >= min_us
+    }
+
+    #[test]
+    fn what_is_there_may_be_there() {
+        let mut zone = Zone::default();
+        zone.add(Some(502), true, 7);
+        let mut other = Zone::default();
+        other.add(None, false, 9);
+        zone.merge(other);
+        for wanted in [0, Zone::status(502), Zone::class(5), Zone::CODE, Zone::NO_STATUS] {
+            assert!(may_have(zone, wanted, 9));
+        }
+        for wanted in [Zone::status(200), Zone::class(2)] {
+            assert!(!may_have(zone, wanted, 0));
+        }
+        assert!(!may_have(zone, 0, 10));
+        // All bits are there, and an integer of SQLite's holds them.
+        for status in 0..=999 {
+            assert!(Zone::status(status) > Zone::CODE && Zone::status(status) <= 1 << 62);
+        }
+    }
+}

@@ -1,0 +1,340 @@
+// The console in Chromium, as an administrator uses it, in front of a demo that runs as a process of its own.
+//
+//     console.cjs ABOUT AGENT FOLDER
+//
+// ABOUT is the demo's JSON, AGENT the agent's program, FOLDER one of its own to work in. GW_CONSOLE_SCREENSHOTS names a
+// folder for pictures of every page.
+"use strict";
+const assert = require("node:assert/strict");
+const { execFile, spawn } = require("node:child_process");
+const fs = require("node:fs");
+const http = require("node:http");
+const path = require("node:path");
+const { promisify } = require("node:util");
+const axe = require("axe-core");
+const { chromium } = require("playwright-core");
+
+const [ABOUT, AGENT, FOLDER] = [JSON.parse(process.argv[2]), process.argv[3], process.argv[4]];
+const PICTURES = process.env.GW_CONSOLE_SCREENSHOTS;
+const SOON = 30_000;
+const WIDTHS = [1280, 375];
+const SCHEMES = ["light", "dark"];
+
+/** What browsers complain about, by page: nothing of it may be left at the end. */
+const complaints = [];
+const running = [];
+
+async function launch() {
+  const args = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
+  args.push("--disable-component-update", "--disable-sync");
+  return chromium.launch({ executablePath: "/usr/bin/chromium", chromiumSandbox: false, args });
+}
+
+async function open(browser, options = {}) {
+  const context = await browser.newContext({ baseURL: ABOUT.admin_url, viewport: { width: 1280, height: 900 }, ...options });
+  context.setDefaultTimeout(SOON);
+  await context.addInitScript(() => {
+    document.addEventListener("securitypolicyviolation", (event) =>
+      console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
+  });
+  const page = await context.newPage();
+  page.on("console", (message) => {
+    // What the test provokes: the page says the rest.
+    const isStatus = /status of 4(01|04|09|22)/.test(message.text());
+    if (["error", "warning"].includes(message.type()) && !isStatus) complaints.push(`${page.url()}: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => complaints.push(`${page.url()}: ${error}`));
+  return page;
+}
+
+async function signIn(page) {
+  await page.goto("/");
+  await page.getByLabel("Admin token").fill(ABOUT.admin_token);
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("heading", { name: "Overview" }).waitFor();
+}
+
+/** Runs what a page proposes, as pasted into a shell. */
+async function paste(command) {
+  const { stdout } = await promisify(execFile)("bash", ["-euc", command], { timeout: SOON });
+  return stdout;
+}
+
+async function eventually(what, look) {
+  const deadline = Date.now() + SOON;
+  for (;;) {
+    const found = await look();
+    if (found) return found;
+    assert(Date.now() < deadline, `still not: ${what}`);
+    await new Promise((done) => setTimeout(done, 100));
+  }
+}
+
+/** A backend that says what it was asked. */
+async function startBackend() {
+  const server = http.createServer((request, response) => {
+    const pieces = [];
+    request.on("data", (piece) => pieces.push(piece)).on("end", () => {
+      response.setHeader("content-type", "application/json");
+      response.end(JSON.stringify({ method: request.method, url: request.url, body: Buffer.concat(pieces).toString() }));
+    });
+  });
+  await new Promise((done) => server.listen(0, "127.0.0.1", done));
+  running.push({ kill: () => server.close() });
+  return `http://127.0.0.1:${server.address().port}`;
+}
+
+async function wrongTokensAreRefused(browser) {
+  const page = await open(browser);
+  await page.goto("/tunnels");
+  await page.getByLabel("Admin token").fill("guess");
+  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("alert").getByText("not the admin token").waitFor();
+  await page.getByLabel("Admin token").fill(ABOUT.admin_token);
+  await page.keyboard.press("Enter");
+  // Where one wanted to go.
+  await page.getByRole("heading", { name: "Live tunnels" }).waitFor();
+  await page.getByRole("button", { name: "Sign out" }).click();
+  await page.getByRole("heading", { name: "Sign in" }).waitFor();
+  await page.context().close();
+}
+
+/** From nothing to requests that are answered, by what pages say alone. */
+async function anAccountComesToLife(page) {
+  await page.getByRole("link", { name: "Accounts", exact: true }).first().click();
+  await page.getByLabel("Account ID").fill("acme");
+  await page.getByLabel("Capture allowed").check();
+  await page.getByRole("button", { name: "Create account" }).click();
+  await page.getByRole("status").getByText("Created").waitFor();
+
+  await page.getByRole("link", { name: "New service" }).click();
+  await page.getByLabel("Service ID").fill("Not An Id");
+  await page.getByRole("button", { name: "Create service" }).click();
+  assert.equal(await page.getByLabel("Service ID").getAttribute("aria-invalid"), "true");
+  await page.getByLabel("Service ID").fill("api");
+  await page.getByLabel("Capture request body").check();
+  await page.getByLabel("Capture backend response").check();
+  await page.getByRole("button", { name: "Create service" }).click();
+  await page.getByRole("heading", { name: /^api/ }).waitFor();
+  assert(await page.getByLabel("Capture request body").isChecked());
+
+  const token = await commandsOf(page, "Credentials", "New credential", "Create credential");
+  const key = await commandsOf(page, "Service keys", "New service key", "Create service key");
+
+  await page.goto("/accounts/acme/agents");
+  await page.getByRole("link", { name: "Enroll an agent" }).click();
+  await page.getByLabel("api").check();
+  await page.getByLabel("By hand").check();
+  await page.getByRole("button", { name: "Create token" }).click();
+  const state = path.join(FOLDER, "agent");
+  const enroll = (await page.locator("#enroll").textContent()).replace("gw-agent", AGENT);
+  const run = (await page.locator("#run").textContent()).replace("gw-agent", AGENT);
+  await picture(page, "enrollment-secret");
+  const enrolled = paste(`${enroll} --state-dir ${state}`);
+  await page.getByRole("link", { name: "Done" }).click();
+  await eventually("the agent waits", async () => {
+    await page.reload();
+    return (await page.getByRole("button", { name: /^Approve/ }).count()) > 0;
+  });
+  await page.getByRole("button", { name: /^Approve/ }).click();
+  await page.getByText("Approved. ").waitFor();
+  await enrolled;
+
+  // The page of tunnels has it without being asked again.
+  await page.goto("/tunnels");
+  await page.getByRole("cell", { name: "demo--echo" }).waitFor();
+  const backend = await startBackend();
+  const command = run.replace(/http:\S+/, backend);
+  running.push(spawn("bash", ["-c", `exec ${command} --state-dir ${state}`], { stdio: "ignore" }));
+  await page.getByRole("cell", { name: "acme--api" }).waitFor();
+
+  assert.deepEqual(JSON.parse(await paste(key)), { method: "GET", url: "/", body: "" });
+  assert.deepEqual(JSON.parse(await paste(token)), { method: "GET", url: "/", body: "" });
+  return key;
+}
+
+/** Makes one that opens the service, and returns the commands that its page proposes. */
+async function commandsOf(page, tab, link, button) {
+  await page.goto("/accounts/acme");
+  await page.getByRole("link", { name: tab, exact: true }).click();
+  await page.getByRole("link", { name: link }).click();
+  await page.getByLabel("Name").fill("ci");
+  await page.getByLabel("api").check();
+  await page.getByRole("button", { name: button }).click();
+  await page.getByText("Shown this once").waitFor();
+  const [secret, commands] = [await page.locator("#secret").textContent(), await page.locator("#commands").textContent()];
+  assert(commands.includes(secret));
+  await page.getByRole("button", { name: /^Copy: Try it/ }).click();
+  await page.getByRole("button", { name: /^Copy: Try it/ }).getByText(/Copied|Selected/).waitFor();
+  await picture(page, link.replace("New ", "").replace(" ", "-") + "-secret");
+  // Reloading neither makes another one nor shows it again.
+  await page.reload();
+  assert.equal(await page.getByText(secret).count(), 0);
+  await page.getByRole("heading", { name: /^ci/ }).waitFor();
+  return commands;
+}
+
+/** From an id to what was kept, and to a request that is made again, edited. */
+async function aRequestIsFoundAndReplayed(page, command) {
+  const head = await paste(`${command} -o /dev/null -D - -H 'content-type: application/json' -d '{"order":[1,2]}'`);
+  const id = /x-gw-request-id: (\S+)/i.exec(head)[1];
+  await eventually("the request is in the log", async () => {
+    await page.goto("/tunnels");
+    await page.getByLabel("Request ID").fill(` ${id} `);
+    await page.getByRole("button", { name: "Find" }).click();
+    return (await page.locator("#request-id").count()) > 0;
+  });
+  assert.equal(await page.locator("#request-id").textContent(), id);
+  await page.getByText("service key").first().waitFor();
+  assert.equal(await page.getByLabel("Body of the Request").textContent(), '{\n  "order": [\n    1,\n    2\n  ]\n}');
+  assert(await page.locator(".waterfall rect.backend").count());
+  const address = new URL(page.url()).pathname;
+
+  await page.getByRole("link", { name: "Replay…" }).click();
+  await page.getByLabel("Path and query").fill("/again?x=1");
+  await page.getByLabel("Method").fill("PATCH");
+  await page.getByLabel("This text").check();
+  await page.getByLabel("Text of the body").fill("one\ntwo");
+  await picture(page, "replay-edited");
+  await page.getByRole("button", { name: "Send it again" }).click();
+  await page.getByRole("status").getByText("Replayed").waitFor();
+  const answer = JSON.parse(await page.getByLabel("Body of the Backend response").textContent());
+  assert.deepEqual(answer, { method: "PATCH", url: "/again?x=1", body: "one\ntwo" });
+  await page.getByRole("link", { name: id }).click();
+  await page.getByRole("heading", { name: "POST /" }).waitFor();
+  return address;
+}
+
+async function aKeyIsTakenAway(page, command) {
+  await page.goto("/accounts/acme/service-keys");
+  await page.getByRole("link", { name: "ci" }).click();
+  await page.getByRole("button", { name: "Disable" }).click();
+  await page.getByText("disabled", { exact: true }).waitFor();
+  await eventually("the key opens nothing", async () => (await paste(command)).includes("GW_SERVICE_KEY_INVALID"));
+  await page.getByText("Delete this service key…").click();
+  await page.getByRole("button", { name: "Delete service key" }).click();
+  await page.getByText(/^type \w+ to confirm$/).waitFor();
+  await page.getByLabel(/to confirm/).fill(new URL(page.url()).pathname.split("/").at(-2));
+  await page.getByRole("button", { name: "Delete service key" }).click();
+  await page.getByRole("status").getByText("Deleted").waitFor();
+}
+
+/** The essentials, without scripts. */
+async function scriptsAreNotNeeded(browser) {
+  const page = await open(browser, { javaScriptEnabled: false });
+  await signIn(page);
+  await page.goto("/accounts");
+  await page.getByLabel("Account ID").fill("plain");
+  await page.getByRole("button", { name: "Create account" }).click();
+  await page.getByRole("status").getByText("Created").waitFor();
+  await page.getByRole("link", { name: "Settings", exact: true }).click();
+  await page.getByText("Delete this account…").click();
+  await page.getByLabel(/to confirm/).fill("plain");
+  await page.getByRole("button", { name: "Delete account" }).click();
+  await page.getByRole("status").getByText("Deleted").waitFor();
+  await page.getByRole("button", { name: "dark" }).click();
+  assert.equal(await page.locator("html").getAttribute("data-theme"), "dark");
+  await page.context().close();
+}
+
+async function theKeyboardIsEnough(page) {
+  await page.goto("/requests");
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to content");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "main");
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "account");
+  const outline = await page.evaluate(() => getComputedStyle(document.activeElement).outlineWidth);
+  assert.notEqual(outline, "0px");
+}
+
+async function picture(page, name) {
+  if (PICTURES) await page.screenshot({ path: path.join(PICTURES, `${name}.png`), fullPage: true });
+}
+
+/** Every page by each width and scheme: nothing wider than the window, nothing that assistive programs stumble over. */
+async function pagesAreForEverybody(page, addresses) {
+  const faults = [];
+  for (const [name, address] of Object.entries(addresses)) {
+    for (const width of WIDTHS) {
+      for (const colorScheme of SCHEMES) {
+        await page.setViewportSize({ width, height: 900 });
+        await page.emulateMedia({ colorScheme });
+        await page.goto(address);
+        const charts = page.locator("[data-chart]");
+        if (await charts.count()) await page.locator("[data-chart] canvas").first().waitFor();
+        const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+        if (wide > 0) faults.push(`${address} is ${wide} px too wide at ${width}`);
+        // Not by a script tag, which the page's policy forbids.
+        await page.evaluate(axe.source);
+        const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+        for (const { id, impact, nodes } of violations) {
+          const where = nodes.map((node) => `${node.target} ${node.any.map((check) => check.message)}`).slice(0, 3);
+          if (["serious", "critical"].includes(impact)) faults.push(`${address} ${width} ${colorScheme}: ${id}: ${where}`);
+        }
+        await picture(page, `${name}-${width}-${colorScheme}`);
+      }
+    }
+  }
+  assert.deepEqual([...new Set(faults)], []);
+}
+
+async function main() {
+  if (PICTURES) fs.mkdirSync(PICTURES, { recursive: true });
+  const browser = await launch();
+  try {
+    await wrongTokensAreRefused(browser);
+    const page = await open(browser);
+    await signIn(page);
+    const key = await anAccountComesToLife(page);
+    const request = await aRequestIsFoundAndReplayed(page, key);
+    // One that fails, for the pages of errors.
+    await paste(key.replace("acme--api", "acme--none"));
+    const href = (of, selector) => page.goto(of).then(() => page.locator(selector).first().getAttribute("href"));
+    const addresses = {
+      overview: "/",
+      accounts: "/accounts",
+      services: "/accounts/acme",
+      "service-new": "/accounts/acme/new-service",
+      service: "/accounts/acme/services/api",
+      credentials: "/accounts/acme/credentials",
+      credential: await href("/accounts/acme/credentials", ".list td a"),
+      "credential-new": "/accounts/acme/new-credentials",
+      "service-keys": "/accounts/acme/service-keys",
+      "service-key": await href("/accounts/acme/service-keys", ".list td a"),
+      agents: "/accounts/acme/agents",
+      agent: await href("/accounts/acme/agents", ".list td a"),
+      "agent-new": "/accounts/acme/new-agent",
+      settings: "/accounts/acme/settings",
+      tunnels: "/tunnels",
+      requests: "/requests",
+      request,
+      replay: `${request}/replay`,
+      "requests-none": "/requests?status=418&min_ms=x",
+      traffic: "/traffic",
+      "audit-log": "/audit-log",
+    };
+    await eventually("charts have what happened", async () => {
+      await page.goto("/traffic?service=acme--api");
+      return (await page.locator(".tiles dd").first().textContent()) !== "0";
+    });
+    await page.locator(".u-legend").first().waitFor();
+    await pagesAreForEverybody(page, addresses);
+    const outside = await open(browser);
+    await pagesAreForEverybody(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
+    await page.setViewportSize({ width: 1280, height: 900 });
+    await theKeyboardIsEnough(page);
+    await aKeyIsTakenAway(page, key);
+    await scriptsAreNotNeeded(browser);
+    assert.deepEqual(complaints, []);
+  } finally {
+    running.forEach((process) => process.kill());
+    await browser.close();
+  }
+}
+
+main().catch((error) => {
+  console.error(error, complaints);
+  process.exit(1);
+});

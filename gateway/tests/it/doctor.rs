@@ -1,0 +1,78 @@
+//! `doctor` of both programs, beside a product that runs.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::caller::{connect, get};
+use crate::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::{demo, tunnels};
+
+/// The findings of a doctor by their check: verdict and what was found; and the exit code.
+fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>, i32) {
+    let output = command.arg("--json").output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let code = output.status.code().unwrap();
+    assert_eq!(found["ok"], code == 0, "{found}");
+    let look = move |check: &str| {
+        let checks = found["checks"].as_array().unwrap();
+        let finding = checks.iter().find(|finding| finding["check"] == check);
+        let finding = finding.unwrap_or_else(|| panic!("no check of {check}: {found:#}"));
+        let word = |key: &str| finding[key].as_str().unwrap().to_owned();
+        (word("verdict"), word("found"))
+    };
+    (look, code)
+}
+
+#[test]
+fn a_gateway_that_runs_has_its_own_ports() {
+    let directory = tempfile::tempdir().unwrap();
+    let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
+    std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
+    let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
+    let doctor = |listen: &str, admin: &str| {
+        let mut command = gw_gateway();
+        command.arg("doctor").arg("--config").arg(&config).env("GW_LISTEN", listen).env("GW_ADMIN_LISTEN", admin);
+        command
+    };
+    let (look, code) = examine(&mut doctor(&address.to_string(), &admin_address.to_string()));
+    assert_eq!(code, 0);
+    for check in ["listen", "admin_listen"] {
+        assert!(look(check).1.ends_with("a gateway has it and answers"), "{:?}", look(check));
+    }
+    assert_eq!(look("data_dir").0, "ok");
+    assert_eq!(look("certificate").0, "warning");
+    // Of another configuration: those ports are in the way.
+    let (look, code) = examine(&mut doctor(&address.to_string(), "127.0.0.1:0"));
+    assert_eq!((code, look("listen").0.as_str()), (1, "failed"));
+}
+
+#[test]
+fn an_agents_doctor_takes_nothing_from_the_agent_that_runs() {
+    let demo = demo(None);
+    let before = tunnels(&demo);
+    let backend = TcpListener::bind("127.0.0.1:0").unwrap();
+    let state = demo.about.ca_file.with_file_name("agent");
+    let doctor = |backend: &str| {
+        let mut command = gw_agent();
+        command.arg("doctor").arg("--state-dir").arg(&state).args(["--backend", backend]);
+        command
+    };
+    let (look, code) = examine(&mut doctor(&format!("http://{}", backend.local_addr().unwrap())));
+    for check in ["state folder", "certificate", "gateway", "clock of the gateway"] {
+        assert_eq!(look(check).0, "ok", "{:?}", look(check));
+    }
+    let tunnel = look("tunnel of demo--echo.eu1.gw.localhost");
+    assert_eq!((tunnel.0.as_str(), code), ("ok", 0), "{tunnel:?}");
+    let after = tunnels(&demo);
+    assert_eq!((after.len(), after[0].generation, after[0].draining), (1, before[0].generation, false));
+    let mut caller = connect(&demo);
+    caller.send(get(&demo, "/status/204"));
+    assert_eq!(caller.response().status, 204);
+
+    drop(backend);
+    let (look, code) = examine(&mut doctor("http://127.0.0.1:1"));
+    assert_eq!((look("backend of demo--echo.eu1.gw.localhost").0.as_str(), code), ("failed", 1));
+    demo.stop();
+}

@@ -1,0 +1,120 @@
+//! `doctor`: looks at a machine and a configuration the way the program would, and says what is wrong and what helps.
+
+pub mod machine;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Ok,
+    /// It runs, but not as well as it could, or not for much longer.
+    Warning,
+    /// It does not run, or not as it should.
+    Failed,
+}
+
+/// What one check found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What was looked at, in a word or two.
+    pub check: String,
+    pub verdict: Verdict,
+    pub found: String,
+    /// What to do about it; nothing where all is well.
+    pub advice: Option<String>,
+}
+
+/// All findings, in the order in which they were made.
+#[derive(Debug, Default, Serialize)]
+pub struct Examination {
+    checks: Vec<Finding>,
+}
+
+impl Examination {
+    pub fn ok(&mut self, check: impl Into<String>, found: impl Into<String>) {
+        self.note(check, Verdict::Ok, found, None);
+    }
+
+    pub fn warning(&mut self, check: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) {
+        self.note(check, Verdict::Warning, found, Some(advice.into()));
+    }
+
+    pub fn failed(&mut self, check: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) {
+        self.note(check, Verdict::Failed, found, Some(advice.into()));
+    }
+
+    fn note(&mut self, check: impl Into<String>, verdict: Verdict, found: impl Into<String>, advice: Option<String>) {
+        self.checks.push(Finding { check: check.into(), verdict, found: found.into(), advice });
+    }
+
+    pub fn checks(&self) -> &[Finding] {
+        &self.checks
+    }
+
+    /// Nothing has failed.
+    pub fn is_good(&self) -> bool {
+        self.checks.iter().all(|finding| finding.verdict != Verdict::Failed)
+    }
+
+    /// Writes a line for each finding, with the advice under it; with `json`, one object.
+    pub fn write(&self, out: &mut impl Write, json: bool) -> io::Result<()> {
+        if json {
+            serde_json::to_writer(&mut *out, &serde_json::json!({ "ok": self.is_good(), "checks": self.checks }))?;
+            return writeln!(out);
+        }
+        let width = self.checks.iter().map(|finding| finding.check.chars().count()).max().unwrap_or(0);
+        for Finding { check, verdict, found, advice } in &self.checks {
+            let verdict = match verdict {
+                Verdict::Ok => "ok",
+                Verdict::Warning => "warning",
+                Verdict::Failed => "FAILED",
+            };
+            writeln!(out, "{verdict:<8} {check:<width$}  {found}")?;
+            if let Some(advice) = advice {
+                writeln!(out, "{:<8} {:<width$}  -> {advice}", "", "")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(json: bool) -> String {
+        let mut examination = Examination::default();
+        examination.ok("kernel", "6.18");
+        examination.warning("open files", "1024", "raise it");
+        assert!(examination.is_good());
+        examination.failed("port 443", "taken", "free it");
+        assert!(!examination.is_good());
+        let mut out = Vec::new();
+        examination.write(&mut out, json).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn findings_are_lines_with_their_advice() {
+        assert_eq!(
+            written(false),
+            "ok       kernel      6.18\n\
+             warning  open files  1024\n                     -> raise it\n\
+             FAILED   port 443    taken\n                     -> free it\n"
+        );
+    }
+
+    #[test]
+    fn programs_get_json() {
+        let found: serde_json::Value = serde_json::from_str(&written(true)).unwrap();
+        assert_eq!(found["ok"], false);
+        assert_eq!(found["checks"][1]["verdict"], "warning");
+        assert_eq!(
+            (&found["checks"][0]["advice"], &found["checks"][2]["check"]),
+            (&serde_json::Value::Null, &"port 443".into())
+        );
+    }
+}

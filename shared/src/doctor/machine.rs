@@ -1,0 +1,232 @@
+//! What both programs need of the machine.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::process::{Resource, getrlimit};
+
+use super::Examination;
+use crate::runtime::{self, Driver};
+
+/// Oldest kernel that the programs are made for, and the oldest that counts no rings as locked memory.
+const KERNEL_FLOOR: (u32, u32) = (5, 11);
+const KERNEL_WITHOUT_MEMLOCK: (u32, u32) = (5, 12);
+/// Locked memory that rings need before that, in bytes: for each core, generously.
+const MEMLOCK: u64 = 64 * 1024 * 1024;
+
+/// Free space below which there is a warning, and below which it is too late, in bytes.
+const SPACE_WARNING: u64 = 1024 * 1024 * 1024;
+const SPACE_FAILED: u64 = 64 * 1024 * 1024;
+
+/// A clock before this was never set: when this was written, in seconds since the Unix epoch.
+const WRITTEN: Duration = Duration::from_secs(1_790_000_000);
+
+/// Kernel, reactor, limits and clock. `open_files` is how many the program wants to be able to have.
+pub fn examine(out: &mut Examination, open_files: u64) {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let kernel = kernel_version(&release);
+    match kernel {
+        Some(version) if version < KERNEL_FLOOR => {
+            out.failed("kernel", release, "Linux 5.11 or newer is needed");
+        }
+        Some(_) => out.ok("kernel", release),
+        None => out.warning("kernel", release, "its version cannot be read; Linux 5.11 or newer is needed"),
+    }
+    reactor(out);
+    match getrlimit(Resource::Nofile).maximum {
+        Some(most) if most < open_files => out.warning(
+            "open files",
+            format!("at most {most} (ulimit -Hn)"),
+            format!("raise the limit to {open_files}: LimitNOFILE={open_files} in the unit; connections are refused beyond it"),
+        ),
+        most => out.ok("open files", most.map_or("no limit".to_owned(), |most| format!("at most {most}"))),
+    }
+    locked_memory(out, kernel);
+    clock(out, SystemTime::now());
+}
+
+fn reactor(out: &mut Examination) {
+    const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that lets io_uring_setup, \
+                        io_uring_enter and io_uring_register pass; on epoll each request costs more";
+    match Driver::choose() {
+        Ok(driver @ Driver::IoUring(_)) => {
+            let operations = runtime::ring_operations().unwrap_or_default();
+            let missing: Vec<&str> = operations.iter().filter(|(_, there)| !there).map(|(name, _)| *name).collect();
+            let missing = if missing.is_empty() { String::new() } else { format!("; without {}", missing.join(", ")) };
+            out.ok("reactor", format!("{driver}{missing}"));
+        }
+        Ok(driver @ Driver::Epoll { .. }) => out.warning("reactor", driver.to_string(), HELP),
+        Err(error) => out.failed("reactor", error.to_string(), HELP),
+    }
+}
+
+fn locked_memory(out: &mut Examination, kernel: Option<(u32, u32)>) {
+    if kernel.is_none_or(|version| version >= KERNEL_WITHOUT_MEMLOCK) {
+        return out.ok("locked memory", "not limited: this kernel counts no rings");
+    }
+    match getrlimit(Resource::Memlock).current {
+        Some(most) if most < MEMLOCK => out.warning(
+            "locked memory",
+            format!("at most {} KiB", most / 1024),
+            "before Linux 5.12 rings count as locked memory: LimitMEMLOCK=infinity in the unit",
+        ),
+        _ => out.ok("locked memory", "enough for rings"),
+    }
+}
+
+fn clock(out: &mut Examination, now: SystemTime) {
+    let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    if since_epoch < WRITTEN {
+        out.failed(
+            "clock",
+            format!("{} seconds since 1970: before this program was made", since_epoch.as_secs()),
+            "set it, and keep it right with NTP: certificates and tokens are checked by it",
+        );
+    } else {
+        out.ok("clock", "after this program was made");
+    }
+}
+
+/// A setting of the kernel that should be at least so much. `file` is below `/proc/sys`; of several numbers the last
+/// counts.
+pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
+    let name = file.replace('/', ".");
+    let value = fs::read_to_string(Path::new("/proc/sys").join(file)).ok();
+    let value = value.and_then(|text| text.split_whitespace().next_back()?.parse::<u64>().ok());
+    match value {
+        Some(value) if value < least => {
+            out.warning(&name, value.to_string(), format!("{why}: sysctl -w {name}={least} or more"));
+        }
+        Some(value) => out.ok(name, value.to_string()),
+        // Containers see few of them.
+        None => out.ok(name, "cannot be read here"),
+    }
+}
+
+/// A folder that the program keeps files in: who may read it, whether it can be written, how much space there is. One
+/// that is not there yet is made by the program, if it can be.
+pub fn folder(out: &mut Examination, check: &str, path: &Path) {
+    let name = path.display();
+    let Ok(metadata) = fs::metadata(path) else {
+        let parent = path.ancestors().skip(1).find(|parent| parent.exists());
+        match parent {
+            Some(parent) if rustix::fs::access(parent, rustix::fs::Access::WRITE_OK).is_ok() => {
+                out.ok(check, format!("{name}: will be made"));
+            }
+            _ => out.failed(
+                check,
+                format!("{name}: not there, and cannot be made"),
+                "make it, and give it to the user that runs this",
+            ),
+        }
+        return;
+    };
+    if !metadata.is_dir() {
+        return out.failed(check, format!("{name}: not a folder"), "name a folder");
+    }
+    if rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).is_err() {
+        let advice = "give it to the user that runs this (chown), or run this as that user";
+        return out.failed(check, format!("{name}: cannot be written"), advice);
+    }
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        let advice = format!("keys are in it: chmod 700 {name}");
+        return out.warning(check, format!("{name}: others may look into it (mode {mode:03o})"), advice);
+    }
+    match rustix::fs::statvfs(path) {
+        Err(error) => out.warning(check, format!("{name}: free space unknown: {error}"), "look at the file system"),
+        Ok(space) => free_space(out, check, &name.to_string(), space.f_bavail.saturating_mul(space.f_frsize)),
+    }
+}
+
+fn free_space(out: &mut Examination, check: &str, name: &str, bytes: u64) {
+    let found = format!("{name}: {} MiB free", bytes / 1024 / 1024);
+    match bytes {
+        ..SPACE_FAILED => out.failed(check, found, "make room: nothing can be changed or logged on a full disk"),
+        SPACE_FAILED..SPACE_WARNING => out.warning(check, found, "make room before it is full"),
+        _ => out.ok(check, found),
+    }
+}
+
+/// Major and minor of `6.18.0-rc1+deb`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|character: char| !character.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::doctor::Verdict;
+
+    fn verdict(examine: impl FnOnce(&mut Examination)) -> (Verdict, String) {
+        let mut out = Examination::default();
+        examine(&mut out);
+        let finding = &out.checks()[0];
+        (finding.verdict, finding.found.clone())
+    }
+
+    #[test]
+    fn kernels_are_compared_by_number() {
+        assert_eq!(kernel_version("6.18.0-rc1+deb13-amd64"), Some((6, 18)));
+        assert_eq!(kernel_version("5.4"), Some((5, 4)));
+        assert_eq!(kernel_version("WSL"), None);
+        assert!(kernel_version("5.9.1") < Some(KERNEL_FLOOR));
+    }
+
+    #[test]
+    fn this_machine_can_run_the_programs() {
+        let mut out = Examination::default();
+        examine(&mut out, 64);
+        assert!(out.is_good(), "{out:?}");
+        let checks: Vec<&str> = out.checks().iter().map(|finding| finding.check.as_str()).collect();
+        assert_eq!(checks, ["kernel", "reactor", "open files", "locked memory", "clock"]);
+    }
+
+    #[test]
+    fn a_clock_that_was_never_set_is_seen() {
+        assert_eq!(verdict(|out| clock(out, UNIX_EPOCH)).0, Verdict::Failed);
+        assert_eq!(verdict(|out| clock(out, UNIX_EPOCH + WRITTEN)).0, Verdict::Ok);
+    }
+
+    #[test]
+    fn before_5_12_rings_need_locked_memory() {
+        assert_eq!(verdict(|out| locked_memory(out, Some((6, 1)))).0, Verdict::Ok);
+        let old = verdict(|out| locked_memory(out, Some((5, 11))));
+        assert!(!old.1.contains("this kernel counts no rings"), "{old:?}");
+    }
+
+    #[test]
+    fn folders_are_private_writable_and_not_full() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("data");
+        assert_eq!(
+            verdict(|out| folder(out, "data", &path)),
+            (Verdict::Ok, format!("{}: will be made", path.display()))
+        );
+        fs::write(&path, "").unwrap();
+        assert_eq!(verdict(|out| folder(out, "data", &path)).0, Verdict::Failed);
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let (open, found) = verdict(|out| folder(out, "data", &path));
+        assert!(open == Verdict::Warning && found.contains("755"), "{found}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(verdict(|out| folder(out, "data", &path)).1.contains("MiB free"));
+        for (bytes, expected) in [(0, Verdict::Failed), (SPACE_FAILED, Verdict::Warning), (SPACE_WARNING, Verdict::Ok)]
+        {
+            assert_eq!(verdict(|out| free_space(out, "data", "x", bytes)).0, expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn settings_of_the_kernel_are_compared() {
+        assert_eq!(verdict(|out| setting(out, "kernel/pid_max", 1, "x")).0, Verdict::Ok);
+        assert_eq!(verdict(|out| setting(out, "kernel/pid_max", u64::MAX, "x")).0, Verdict::Warning);
+        assert_eq!(verdict(|out| setting(out, "no/such", 1, "x")).0, Verdict::Ok);
+    }
+}

@@ -1,0 +1,135 @@
+//! The collector, over HTTP: OpenTelemetry's exporter (protobuf, retries with backoff) on the HTTP client that the rest
+//! of the product uses.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use opentelemetry::KeyValue;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::{EnvResourceDetector, TelemetryResourceDetector};
+use opentelemetry_sdk::trace::SpanExporter as _;
+use rustls::crypto::aws_lc_rs;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use super::export::{Identity, StartError};
+use super::settings::Endpoint;
+
+/// How long one batch may take, with what is tried again of it.
+const EXPORT_WITHIN: Duration = Duration::from_secs(10);
+/// Longest that a collector can have us wait.
+const LONGEST_HOLD: Duration = Duration::from_secs(600);
+/// Most of an answer that is read, in bytes: it says no more than what was rejected.
+const ANSWER_MAX: u64 = 64 * 1024;
+
+/// Prepares to send; connects only when there is something to be sent.
+pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanExporter, Arc<Answers>), StartError> {
+    let answers = Arc::new(Answers::default());
+    let client = Client { http: agent(endpoint), answers: Arc::clone(&answers) };
+    let mut exporter = SpanExporter::builder()
+        .with_http()
+        .with_http_client(client)
+        .with_protocol(Protocol::HttpBinary)
+        .with_endpoint(endpoint.as_str())
+        .with_timeout(EXPORT_WITHIN)
+        .build()
+        .map_err(|error| StartError::Exporter(error.to_string()))?;
+    exporter.set_resource(&resource(identity));
+    Ok((exporter, answers))
+}
+
+/// Who exports. OpenTelemetry's variables add to it and have the last word.
+fn resource(identity: &Identity) -> Resource {
+    let ours = [
+        KeyValue::new("service.name", identity.service_name),
+        KeyValue::new("service.version", crate::version::VERSION),
+        KeyValue::new("service.instance.id", identity.instance_id.clone()),
+        KeyValue::new("gw.region", identity.region.clone()),
+    ];
+    let resource = Resource::builder_empty()
+        .with_attributes(ours)
+        .with_detectors(&[Box::new(TelemetryResourceDetector), Box::new(EnvResourceDetector::new())]);
+    match std::env::var("OTEL_SERVICE_NAME") {
+        Ok(name) if !name.is_empty() => resource.with_service_name(name).build(),
+        _ => resource.build(),
+    }
+}
+
+fn agent(endpoint: &Endpoint) -> ureq::Agent {
+    let config =
+        ureq::Agent::config_builder().timeout_global(Some(EXPORT_WITHIN)).http_status_as_error(false).max_redirects(0);
+    if !endpoint.as_str().starts_with("https:") {
+        return config.build().new_agent();
+    }
+    let found = rustls_native_certs::load_native_certs();
+    if found.certs.is_empty() {
+        tracing::warn!(errors = ?found.errors, "this system trusts no authorities: no https:// collector will do");
+    }
+    let roots: Vec<_> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::new_with_certs(&roots))
+        .unversioned_rustls_crypto_provider(Arc::new(aws_lc_rs::default_provider()))
+        .build();
+    config.tls_config(tls).build().new_agent()
+}
+
+/// What the collector has said last.
+#[derive(Debug, Default)]
+pub(super) struct Answers(Mutex<Answer>);
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Answer {
+    /// Why the last attempt failed, if it did.
+    pub(super) failure: Option<String>,
+    /// It wants nothing before then.
+    pub(super) hold_until: Option<Instant>,
+}
+
+impl Answers {
+    pub(super) fn last(&self) -> Answer {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, answer: Answer) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    }
+}
+
+#[derive(Debug)]
+struct Client {
+    http: ureq::Agent,
+    answers: Arc<Answers>,
+}
+
+#[async_trait::async_trait]
+impl HttpClient for Client {
+    /// Blocks: the exporting thread does nothing else.
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let sent = self.send(request);
+        self.answers.set(match &sent {
+            Ok(response) if response.status().is_success() => Answer::default(),
+            Ok(response) => Answer {
+                failure: Some(format!("the collector answers {}", response.status())),
+                hold_until: retry_after(response).and_then(|delay| Instant::now().checked_add(delay)),
+            },
+            Err(error) => Answer { failure: Some(error.to_string()), hold_until: None },
+        });
+        Ok(sent?)
+    }
+}
+
+impl Client {
+    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
+        let (parts, body) = request.into_parts();
+        let (parts, mut body) = self.http.run(Request::from_parts(parts, &body[..]))?.into_parts();
+        let body = body.with_config().limit(ANSWER_MAX).read_to_vec()?;
+        Ok(Response::from_parts(parts, body.into()))
+    }
+}
+
+/// The whole seconds of `Retry-After`. A date, which collectors do not send, is left to the exporter's retries.
+fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
+    let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(LONGEST_HOLD))
+}

@@ -1,0 +1,170 @@
+//! Where spans go and how many: what a configuration says, and where it says nothing, what OpenTelemetry's variables do.
+
+use std::fmt;
+
+use http::Uri;
+
+/// Share of the traces begun here that are recorded, where nothing else is said.
+const DEFAULT_RATIO: f64 = 0.01;
+
+/// What is posted where (OTLP/HTTP).
+const PATH: &str = "/v1/traces";
+
+pub const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
+pub const RATIO_FORM: &str = "a number from 0 to 1";
+
+/// A collector is there, and gets spans.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    pub endpoint: Endpoint,
+    /// Share of the traces begun here that are recorded, 0 to 1. Of others, whoever began them decides.
+    pub sample_ratio: f64,
+}
+
+/// The URL that spans are posted to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint(String);
+
+/// What a configuration says about a collector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Collector {
+    /// There is none, whatever the variables say.
+    Nowhere,
+    At(Endpoint),
+}
+
+impl Collector {
+    /// Reads a setting: the collector's base URL, or nothing at all for none.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() { Some(Self::Nowhere) } else { Endpoint::below(text).map(Self::At) }
+    }
+}
+
+impl Endpoint {
+    /// `{base}/v1/traces`. A base that is this already stays.
+    pub fn below(base: &str) -> Option<Self> {
+        let base = base.trim_end_matches('/');
+        let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
+        Self::exactly(&url)
+    }
+
+    pub fn exactly(url: &str) -> Option<Self> {
+        let uri: Uri = url.parse().ok()?;
+        let authority = uri.authority()?;
+        let has_port = authority.as_str().len() > authority.host().len();
+        // Credentials belong into a header: a URL is logged.
+        let valid = matches!(uri.scheme_str(), Some("http" | "https"))
+            && !authority.host().is_empty()
+            && !authority.as_str().contains('@')
+            && (authority.port_u16().is_some() || !has_port)
+            && uri.query().is_none();
+        valid.then(|| Self(uri.to_string()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Settings {
+    /// A share of traces, 0 to 1.
+    pub fn parse_ratio(text: &str) -> Option<f64> {
+        text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
+    }
+
+    /// What the configuration says, completed by OpenTelemetry's variables. `None` where there is no collector. What is
+    /// wrong with the variables goes to `errors`, with their names; an empty one counts as unset.
+    pub fn resolve(
+        collector: Option<Collector>,
+        sample_ratio: Option<f64>,
+        environment: &dyn Fn(&str) -> Option<String>,
+        errors: &mut Vec<String>,
+    ) -> Option<Self> {
+        let mut variables = Variables { environment, errors };
+        let endpoint = match collector {
+            Some(Collector::Nowhere) => return None,
+            Some(Collector::At(endpoint)) => endpoint,
+            None => variables
+                .read("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ENDPOINT_FORM, Endpoint::exactly)
+                .or_else(|| variables.read("OTEL_EXPORTER_OTLP_ENDPOINT", ENDPOINT_FORM, Endpoint::below))?,
+        };
+        let sample_ratio =
+            sample_ratio.or_else(|| variables.read("OTEL_TRACES_SAMPLER_ARG", RATIO_FORM, Self::parse_ratio));
+        Some(Self { endpoint, sample_ratio: sample_ratio.unwrap_or(DEFAULT_RATIO) })
+    }
+}
+
+struct Variables<'a> {
+    environment: &'a dyn Fn(&str) -> Option<String>,
+    errors: &'a mut Vec<String>,
+}
+
+impl Variables<'_> {
+    fn read<T>(&mut self, name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let text = (self.environment)(name).filter(|text| !text.is_empty())?;
+        let parsed = parse(&text);
+        if parsed.is_none() {
+            self.errors.push(format!("{name}: {text:?} is not {expected}"));
+        }
+        parsed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(
+        collector: Option<&str>,
+        ratio: Option<f64>,
+        variables: &[(&str, &str)],
+    ) -> Result<Option<(String, f64)>, Vec<String>> {
+        let mut errors = Vec::new();
+        let environment =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        let collector = collector.map(|text| Collector::parse(text).unwrap());
+        let settings = Settings::resolve(collector, ratio, &environment, &mut errors);
+        let settings = settings.map(|settings| (settings.endpoint.to_string(), settings.sample_ratio));
+        if errors.is_empty() { Ok(settings) } else { Err(errors) }
+    }
+
+    #[test]
+    fn the_configuration_comes_before_opentelemetrys_variables() {
+        const VARIABLES: [(&str, &str); 3] = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all.example/otlp/"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example/here"),
+            ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
+        ];
+        let at = |url: &str, ratio| Ok(Some((url.to_owned(), ratio)));
+        assert_eq!(resolve(None, None, &[]), Ok(None));
+        assert_eq!(resolve(None, Some(1.0), &[]), Ok(None));
+        assert_eq!(resolve(Some("http://c:4318"), None, &[]), at("http://c:4318/v1/traces", DEFAULT_RATIO));
+        assert_eq!(resolve(Some("http://c:4318/v1/traces"), Some(1.0), &VARIABLES), at("http://c:4318/v1/traces", 1.0));
+        assert_eq!(resolve(None, None, &VARIABLES), at("https://traces.example/here", 0.5));
+        assert_eq!(resolve(None, None, &VARIABLES[..1]), at("https://all.example/otlp/v1/traces", DEFAULT_RATIO));
+        assert_eq!(resolve(Some(""), None, &VARIABLES), Ok(None));
+        let empty = [("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), VARIABLES[0], ("OTEL_TRACES_SAMPLER_ARG", "")];
+        assert_eq!(resolve(None, None, &empty), at("https://all.example/otlp/v1/traces", DEFAULT_RATIO));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for bad in ["c:4318", "ftp://c", "http://", "/v1", "http://c?x=1", "http://user:secret@c", "http://c:port"] {
+            assert_eq!(Collector::parse(bad), None, "{bad}");
+        }
+        for bad in ["-0.1", "1.1", "NaN", "a tenth", "1%"] {
+            assert_eq!(Settings::parse_ratio(bad), None, "{bad}");
+        }
+        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")];
+        let errors = resolve(None, None, &variables).unwrap_err();
+        assert!(errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"), "{errors:?}");
+        let errors = resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
+        assert_eq!(errors, ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]);
+    }
+}

@@ -1,0 +1,229 @@
+//! What a thread that serves requests has of tracing: decides which are recorded, and keeps finished spans until there
+//! are enough to hand over.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use http::header::HeaderMap;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::context::{TRACEPARENT, TRACESTATE, TraceContext};
+use super::export::Queue;
+use crate::runtime;
+
+/// Spans handed over together.
+const BATCH: usize = 128;
+/// Longest that a finished span waits for others.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+
+/// One request's place in a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpanContext {
+    /// Our own, which goes on to the next hop; if nothing is recorded, it may be the caller's.
+    pub context: TraceContext,
+    /// The span that this one is a child of.
+    pub parent: Option<[u8; 8]>,
+    origin: Origin,
+}
+
+/// How the fields of the request become those of the next hop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The trace is not recorded: its fields go on as they are.
+    Passing,
+    /// We are a hop of the trace.
+    Continued,
+    /// The trace begins here.
+    Begun,
+}
+
+impl SpanContext {
+    /// Whether there is to be a span.
+    pub fn is_recorded(&self) -> bool {
+        self.context.sampled
+    }
+
+    /// Sets the fields of the request as it goes on. `tracestate` stays, unless it is of no trace.
+    pub fn write_to(&self, headers: &mut HeaderMap) {
+        if self.origin == Origin::Passing {
+            return;
+        }
+        headers.insert(TRACEPARENT, self.context.to_value());
+        if self.origin == Origin::Begun {
+            headers.remove(TRACESTATE);
+        }
+    }
+}
+
+/// The tracer of one thread.
+pub struct Tracer<T> {
+    sample_ratio: f64,
+    random: RefCell<SmallRng>,
+    finished: RefCell<Vec<T>>,
+    queue: Queue<T>,
+}
+
+impl<T> Tracer<T> {
+    /// A tracer that records `sample_ratio` of the traces that begin with it.
+    pub fn new(queue: Queue<T>, sample_ratio: f64) -> Self {
+        let mut seed = [0; 32];
+        // The system's generator cannot fail once the process has started; ids that repeat must not exist.
+        if aws_lc_rs::rand::fill(&mut seed).is_err() {
+            std::process::abort();
+        }
+        let random = RefCell::new(SmallRng::from_seed(seed));
+        Self { sample_ratio, random, finished: RefCell::default(), queue }
+    }
+
+    /// The place of a request with these fields. Whoever began its trace has decided whether it is recorded; for traces
+    /// that begin here, chance does.
+    pub fn begin(&self, headers: &HeaderMap) -> SpanContext {
+        let mut random = self.random.borrow_mut();
+        match TraceContext::of(headers) {
+            Some(caller) if caller.sampled => {
+                let context = caller.child(random.next_u64());
+                SpanContext { context, parent: Some(caller.span_id), origin: Origin::Continued }
+            }
+            Some(caller) => SpanContext { context: caller, parent: None, origin: Origin::Passing },
+            None => {
+                let random = [random.next_u64(), random.next_u64(), random.next_u64()];
+                let context = TraceContext::root(random, is_sampled(random[1], self.sample_ratio));
+                SpanContext { context, parent: None, origin: Origin::Begun }
+            }
+        }
+    }
+
+    /// Takes a finished span of a request that is recorded.
+    pub fn end(&self, span: T) {
+        let mut finished = self.finished.borrow_mut();
+        finished.push(span);
+        if finished.len() >= BATCH {
+            self.queue.hand_over(std::mem::take(&mut finished));
+        }
+    }
+
+    /// Hands over what there is.
+    pub fn flush(&self) {
+        let finished = self.finished.take();
+        if !finished.is_empty() {
+            self.queue.hand_over(finished);
+        }
+    }
+}
+
+impl<T: 'static> Tracer<T> {
+    /// Keeps spans from waiting for long. Runs on the thread's reactor, for ever.
+    pub async fn keep_flushing(self: Rc<Self>) {
+        loop {
+            runtime::sleep(FLUSH_INTERVAL).await;
+            self.flush();
+        }
+    }
+}
+
+/// Whether a trace is among the recorded. `random` is the second half of its id, so that the id alone tells.
+fn is_sampled(random: u64, ratio: f64) -> bool {
+    const STEPS: f64 = (1_u64 << 53) as f64;
+    ((random >> 11) as f64) / STEPS < ratio
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn tracer(ratio: f64) -> (Tracer<u32>, crossbeam_channel::Receiver<Vec<u32>>) {
+        let (queue, batches) = Queue::bounded(1);
+        (Tracer::new(queue, ratio), batches)
+    }
+
+    #[test]
+    fn a_recorded_trace_is_continued() {
+        let mut headers = headers(&[("a", "1"), ("traceparent", CALLER), ("tracestate", "v=1"), ("b", "2")]);
+        let (tracer, _batches) = tracer(0.0);
+        let [first, second] = [tracer.begin(&headers), tracer.begin(&headers)];
+        assert!(first.is_recorded() && first.context.span_id != second.context.span_id);
+        assert_eq!(first.parent, TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id));
+        first.write_to(&mut headers);
+        let names: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
+        assert_eq!(names, ["a", "traceparent", "tracestate", "b"]);
+        assert_eq!(
+            (TraceContext::of(&headers), &headers["tracestate"]),
+            (Some(first.context), &HeaderValue::from_static("v=1"))
+        );
+        assert!(headers["traceparent"].to_str().unwrap().starts_with("00-4bf92f3577b34da6a3ce929d0e0e4736-"));
+    }
+
+    #[test]
+    fn a_trace_that_is_not_recorded_passes_as_it_is() {
+        const VALUE: &str = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-new";
+        let before = headers(&[("traceparent", VALUE), ("tracestate", "v=1")]);
+        let (tracer, _batches) = tracer(1.0);
+        let context = tracer.begin(&before);
+        let mut after = before.clone();
+        context.write_to(&mut after);
+        assert_eq!((context.is_recorded(), after), (false, before));
+    }
+
+    #[test]
+    fn traces_that_begin_here_are_recorded_by_chance() {
+        let nothing = HeaderMap::new();
+        let (all, _batches) = tracer(1.0);
+        let (none, _batches) = tracer(0.0);
+        let (some, _batches) = tracer(0.25);
+        let recorded = |tracer: &Tracer<u32>| (0..10_000).filter(|_| tracer.begin(&nothing).is_recorded()).count();
+        assert_eq!((recorded(&all), recorded(&none)), (10_000, 0));
+        // Ten standard deviations.
+        assert!((2_067..2_933).contains(&recorded(&some)));
+        assert!(is_sampled(u64::MAX, 1.0) && !is_sampled(0, 0.0));
+    }
+
+    #[test]
+    fn fields_that_say_nothing_are_replaced() {
+        for fields in [
+            &[("traceparent", CALLER), ("traceparent", CALLER), ("tracestate", "v=1")][..],
+            &[("traceparent", "00-nonsense"), ("tracestate", "v=1")],
+            &[("tracestate", "v=1")],
+        ] {
+            let mut headers = headers(fields);
+            let (tracer, _batches) = tracer(0.0);
+            let context = tracer.begin(&headers);
+            context.write_to(&mut headers);
+            assert_eq!((headers.len(), TraceContext::of(&headers)), (1, Some(context.context)));
+            assert_eq!((context.parent, context.is_recorded()), (None, false));
+        }
+    }
+
+    #[test]
+    fn spans_are_handed_over_in_batches_and_what_finds_no_room_is_counted() {
+        let (tracer, batches) = tracer(1.0);
+        for span in 0..BATCH as u32 {
+            assert!(batches.is_empty());
+            tracer.end(span);
+        }
+        assert_eq!(batches.len(), 1);
+        // There is room for one batch.
+        tracer.end(1000);
+        tracer.flush();
+        assert_eq!(batches.recv().unwrap(), (0..BATCH as u32).collect::<Vec<_>>());
+        tracer.flush();
+        assert!(batches.is_empty());
+        assert_eq!(tracer.queue.counts().dropped(), 1);
+        tracer.end(1);
+        tracer.flush();
+        assert_eq!((batches.recv().unwrap(), tracer.queue.counts().dropped()), (vec![1], 1));
+    }
+}

@@ -1,0 +1,94 @@
+//! Where the time of a request went at the agent, as the agent tells its gateway with the response head, its own
+//! errors included: `X-Gw-Timing`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use http::HeaderValue;
+
+/// Two stages, in microseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AgentTiming {
+    /// From having the request until a connection to the backend was had, or given up.
+    pub agent_us: u32,
+    /// From there until the backend's final response began, if it did.
+    pub backend_first_byte_us: Option<u32>,
+}
+
+/// Digits of the largest figure.
+const DIGITS: usize = 10;
+
+impl AgentTiming {
+    pub fn new(agent: Duration, backend_first_byte: Option<Duration>) -> Self {
+        Self { agent_us: micros(agent), backend_first_byte_us: backend_first_byte.map(micros) }
+    }
+
+    /// `<agent_us>,<backend_first_byte_us>`, without the second where there is none.
+    ///
+    /// Sensitive for HPACK's sake: no two are alike, and none is to push others out of the table.
+    pub fn to_value(self) -> HeaderValue {
+        let mut text = [0; 2 * DIGITS + 1];
+        let mut rest = &mut text[..];
+        // There is room for the largest.
+        let _ = match self.backend_first_byte_us {
+            Some(first_byte) => write!(rest, "{},{first_byte}", self.agent_us),
+            None => write!(rest, "{}", self.agent_us),
+        };
+        let unused = rest.len();
+        let length = text.len() - unused;
+        // Digits and a comma are a valid value.
+        let mut value = HeaderValue::from_bytes(&text[..length]).unwrap_or_else(|_| HeaderValue::from_static("0"));
+        value.set_sensitive(true);
+        value
+    }
+
+    /// What [`Self::to_value`] wrote; `None` of anything else.
+    pub fn parse(value: &HeaderValue) -> Option<Self> {
+        let text = value.to_str().ok()?;
+        let (agent, first_byte) = match text.split_once(',') {
+            Some((agent, first_byte)) => (agent, Some(figure(first_byte)?)),
+            None => (text, None),
+        };
+        Some(Self { agent_us: figure(agent)?, backend_first_byte_us: first_byte })
+    }
+}
+
+/// What is longer than 71 minutes counts as that.
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn figure(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_two_figures_says_nothing() {
+        for bad in ["", ",", "1,", ",1", "1,2,3", "+1", "-1,2", "1, 2", "4294967296", "a", "1,b"] {
+            assert_eq!(AgentTiming::parse(&HeaderValue::from_static(bad)), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn figures_have_an_end() {
+        let longest = AgentTiming::new(Duration::from_secs(1 << 40), Some(Duration::MAX));
+        assert_eq!(longest.to_value(), "4294967295,4294967295");
+        assert!(longest.to_value().is_sensitive());
+        assert_eq!(AgentTiming::new(Duration::from_nanos(1999), None).to_value(), "1");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(agent_us: u32, backend_first_byte_us: Option<u32>) {
+            let timing = AgentTiming { agent_us, backend_first_byte_us };
+            prop_assert_eq!(AgentTiming::parse(&timing.to_value()), Some(timing));
+        }
+    }
+}

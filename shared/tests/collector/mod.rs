@@ -1,0 +1,171 @@
+//! A stand-in for a collector of spans: takes OTLP/HTTP, decodes it with OpenTelemetry's own types, answers as told.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message;
+
+/// Longest wait for what happens in milliseconds; only a failing test waits so long.
+const SOON: Duration = Duration::from_secs(30);
+
+pub(crate) const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
+
+/// A collector on loopback.
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
+    exports: Receiver<Export>,
+    /// Spans that came before those that were looked for.
+    early: Vec<Received>,
+}
+
+/// One request to it.
+#[derive(Debug)]
+pub(crate) struct Export {
+    /// Request line and fields, names in lower case.
+    pub(crate) head: Vec<String>,
+    pub(crate) spans: Vec<Received>,
+}
+
+/// A span as it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Received {
+    pub(crate) resource: BTreeMap<String, String>,
+    pub(crate) attributes: BTreeMap<String, String>,
+    pub(crate) span: Span,
+}
+
+impl Received {
+    /// `service.name`
+    pub(crate) fn service(&self) -> &str {
+        &self.resource["service.name"]
+    }
+
+    pub(crate) fn attribute(&self, name: &str) -> &str {
+        self.attributes.get(name).map_or("", String::as_str)
+    }
+}
+
+/// Starts a collector that takes everything.
+pub(crate) fn start() -> Collector {
+    start_with(|stream| stream, |_| TAKEN.to_owned())
+}
+
+/// Starts a collector that gives its requests, by their number, these answers.
+pub(crate) fn answering(answer: impl Fn(usize) -> String + Send + 'static) -> Collector {
+    start_with(|stream| stream, answer)
+}
+
+/// Starts a collector whose connections are what `accept` makes of them.
+pub(crate) fn start_with<S: Read + Write + Send + 'static>(
+    accept: impl Fn(TcpStream) -> S + Send + 'static,
+    answer: impl Fn(usize) -> String + Send + 'static,
+) -> Collector {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, exports) = mpsc::channel();
+    let answers = Arc::new(Mutex::new((0, answer)));
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut stream = BufReader::new(accept(connection.unwrap()));
+            let (sender, answers) = (sender.clone(), Arc::clone(&answers));
+            std::thread::spawn(move || {
+                while let Some(export) = read_export(&mut stream) {
+                    // The test may be over.
+                    let _ = sender.send(export);
+                    let answer = {
+                        let mut answers = answers.lock().unwrap();
+                        answers.0 += 1;
+                        (answers.1)(answers.0 - 1)
+                    };
+                    if stream.get_mut().write_all(answer.as_bytes()).and_then(|()| stream.get_mut().flush()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    Collector { address, exports, early: Vec::new() }
+}
+
+impl Collector {
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The next request.
+    pub(crate) fn export(&self) -> Export {
+        self.exports.recv_timeout(SOON).expect("an export")
+    }
+
+    /// Whether a request came that nobody has looked at.
+    pub(crate) fn has_more(&self) -> bool {
+        self.exports.try_recv().is_ok()
+    }
+
+    /// All spans that have come and nobody has looked at.
+    pub(crate) fn rest(self) -> Vec<Received> {
+        let later = self.exports.try_iter().flat_map(|export| export.spans);
+        self.early.into_iter().chain(later).collect()
+    }
+
+    /// The first span that `pick` wants, now or as soon as it comes.
+    pub(crate) fn span(&mut self, pick: impl Fn(&Received) -> bool) -> Received {
+        loop {
+            if let Some(at) = self.early.iter().position(&pick) {
+                return self.early.remove(at);
+            }
+            let export = self.export();
+            self.early.extend(export.spans);
+        }
+    }
+}
+
+fn read_export(stream: &mut impl BufRead) -> Option<Export> {
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        match stream.read_line(&mut line) {
+            Ok(0) => return None,
+            // A ring in this process interrupts reads.
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            read => read.ok()?,
+        };
+        let line = line.trim_end().to_owned();
+        if line.is_empty() {
+            break;
+        }
+        let lower = line.split_once(": ").map(|(name, value)| format!("{}: {value}", name.to_ascii_lowercase()));
+        head.push(lower.unwrap_or(line));
+    }
+    let length = head.iter().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).ok()?;
+    let request = ExportTraceServiceRequest::decode(&body[..]).unwrap();
+    let spans = request.resource_spans.into_iter().flat_map(|group| {
+        let resource = texts(&group.resource.unwrap().attributes);
+        let spans = group.scope_spans.into_iter().flat_map(|scope| scope.spans);
+        spans
+            .map(move |span| Received { resource: resource.clone(), attributes: texts(&span.attributes), span })
+            .collect::<Vec<_>>()
+    });
+    Some(Export { spans: spans.collect(), head })
+}
+
+fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+    let text = |attribute: &KeyValue| match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
+        Some(Value::StringValue(text)) => text.clone(),
+        Some(Value::IntValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    attributes.iter().map(|attribute| (attribute.key.clone(), text(attribute))).collect()
+}

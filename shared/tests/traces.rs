@@ -1,0 +1,150 @@
+//! Spans on their way to a collector over real sockets, and what becomes of them when it does not take them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+
+mod collector;
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use collector::{Collector, TAKEN};
+use gw_shared::trace::{
+    Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts, SpanKind, Tracer,
+};
+use http::HeaderMap;
+
+const SOON: Duration = Duration::from_secs(30);
+
+struct Named(&'static str, SpanContext);
+
+impl Finished for Named {
+    fn into_span(self) -> Span {
+        let now = SystemTime::now();
+        Span {
+            context: self.1,
+            kind: SpanKind::Server,
+            name: self.0.into(),
+            start: now,
+            end: now,
+            attributes: Vec::new(),
+            events: Vec::new(),
+            failure: None,
+        }
+    }
+}
+
+fn exporter(url: &str) -> (Exporter, Queue<Named>) {
+    let settings = Settings { endpoint: Endpoint::below(url).unwrap(), sample_ratio: 1.0 };
+    let identity = Identity { service_name: "gw-test", instance_id: "instance".to_owned(), region: "eu1".to_owned() };
+    Exporter::start(&settings, &identity).unwrap()
+}
+
+/// Has a span of this name sent by itself.
+fn send(queue: &Queue<Named>, name: &'static str) {
+    let tracer = Tracer::new(queue.clone(), 1.0);
+    tracer.end(Named(name, tracer.begin(&HeaderMap::new())));
+    tracer.flush();
+}
+
+fn names(collector: &Collector) -> Vec<String> {
+    collector.export().spans.into_iter().map(|span| span.span.name).collect()
+}
+
+/// Waits until this many spans are accounted for.
+fn settled(counts: &Arc<SpanCounts>, spans: u64) -> (u64, u64) {
+    let deadline = Instant::now() + SOON;
+    while counts.exported() + counts.dropped() < spans {
+        assert!(Instant::now() < deadline, "{counts:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (counts.exported(), counts.dropped())
+}
+
+#[test]
+fn a_collector_gets_spans_with_who_made_them() {
+    let collector = collector::start();
+    let (exporter, queue) = exporter(&collector.url());
+    send(&queue, "GET");
+    let export = collector.export();
+    assert_eq!(export.head[0], "POST /v1/traces HTTP/1.1");
+    assert!(export.head.contains(&"content-type: application/x-protobuf".to_owned()), "{:?}", export.head);
+    let [received] = &export.spans[..] else { panic!("{export:?}") };
+    assert_eq!((received.span.name.as_str(), received.service()), ("GET", "gw-test"));
+    assert_eq!(received.resource["service.version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((&*received.resource["service.instance.id"], &*received.resource["gw.region"]), ("instance", "eu1"));
+    exporter.stop(SOON);
+    assert_eq!(settled(queue.counts(), 1), (1, 0));
+}
+
+#[test]
+fn what_can_be_tried_again_is() {
+    let refusals = ["429 Too Many", "502 Bad Gateway", "503 Unavailable"];
+    let collector = collector::answering(move |number| match refusals.get(number) {
+        Some(refusal) => format!("HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n"),
+        None => TAKEN.to_owned(),
+    });
+    let (exporter, queue) = exporter(&collector.url());
+    send(&queue, "again");
+    for _ in 0..4 {
+        assert_eq!(names(&collector), ["again"]);
+    }
+    exporter.stop(SOON);
+    assert_eq!(settled(queue.counts(), 1), (1, 0));
+}
+
+#[test]
+fn what_cannot_be_tried_again_is_lost_and_counted_and_what_follows_is_not() {
+    let collector = collector::answering(|number| match number {
+        0 => "HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n".to_owned(),
+        _ => TAKEN.to_owned(),
+    });
+    let (exporter, queue) = exporter(&collector.url());
+    send(&queue, "refused");
+    assert_eq!(settled(queue.counts(), 1), (0, 1));
+    send(&queue, "taken");
+    assert_eq!([names(&collector), names(&collector)], [["refused"], ["taken"]]);
+    exporter.stop(SOON);
+    assert_eq!(settled(queue.counts(), 2), (1, 1));
+}
+
+#[test]
+fn a_collector_that_says_when_to_come_back_is_left_alone_until_then() {
+    let collector = collector::answering(|number| match number {
+        0 => "HTTP/1.1 429 Too Many\r\nRetry-After: 300\r\nContent-Length: 0\r\n\r\n".to_owned(),
+        _ => TAKEN.to_owned(),
+    });
+    let (exporter, queue) = exporter(&collector.url());
+    send(&queue, "throttled");
+    assert_eq!(settled(queue.counts(), 1), (0, 1));
+    assert_eq!(names(&collector), ["throttled"]);
+    send(&queue, "waits");
+    assert!(!collector.has_more());
+    // Now or never.
+    exporter.stop(SOON);
+    assert_eq!(names(&collector), ["waits"]);
+    assert_eq!(settled(queue.counts(), 2), (1, 1));
+}
+
+#[test]
+fn without_a_collector_at_the_address_spans_are_lost_and_counted() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (exporter, queue) = exporter(&format!("http://{nobody}"));
+    send(&queue, "lost");
+    assert_eq!(settled(queue.counts(), 1), (0, 1));
+    exporter.stop(SOON);
+}
+
+#[test]
+fn a_collector_that_never_answers_holds_nobody_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (exporter, queue) = exporter(&format!("http://{}", silent.local_addr().unwrap()));
+    send(&queue, "stuck");
+    let _connection = silent.accept().unwrap();
+    // The queue takes some, and nothing waits for the rest.
+    for _ in 0..100 {
+        send(&queue, "more");
+    }
+    assert!(queue.counts().dropped() > 0);
+    exporter.stop(Duration::from_millis(1));
+}
