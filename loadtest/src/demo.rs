@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use tempfile::TempDir;
 
 use crate::client::Target;
 use crate::failure::{Failure, ensure};
@@ -60,11 +61,15 @@ struct About {
 impl Demo {
     /// Starts the product; it can serve requests when this returns.
     pub(crate) fn start(gateway: &Path, options: &Options) -> Result<Self, Failure> {
+        // The demo would make a folder itself, and leave it behind if it had to be killed.
+        Self::start_in(tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?, gateway, options)
+    }
+
+    /// Starts it with this folder of data.
+    pub(crate) fn start_in(folder: TempDir, gateway: &Path, options: &Options) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
             "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
         })?;
-        // The demo would make a folder itself, and leave it behind if it had to be killed.
-        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         let mut command = process::command(gateway, options.core)?;
         command.args(["demo", "--json", "--port", "0", "--admin-port", "0", "--workers", &options.workers.to_string()]);
         command.arg("--data-dir").arg(folder.path());

@@ -7,8 +7,10 @@ mod cancel;
 mod client;
 mod compare;
 mod demo;
+mod expiry;
 mod failure;
 mod http2;
+mod latency;
 mod load;
 mod logging;
 mod memory;
@@ -57,6 +59,8 @@ enum Scenario {
     Abuse(abuse::Options),
     /// What the request log costs, and that it loses nothing at full speed.
     Logging,
+    /// A day of the request log that expires is not felt by callers.
+    Expiry,
     /// What thousands of connections that do nothing hold, and that it is given back.
     Memory,
     /// What the request log's thread spends, and how fast it finds.
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
         Scenario::Bucket => bucket::run(&gateway),
         Scenario::Abuse(options) => abuse::run(&gateway, &options),
         Scenario::Logging => logging::run(&gateway),
+        Scenario::Expiry => expiry::run(&gateway),
         Scenario::Memory => memory::run(&gateway),
         Scenario::Log(options) => request_log::run(&options),
     };

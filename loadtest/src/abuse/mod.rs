@@ -3,24 +3,22 @@
 mod attacks;
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, setpriority_process};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, gettid, sched_setaffinity};
 
 use self::attacks::{ATTACKS, Attack};
-use crate::client::Target;
 use crate::demo::{Demo, Options as DemoOptions};
 use crate::failure::{Failure, ensure};
+use crate::latency::{Latency, joined};
 use crate::metrics;
+use crate::process;
 use crate::procfs;
-use crate::report::{millis, percentile, say};
+use crate::report::{millis, say};
 
-/// Callers that mean well, each on a connection that it keeps, and how often each asks.
-const CALLERS: usize = 4;
-const EVERY: Duration = Duration::from_millis(5);
-const SMALL: &str = "/hello";
 /// The gateway's worker has this core; callers, agent and backend have the other, as they would have machines of their
 /// own: it is the gateway that is attacked.
 const GATEWAY_CORE: usize = 0;
@@ -31,8 +29,6 @@ const BUILDS_UP: Duration = Duration::from_millis(500);
 const ATTEMPTS: usize = 3;
 /// Most that an attack may slow others down.
 const SLOWER_MAX: u32 = 2;
-/// Quiet p99s below this are compared as if they were it: less is within what the scheduler adds.
-const NOISE: Duration = Duration::from_micros(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -74,24 +70,26 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         let cpu = procfs::cpu(demo.pid());
         let began = Instant::now();
         let beside_it = std::thread::scope(|scope| {
-            for number in 0..attack.attackers {
-                let (stop, rounds, ended) = (&stop, &rounds, &ended);
-                scope.spawn(move || {
-                    // Whatever is left of the core, so that it is the product that is measured.
-                    let _ = setpriority_process(None, 19);
-                    while !stop.load(Ordering::Relaxed) {
-                        rounds.fetch_add(1, Ordering::Relaxed);
-                        // A failure is what should come of it: the product ended the connection.
-                        if (attack.run)(&demo.target, number, stop).is_err() {
-                            ended.fetch_add(1, Ordering::Relaxed);
+            let attackers: Vec<_> = (0..attack.attackers)
+                .map(|number| {
+                    let (stop, rounds, ended) = (&stop, &rounds, &ended);
+                    scope.spawn(move || {
+                        give_way()?;
+                        while !stop.load(Ordering::Relaxed) {
+                            rounds.fetch_add(1, Ordering::Relaxed);
+                            // A failure is what should come of it: the product ended the connection.
+                            if (attack.run)(&demo.target, number, stop).is_err() {
+                                ended.fetch_add(1, Ordering::Relaxed);
+                            }
                         }
-                    }
-                });
-            }
+                        Ok(())
+                    })
+                })
+                .collect();
             std::thread::sleep(BUILDS_UP);
             let measured = Latency::measure(&demo.target, length);
             stop.store(true, Ordering::Relaxed);
-            measured
+            joined(attackers).collect::<Result<(), _>>().and(measured)
         })?;
         let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64() / began.elapsed().as_secs_f64();
         say(format_args!(
@@ -103,7 +101,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         ));
         attacked = attacked.min(beside_it);
     }
-    let ratio = attacked.p99.max(NOISE).as_secs_f64() / quiet.p99.max(NOISE).as_secs_f64();
+    let ratio = attacked.p99_over(quiet);
     say(format_args!(
         "{}: best p99 {:.2} ms quiet, {:.2} ms beside it ({ratio:.2} times); {} rounds, {} ended by the product; {}",
         attack.name,
@@ -114,6 +112,14 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         metrics::reasons(&demo.admin_url)?,
     ));
     ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 is {ratio:.1} times the quiet one"))
+}
+
+/// Leaves this thread whatever nobody else wants of its core (`SCHED_IDLE`), so that it is the product that is measured:
+/// of lower priority alone it would finish its slice of some milliseconds before a caller's answer is looked at.
+fn give_way() -> Result<(), Failure> {
+    let thread = gettid().as_raw_nonzero().to_string();
+    let status = Command::new(process::find("chrt", "util-linux")?).args(["--idle", "--pid", "0", &thread]).status()?;
+    ensure(status.success(), || format!("chrt ended with {status}"))
 }
 
 fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
@@ -130,45 +136,4 @@ fn move_others_than_workers(process: u32) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-#[derive(Clone, Copy)]
-struct Latency {
-    p50: Duration,
-    p99: Duration,
-}
-
-impl Latency {
-    const MAX: Self = Self { p50: Duration::MAX, p99: Duration::MAX };
-
-    fn min(self, other: Self) -> Self {
-        Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
-    }
-
-    /// Of requests that are sent at a moderate pace, each of which must succeed.
-    fn measure(target: &Target, length: Duration) -> Result<Self, Failure> {
-        let mut latencies = std::thread::scope(|scope| {
-            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(|| ask_for(target, length))).collect();
-            let joined =
-                callers.into_iter().map(|caller| caller.join().unwrap_or_else(|_| Err(Failure::new("a panic"))));
-            joined.collect::<Result<Vec<_>, _>>()
-        })?
-        .concat();
-        latencies.sort_unstable();
-        Ok(Self { p50: percentile(&latencies, 50), p99: percentile(&latencies, 99) })
-    }
-}
-
-fn ask_for(target: &Target, length: Duration) -> Result<Vec<Duration>, Failure> {
-    let mut connection = target.connect()?;
-    let until = Instant::now() + length;
-    let mut latencies = Vec::new();
-    while Instant::now() < until {
-        let asked = Instant::now();
-        let answer = connection.ask(SMALL)?;
-        latencies.push(asked.elapsed());
-        ensure(answer.head.status == 200, || format!("a caller that means well got {}", answer.head.status))?;
-        std::thread::sleep(EVERY);
-    }
-    Ok(latencies)
 }

@@ -1,0 +1,78 @@
+//! A day of the request log that expires is not felt by callers.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::demo::{Demo, Options};
+use crate::failure::{Failure, ensure};
+use crate::latency::Latency;
+use crate::report::{millis, say};
+
+/// Noise only ever adds: the best of several attempts is nearest to the truth, on both sides.
+const ATTEMPTS: usize = 3;
+const LENGTH: Duration = Duration::from_secs(5);
+/// Longer ago than any log is kept, and begun to be removed: a gateway that starts goes on with it.
+const OLD_DAY: &str = "2020-01-01.sqlite.expired";
+/// Some 45 million records.
+const DAY_BYTES: usize = 4 << 30;
+const GONE_WITHIN: Duration = Duration::from_secs(120);
+/// Most that it may slow others down.
+const SLOWER_MAX: f64 = 2.0;
+
+pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
+    let (mut quiet, mut beside_it) = (Latency::MAX, Latency::MAX);
+    for _ in 0..ATTEMPTS {
+        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        let log = folder.path().join("requests");
+        fill(&log)?;
+        let demo = Demo::start_in(folder, gateway, &Options::default())?;
+        // Warm: pools filled, code paged in.
+        Latency::measure(&demo.target, LENGTH / 5)?;
+        let before = left(&log)?;
+        let measured = Latency::measure(&demo.target, LENGTH)?;
+        let after = left(&log)?;
+        ensure(after > 0 && after < before, || format!("{before} bytes of the day were left before, {after} after"))?;
+        say(format_args!(
+            "expiry: p50 {:.2} ms, p99 {:.2} ms while {} MiB went",
+            millis(measured.p50),
+            millis(measured.p99),
+            (before - after) >> 20
+        ));
+        beside_it = beside_it.min(measured);
+        let began = Instant::now();
+        while left(&log)? > 0 {
+            ensure(began.elapsed() < GONE_WITHIN, || "an expired day stays".to_owned())?;
+            Latency::measure(&demo.target, LENGTH / 5)?;
+        }
+        quiet = quiet.min(Latency::measure(&demo.target, LENGTH)?);
+        demo.stop()?;
+    }
+    let ratio = beside_it.p99_over(quiet);
+    say(format_args!(
+        "expiry: best p99 {:.2} ms quiet, {:.2} ms while a day goes ({ratio:.2} times)",
+        millis(quiet.p99),
+        millis(beside_it.p99)
+    ));
+    ensure(ratio <= SLOWER_MAX, || format!("p99 is {ratio:.1} times the quiet one"))
+}
+
+/// An old day whose bytes are really on the disk: a file of holes would go at once.
+fn fill(log: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(log)?;
+    let mut file = File::create(log.join(OLD_DAY))?;
+    let piece = vec![b'x'; 1 << 20];
+    for _ in 0..DAY_BYTES / piece.len() {
+        file.write_all(&piece)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// Bytes of the old day that are still there.
+fn left(log: &Path) -> Result<u64, Failure> {
+    let entries: Vec<PathBuf> = fs::read_dir(log)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
+    let old = entries.iter().filter(|path| path.to_string_lossy().contains(OLD_DAY));
+    // Gone since it was listed is gone.
+    Ok(old.filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum())
+}
