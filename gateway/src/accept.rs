@@ -233,10 +233,14 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, mut regis
     let tunnel = is_tunnel(&greeting.hello);
     let certificates = core.certificates();
     let config = if tunnel { &certificates.tunnel } else { &certificates.public };
-    let stream: TlsStream = match core.handshakes.one_a_turn(greeting.accept(config.clone())).await {
+    let peer_end = greeting.socket.closer();
+    let shaking = core.handshakes.one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config.clone()));
+    let left = || Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer did not wait for an answer"));
+    let stream: TlsStream = match shaking.await.unwrap_or_else(left) {
         Ok(stream) => stream,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
+    drop(peer_end);
     registered.has_shaken_hands();
     // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {

@@ -32,18 +32,26 @@ impl Handshakes {
     }
 
     /// Runs `handshake`, whose first step is the expensive one: key exchange and signature. Of many that wait for it, one
-    /// a turn of the reactor takes that step, so that a crowd at the door does not keep requests waiting.
-    pub(crate) async fn one_a_turn<T>(&self, handshake: impl Future<Output = T>) -> T {
+    /// a turn of the reactor takes that step, so that a crowd at the door does not keep requests waiting. `None` if it
+    /// `is_pointless` when its turn comes.
+    pub(crate) async fn one_a_turn<T>(
+        &self,
+        is_pointless: impl FnOnce() -> bool,
+        handshake: impl Future<Output = T>,
+    ) -> Option<T> {
         let mut handshake = pin!(handshake);
         // Never closed.
         let turn = self.turn.acquire().await;
-        let first = std::future::poll_fn(|cx| Poll::Ready(handshake.as_mut().poll(cx))).await;
-        if let Poll::Ready(done) = first {
-            return done;
+        if is_pointless() {
+            return None;
         }
+        let first = std::future::poll_fn(|cx| Poll::Ready(handshake.as_mut().poll(cx))).await;
         runtime::yield_now().await;
         drop(turn);
-        handshake.await
+        match first {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => Some(handshake.await),
+        }
     }
 
     /// Counts one in; whether another had to give way for it.
@@ -68,6 +76,7 @@ impl Drop for UnderWay {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
     use std::io::Read;
     use std::net::TcpStream;
 
@@ -75,6 +84,31 @@ mod tests {
     use gw_shared::runtime::Driver;
 
     use super::*;
+
+    #[test]
+    fn each_turn_has_one_first_step_also_of_those_that_fail_in_it() {
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let handshakes = Handshakes::new(100);
+                let begun = Rc::new(Cell::new(0));
+                for _ in 0..10 {
+                    let (handshakes, begun) = (Rc::clone(&handshakes), Rc::clone(&begun));
+                    runtime::spawn(async move {
+                        assert_eq!(handshakes.one_a_turn(|| true, ready(())).await, None);
+                        handshakes.one_a_turn(|| false, async { begun.set(begun.get() + 1) }).await;
+                    });
+                }
+                let mut seen = vec![0];
+                while begun.get() < 10 {
+                    runtime::yield_now().await;
+                    seen.push(begun.get());
+                }
+                // Others may have two turns where this one has one.
+                assert!(seen.windows(2).all(|turn| turn[1] - turn[0] <= 2), "{seen:?}");
+            })
+            .unwrap();
+    }
 
     #[test]
     fn the_oldest_gives_way() {

@@ -55,15 +55,23 @@ pub(crate) const HTTP2_UNSEEN_RESETS: usize = 100;
 /// Header blocks that one HTTP/2 connection may send ahead of the requests that they become. More are of streams over
 /// [`HTTP2_STREAMS`], or too large to be read, and count as frames that carry nothing.
 pub(crate) const HTTP2_HEADERS_AHEAD: u32 = 2 * HTTP2_STREAMS;
-/// Requests taken from one HTTP/2 connection before other tasks of the worker get their turn.
-pub(crate) const HTTP2_REQUESTS_PER_TURN: u32 = 32;
-/// Frames in one receive from which on a connection counts as one that makes much work of few bytes.
-pub(crate) const HTTP2_DENSE_FRAMES: u32 = 64;
+/// What the frames of one HTTP/2 connection may cost before others have their turn. Reading a frame costs some 0.7 µs,
+/// which is a weight of 1; a request, with its refusal, as much as a dozen, and one more for each so many bytes of its
+/// head.
+pub(crate) const HTTP2_WEIGHT_PER_TURN: u32 = 128;
+pub(crate) const HTTP2_WEIGHT_OF_HEADERS: u32 = 12;
+pub(crate) const HTTP2_HEADER_BYTES_OF_WEIGHT: u32 = 128;
 /// Frames that carry nothing (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) that one HTTP/2 connection may send;
 /// beyond that it is ended.
 pub(crate) const HTTP2_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
 /// Window updates beyond that, that responses can have earned.
 pub(crate) const HTTP2_WINDOW_UPDATES: u64 = 100_000;
+
+/// Pieces of a request body below so many bytes that are passed on at once and as they come. More, and the next wait
+/// [`TINY_PIECE_WAIT`] for each other: each costs the gateway, the agent and the backend as much as a large one.
+pub(crate) const TINY_PIECE: usize = 256;
+pub(crate) const TINY_PIECES: Rate = Rate::new(64, 60 * 4000).unwrap();
+pub(crate) const TINY_PIECE_WAIT: Duration = Duration::from_millis(1);
 
 /// Connections of one worker: callers, and tunnels until their upgrade (then [`TUNNELS_PER_SERVICE`] bounds them).
 pub(crate) const CONNECTIONS_PER_WORKER: usize = 100_000;

@@ -14,6 +14,7 @@ use std::time::Instant;
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
 use gw_shared::http::{Framing, InvalidBody, Part, RequestHead};
+use gw_shared::runtime;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
 
@@ -28,7 +29,8 @@ use crate::error::{Error, request_id_value};
 use crate::exchange::{self, Download, Exchange, PendingResponse, ResponseHead, Upload};
 use crate::hostname::Destination;
 use crate::journey::Journey;
-use crate::limit::Exhausted;
+use crate::limit::{Bucket, Exhausted};
+use crate::limits;
 use crate::pipe::Frame;
 use crate::platform;
 use crate::store::{Directory, Service};
@@ -213,10 +215,19 @@ async fn send_body(journey: &Journey, body: &mut impl RequestBody, upload: Uploa
 
 /// Passes the body on to its end, or until the backend has heard enough.
 async fn pass_on(journey: &Journey, body: &mut impl RequestBody, mut upload: Upload) -> Result<(), BodyError> {
+    let mut tiny = None;
     loop {
         match body.part().await {
             Ok(Part::Data(data)) => {
                 let last = body.is_done();
+                if data.len() < limits::TINY_PIECE && !last {
+                    let now = Instant::now();
+                    let bucket = tiny.get_or_insert_with(|| Bucket::new(limits::TINY_PIECES, now));
+                    if bucket.take(now).is_err() {
+                        // What comes meanwhile comes as one.
+                        runtime::sleep(limits::TINY_PIECE_WAIT).await;
+                    }
+                }
                 journey.received(&data, last);
                 // A backend that does not read must not keep us from seeing that the caller has left.
                 let send = std::pin::pin!(upload.send(data, last));

@@ -3,13 +3,17 @@
 //! monoio falls back to epoll only when io_uring is *absent*; where it is present but refused (seccomp profiles of
 //! container engines, `kernel.io_uring_disabled`) it fails. So the choice is made here, by building a ring.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
+use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
+use monoio::net::TcpStream;
 use monoio::time::TimeDriver;
 pub use monoio::time::{sleep, sleep_until, timeout};
 use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
@@ -157,6 +161,7 @@ pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
 
 thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
+    static ALWAYS_READABLE: OnceCell<Option<Rc<TcpStream>>> = const { OnceCell::new() };
 }
 
 /// Panics contained by [`spawn`] on the calling thread so far.
@@ -182,12 +187,31 @@ pub fn spawn(task: impl Future<Output = ()> + 'static) {
     drop(monoio::spawn(contained));
 }
 
-/// Lets every other runnable task of this thread run before the caller goes on.
+/// Lets everything else of this thread have its turn before the caller goes on: tasks that can run, and what the ring has
+/// to say meanwhile.
 ///
-/// A task that wakes itself is put at the *front* of monoio's queue and starves the rest; a fresh task goes to its
-/// back, and so does whoever waits for it.
+/// monoio looks at completions, timers and wakes of other threads when its queue is empty or has been run through twice.
+/// Tasks that keep putting themselves into it hold all others up: so this waits for the ring, with an operation that is
+/// done as soon as the kernel sees it. On epoll, where there is no such operation, it waits for the shortest timer.
 pub async fn yield_now() {
-    monoio::spawn(async {}).await;
+    if is_epoll() {
+        return sleep(Duration::from_millis(1)).await;
+    }
+    let always = ALWAYS_READABLE.with(|socket| socket.get_or_init(always_readable).clone());
+    let turned = match always {
+        Some(socket) => socket.readable(false).await.is_ok(),
+        None => false,
+    };
+    if !turned {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A socket whose other end is gone: there is always an end to be read. `None` when there are no descriptors left.
+fn always_readable() -> Option<Rc<TcpStream>> {
+    let (ours, _) = std::os::unix::net::UnixStream::pair().ok()?;
+    // Not of TCP; but monoio lets one wait for readiness, and nothing else is asked of it.
+    TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours))).ok().map(Rc::new)
 }
 
 /// Raises the soft limit of open files to the hard limit. Returns the limit now in force.
@@ -202,8 +226,6 @@ pub fn raise_open_file_limit() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::rc::Rc;
-
     use super::*;
 
     #[test]
@@ -219,6 +241,36 @@ mod tests {
                 .unwrap();
             assert_eq!((value, contained_panics() - before), (7, 1), "{driver}");
         }
+    }
+
+    #[test]
+    fn tasks_that_yield_in_turns_do_not_hold_up_the_ring() {
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let turns = Driver::choose()
+            .unwrap()
+            .block_on(async move {
+                let turns = Rc::new(Cell::new(0));
+                for _ in 0..10 {
+                    let turns = Rc::clone(&turns);
+                    spawn(async move {
+                        loop {
+                            turns.set(turns.get() + 1);
+                            yield_now().await;
+                        }
+                    });
+                }
+                let socket = TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(a))).unwrap();
+                yield_now().await;
+                drop(b);
+                let before = turns.get();
+                socket.readable(false).await.unwrap();
+                let turns = turns.get() - before;
+                // Timers are looked at too.
+                sleep(Duration::from_millis(1)).await;
+                turns
+            })
+            .unwrap();
+        assert!(turns <= 20, "each of ten tasks had {turns} turns in all before a completion was seen");
     }
 
     #[test]

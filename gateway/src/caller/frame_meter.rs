@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use gw_shared::net::TlsStream;
+use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::limit::Bucket;
@@ -33,8 +34,8 @@ struct FrameMeter {
     updates: u64,
     /// Header blocks that may still come before a request was made of one.
     headers: u32,
-    /// Frames begun so far.
-    frames: u64,
+    /// What the frames of this turn cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    weight: u32,
 }
 
 impl FrameMeter {
@@ -47,17 +48,20 @@ impl FrameMeter {
             budget,
             updates: 0,
             headers: limits::HTTP2_HEADERS_AHEAD,
-            frames: 0,
+            weight: 0,
         }
     }
 
-    fn received(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Flood> {
-        loop {
+    /// Follows `bytes` until this turn has enough of them. Returns how many that are.
+    fn received(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<usize, Flood> {
+        let all = bytes.len();
+        let mut bytes = bytes;
+        while !self.has_enough() {
             let skipped = bytes.len().min(self.payload as usize);
             bytes = &bytes[skipped..];
             self.payload -= skipped as u32;
             if bytes.is_empty() {
-                return Ok(());
+                break;
             }
             let taken = bytes.len().min(HEADER - self.filled);
             self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
@@ -70,14 +74,25 @@ impl FrameMeter {
                 self.count(kind, flags, now())?;
             }
         }
+        Ok(all - bytes.len())
+    }
+
+    /// Whether others should have their turn.
+    fn has_enough(&self) -> bool {
+        self.weight >= limits::HTTP2_WEIGHT_PER_TURN
     }
 
     fn count(&mut self, kind: u8, flags: u8, now: Instant) -> Result<(), Flood> {
         const DATA: u8 = 0;
         const HEADERS: u8 = 1;
         const WINDOW_UPDATE: u8 = 8;
+        const CONTINUATION: u8 = 9;
         const END_STREAM: u8 = 1;
-        self.frames += 1;
+        self.weight += match kind {
+            HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
+            CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
+            _ => 1,
+        };
         match kind {
             DATA if self.payload > 0 || flags & END_STREAM != 0 => return Ok(()),
             HEADERS if self.headers > 0 => {
@@ -126,15 +141,17 @@ impl Meter {
     }
 }
 
-/// A connection whose frames are counted as h2 reads them. A flood is read no further.
+/// A connection whose frames are counted as h2 reads them: so many in a turn, and of a flood no more at all.
 pub(super) struct Metered {
     stream: TlsStream,
     meter: Rc<Meter>,
+    /// Others have their turn until this is done.
+    pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
 impl Metered {
     pub(super) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
-        Self { stream, meter }
+        Self { stream, meter, pause: None }
     }
 }
 
@@ -144,21 +161,32 @@ impl AsyncRead for Metered {
         if this.meter.is_flooded() {
             return Poll::Pending;
         }
+        let mut meter = this.meter.frames.borrow_mut();
+        if meter.has_enough() {
+            let pause = this.pause.get_or_insert_with(|| Box::pin(runtime::yield_now()));
+            ready!(pause.as_mut().poll(cx));
+            this.pause = None;
+            meter.weight = 0;
+        }
         let filled = buffer.filled().len();
         ready!(AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer))?;
-        let mut meter = this.meter.frames.borrow_mut();
-        let frames = meter.frames;
-        let received = meter.received(&buffer.filled()[filled..], Instant::now);
-        // Many small ones cost much for their bytes: fewer of them in a turn.
-        this.stream.receive_little(meter.frames - frames >= limits::HTTP2_DENSE_FRAMES.into());
-        if received.is_err() {
-            this.meter.flooded.set(true);
-            // What is read is not handed on. The connection's task looks at the flag in its next turn.
-            buffer.set_filled(filled);
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        let read = &buffer.filled()[filled..];
+        match meter.received(read, Instant::now) {
+            Ok(taken) => {
+                if taken < read.len() {
+                    this.stream.unread(&read[taken..]);
+                    buffer.set_filled(filled + taken);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Err(Flood) => {
+                this.meter.flooded.set(true);
+                // What is read is not handed on. The connection's task looks at the flag in its next turn.
+                buffer.set_filled(filled);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
         }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -206,7 +234,16 @@ mod tests {
 
     /// How many of `frame` are taken at one instant, at most `most`, given in pieces of `step` bytes.
     fn taken(meter: &mut FrameMeter, now: Instant, frame: &[u8], most: u32, step: usize) -> u32 {
-        (0..most).take_while(|_| frame.chunks(step).all(|piece| meter.received(piece, || now).is_ok())).count() as u32
+        let mut whole = |mut piece: &[u8]| {
+            while !piece.is_empty() {
+                // The next turn.
+                meter.weight = 0;
+                let Ok(taken) = meter.received(piece, || now) else { return false };
+                piece = &piece[taken..];
+            }
+            true
+        };
+        (0..most).take_while(|_| frame.chunks(step).all(&mut whole)).count() as u32
     }
 
     fn begun(now: Instant) -> FrameMeter {
@@ -242,11 +279,29 @@ mod tests {
         assert_eq!(taken(&mut begun(now), now, &request, 100_000, 7), ahead + burst);
         let mut meter = begun(now);
         for _ in 0..100_000 {
-            meter.received(&request, || now).unwrap();
+            assert_eq!(taken(&mut meter, now, &request, 1, 7), 1);
             meter.became_request();
-            meter.received(&trailers, || now).unwrap();
+            assert_eq!(taken(&mut meter, now, &trailers, 1, 7), 1);
         }
         assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
+    }
+
+    #[test]
+    fn a_turn_has_as_many_as_weigh_little() {
+        let now = Instant::now();
+        let all = limits::HTTP2_WEIGHT_PER_TURN as usize;
+        let (tiny, head) = (frame(0, 0, 1), frame(1, 4, 15_000));
+        let mut meter = begun(now);
+        let many = tiny.repeat(10_000);
+        // Up to the header of the last one: its byte is the next turn's.
+        assert_eq!(meter.received(&many, || now), Ok(all * tiny.len() - 1));
+        assert_eq!(meter.received(&many, || now), Ok(0));
+        let mut meter = begun(now);
+        assert!(meter.received(&head.repeat(10), || now).unwrap() < 2 * head.len());
+        // Large ones cost what their bytes cost, which are bounded elsewhere.
+        let mut meter = begun(now);
+        let large = frame(0, 0, 16_384).repeat(50);
+        assert_eq!(meter.received(&large, || now), Ok(large.len()));
     }
 
     #[test]

@@ -69,7 +69,6 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         meter,
         driver: RefCell::default(),
     });
-    let mut requests = 0u32;
     let mut ending = Ending::default();
     loop {
         let next = std::future::poll_fn(|cx| {
@@ -84,10 +83,6 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 connection.meter.became_request();
                 let (core, connection) = (Rc::clone(&core), connection.begin());
                 runtime::spawn(serve_request(core, request, respond, peer, connection));
-                requests += 1;
-                if requests.is_multiple_of(limits::HTTP2_REQUESTS_PER_TURN) {
-                    runtime::yield_now().await;
-                }
             }
             // GOAWAY; what runs still ends.
             Either::Left(End::Goodbye) => http2.graceful_shutdown(),

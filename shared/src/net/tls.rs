@@ -80,12 +80,6 @@ impl TlsStream {
         &self.socket
     }
 
-    /// Whether what was read last was much work for its bytes: from then on, less is received at once, and others get
-    /// their turn in between.
-    pub fn receive_little(&self, little: bool) {
-        self.receives_little.set(little);
-    }
-
     /// A handle that can end this connection from elsewhere on the same thread.
     pub fn closer(&self) -> Closer {
         self.socket.closer()
@@ -357,7 +351,7 @@ pub struct Greeting {
 pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
 /// For who speaks HTTP to a port of HTTPS.
-const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
+pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
 
 impl Greeting {

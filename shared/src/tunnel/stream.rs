@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 
 /// The peer reset the stream, or the connection is gone.
@@ -55,11 +55,19 @@ pub enum Received {
     End,
 }
 
+/// Pieces below this, in bytes, are put together with those that have arrived behind them, up to so many bytes: each
+/// costs every hop as much as a large one.
+const GATHERED_BELOW: usize = 1024;
+const GATHERED_MAX: usize = 16 * 1024;
+
 /// Receives the next piece; an error means that the body was cut short.
 pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}
+            Ok(data) if data.len() < GATHERED_BELOW => {
+                return Poll::Ready(Ok(Received::Data(gather(stream, cx, data))));
+            }
             Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
             Err(_) => return Poll::Ready(Err(StreamClosed)),
         }
@@ -69,6 +77,21 @@ pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<R
         Ok(None) => Ok(Received::End),
         Err(_) => Err(StreamClosed),
     })
+}
+
+/// `first` and what has arrived behind it. The end, trailers and errors are for the next time: h2 says them again.
+fn gather(stream: &mut h2::RecvStream, cx: &mut Context<'_>, first: Bytes) -> Bytes {
+    let mut gathered = BytesMut::new();
+    while gathered.len() < GATHERED_MAX
+        && let Poll::Ready(Some(Ok(more))) = stream.poll_data(cx)
+    {
+        if gathered.is_empty() {
+            gathered.reserve(first.len() + more.len());
+            gathered.extend_from_slice(&first);
+        }
+        gathered.extend_from_slice(&more);
+    }
+    if gathered.is_empty() { first } else { gathered.freeze() }
 }
 
 /// Gives `bytes` that were passed on back to the sender's window.
