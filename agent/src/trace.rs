@@ -10,9 +10,6 @@ use http::header::{HeaderMap, HeaderValue};
 use http::uri::Authority;
 use http::{Method, Request, StatusCode};
 
-/// Longest path that a span tells, in bytes.
-const PATH_MAX: usize = 1024;
-
 /// Tracing on the agent's thread.
 pub(crate) struct Tracing {
     tracer: Rc<Tracer<AgentSpan>>,
@@ -92,14 +89,13 @@ pub(crate) struct Connection {
 
 impl AgentSpan {
     fn new<B>(context: SpanContext, agent_id: AgentId, request: &Request<B>, slots_in_use: u32) -> Self {
-        let path = request.uri().path();
         Self {
             context,
             agent_id,
             request_id: request.headers().get(gw_shared::http::fields::X_GW_REQUEST_ID).cloned(),
             service: request.uri().authority().cloned(),
             method: asked_method(request.method(), request.headers()),
-            path: path[..path.floor_char_boundary(PATH_MAX)].into(),
+            path: trace::path(request.uri().path()),
             slots_in_use,
             start: SystemTime::now(),
             total: Duration::ZERO,

@@ -117,6 +117,11 @@ impl Connections {
         }
     }
 
+    /// Ends them all at once.
+    pub(crate) fn abort(&self) {
+        self.entries.borrow().iter().for_each(|(_, entry)| entry.closer.abort());
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.borrow().len()
     }

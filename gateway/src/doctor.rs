@@ -1,12 +1,13 @@
 //! `gw-gateway doctor`: would this configuration run on this machine, and would callers and agents get to it. Changes
 //! nothing, and leaves a gateway that runs alone.
 
-use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::time::Duration;
 
 use gw_shared::doctor::{Examination, machine};
+use gw_shared::net::tls::SPEAK_TLS;
 use rustls::client::verify_server_name;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::ParsedCertificate;
@@ -60,8 +61,13 @@ fn kernel_settings(out: &mut Examination) {
 fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
-    let runs = is_gateway(config.admin_listen);
-    for (check, address) in [("listen", config.listen), ("admin_listen", config.admin_listen)] {
+    // That of callers alone may be the one of another configuration.
+    let runs = is_admin_listener(config.admin_listen);
+    let ports = [
+        ("listen", config.listen, runs && is_listener(config.listen).unwrap_or(false)),
+        ("admin_listen", config.admin_listen, runs),
+    ];
+    for (check, address, runs) in ports {
         let bound = TcpListener::bind(address);
         port(out, check, address, bound.as_ref().err(), runs);
     }
@@ -88,9 +94,20 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     }
 }
 
+/// Whether a gateway answers there callers who forget to speak TLS.
+fn is_listener(address: SocketAddr) -> io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
+    stream.set_read_timeout(Some(TIME_LIMIT))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = vec![0; SPEAK_TLS.len()];
+    stream.read_exact(&mut answer)?;
+    Ok(answer == SPEAK_TLS)
+}
+
 /// Whether a gateway answers at its admin listener.
-fn is_gateway(admin: SocketAddr) -> bool {
-    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(TIME_LIMIT)).build().into();
+fn is_admin_listener(admin: SocketAddr) -> bool {
+    let config = ureq::Agent::config_builder().timeout_global(Some(TIME_LIMIT)).proxy(None);
+    let agent: ureq::Agent = config.build().into();
     let answer = agent.get(format!("http://{admin}/healthz")).call();
     answer.is_ok_and(|mut answer| answer.body_mut().read_to_string().is_ok_and(|body| body == "ok\n"))
 }

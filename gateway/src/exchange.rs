@@ -4,6 +4,7 @@
 //! does there what would have been done here. Who relays does not see the difference.
 
 use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -42,10 +43,29 @@ pub(crate) struct ResponseHead {
 #[derive(Debug, Default)]
 pub(crate) struct Passage {
     /// When its stream on the tunnel was open.
-    pub(crate) opened: Option<Instant>,
-    pub(crate) agent: Option<AgentId>,
+    opened: Option<Opened>,
+    /// Where the owner notes that, of a request that crosses.
+    noted: Option<Arc<OnceLock<Opened>>>,
     /// As the agent tells with its answer.
     pub(crate) timing: Option<AgentTiming>,
+}
+
+/// A stream on a tunnel was opened.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    pub(crate) at: Instant,
+    pub(crate) agent: AgentId,
+}
+
+impl Passage {
+    pub(crate) fn here(opened: Opened) -> Self {
+        Self { opened: Some(opened), ..Self::default() }
+    }
+
+    /// The stream on the tunnel, if it was opened, here or by the owner.
+    pub(crate) fn opened(&self) -> Option<&Opened> {
+        self.opened.as_ref().or_else(|| self.noted.as_ref()?.get())
+    }
 }
 
 /// The head of a response, or why there is none.
@@ -74,6 +94,7 @@ pub(crate) enum PendingResponse {
     Tunnel(h2::client::ResponseFuture, InFlight),
     Across {
         pipe: pipe::Receiver,
+        opened: Arc<OnceLock<Opened>>,
         /// The final one, once it has come.
         answer: Option<Box<Answer>>,
     },
@@ -91,6 +112,7 @@ pub(crate) struct Crossing {
     head: Request<()>,
     upload: Option<pipe::Receiver>,
     response: pipe::Sender,
+    opened: Arc<OnceLock<Opened>>,
 }
 
 /// Admits the request and opens it on its service's tunnel, wherever those are.
@@ -102,12 +124,13 @@ pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_b
     let (ours, theirs) = (core.mailbox(core.id), core.mailbox(owner));
     let (upload_in, upload_out) = has_body.then(|| pipe::pipe(ours, theirs)).unzip();
     let (response_in, response_out) = pipe::pipe(theirs, ours);
-    let crossing = Crossing { request, head, upload: upload_out, response: response_in };
+    let opened = Arc::default();
+    let crossing = Crossing { request, head, upload: upload_out, response: response_in, opened: Arc::clone(&opened) };
     theirs.post(Message::Relay(Box::new(crossing))).map_err(|_| Error::Overloaded("overloaded"))?;
     core.counters.crossings.increment();
     Ok(Exchange {
         upload: upload_in.map_or(Upload::None, Upload::Across),
-        response: PendingResponse::Across { pipe: response_out, answer: None },
+        response: PendingResponse::Across { pipe: response_out, opened, answer: None },
     })
 }
 
@@ -130,9 +153,15 @@ pub(crate) fn serve_crossing(core: &Rc<Core>, crossing: Crossing) {
     core.crossings_served.set(core.crossings_served.get() + 1);
     let served = ServedCrossing(Rc::clone(core));
     runtime::spawn(async move {
-        let Crossing { request, head, upload, response } = crossing;
+        let Crossing { request, head, upload, response, opened } = crossing;
         match open_here(&served.0, request, head, upload.is_some()) {
-            Ok(exchange) => carry(exchange, upload, response).await,
+            Ok(exchange) => {
+                if let Some(here) = exchange.response.passage().opened {
+                    // Noted once: a request crosses once.
+                    let _ = opened.set(here);
+                }
+                carry(exchange, upload, response).await;
+            }
             Err(error) => refuse_crossing(response, error).await,
         }
     });
@@ -278,7 +307,7 @@ impl PendingResponse {
                 let headers = fields::end_to_end(parts.headers, fields::is_own);
                 Some(ResponseHead { status: parts.status, headers, has_body: false, upgrade: None })
             }
-            Self::Across { pipe, answer } => match pipe.receive().await {
+            Self::Across { pipe, answer, .. } => match pipe.receive().await {
                 Ok(Frame::Head(received)) => match *received {
                     Answer { head: Ok(interim), .. } if interim.status.is_informational() => Some(interim),
                     last => {
@@ -295,7 +324,7 @@ impl PendingResponse {
     pub(crate) fn passage(&self) -> Passage {
         match self {
             Self::Tunnel(_, in_flight) => in_flight.passage(),
-            Self::Across { .. } => Passage::default(),
+            Self::Across { opened, .. } => Passage { noted: Some(Arc::clone(opened)), ..Passage::default() },
         }
     }
 
@@ -307,10 +336,10 @@ impl PendingResponse {
                 let received = receive_head(response, in_flight, &mut passage).await;
                 (passage, received)
             }
-            Self::Across { pipe, answer: Some(answer) } => {
+            Self::Across { pipe, answer: Some(answer), .. } => {
                 (answer.passage, answer.head.map(|head| (head, Download::Across(pipe))))
             }
-            Self::Across { answer: None, .. } => (Passage::default(), Err(Error::TunnelLost)),
+            Self::Across { answer: None, .. } => (self.passage(), Err(Error::TunnelLost)),
         }
     }
 }

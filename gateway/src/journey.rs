@@ -9,7 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use gw_shared::http::{Framing, RequestHead, Version};
 use gw_shared::id::RequestId;
-use gw_shared::trace::{SpanContext, TraceContext};
+use gw_shared::trace::{self, SpanContext, TraceContext};
+use gw_shared::tunnel::timing::micros;
 use http::header::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
@@ -19,7 +20,7 @@ use crate::counters::services::Sample;
 use crate::error::Error;
 use crate::exchange::{Passage, ResponseHead};
 use crate::relay::Outcome;
-use crate::request_log::{Capturing, Protocol, Record, Timing};
+use crate::request_log::{Capturing, METHOD_MAX, Protocol, Record, Timing};
 use crate::store::Service;
 use crate::trace::GatewaySpan;
 use crate::worker::Core;
@@ -83,6 +84,7 @@ impl Journey {
         replayed_from: Option<RequestId>,
     ) -> Self {
         core.counters.requests.increment();
+        core.journeys.set(core.journeys.get() + 1);
         let journey = Self {
             core: Rc::clone(core),
             id: core.ids.next_id(),
@@ -116,14 +118,12 @@ impl Journey {
 
     fn remember(&self, request: &RequestHead) {
         // Of a traced request that is logged too, this is the second time.
+        let trace = self.span.as_ref().map(|span| span.context);
         let _ = self.asked.set(Asked {
-            method: request.method.clone(),
+            method: shortened(&request.method),
             target: request.target.clone(),
             authority: request.authority.clone(),
-            trace_id: match &self.span {
-                Some(span) if span.is_recorded() => Some(span.context.trace_id),
-                _ => TraceContext::of(&request.headers).map(|context| context.trace_id),
-            },
+            trace_id: trace.or_else(|| TraceContext::of(&request.headers)).map(|context| context.trace_id),
         });
     }
 
@@ -150,11 +150,10 @@ impl Journey {
         }
     }
 
-    /// It is to go to the agent. Of another protocol nothing is kept: it has no bodies.
+    /// It is to go to the agent.
     pub(crate) fn sets_out(&self, request: &RequestHead) {
         if let Some(service) = self.service.get()
             && self.is_logged()
-            && request.upgrade.is_none()
         {
             self.capturing.begin(service.captures, &self.core.capture_budget, &request.headers);
             if request.framing == Framing::None {
@@ -193,7 +192,15 @@ impl Journey {
     pub(crate) fn answered(&self, head: &ResponseHead) {
         self.answered.set(Some(Instant::now()));
         self.status.set(Some(head.status));
-        self.capturing.response_head(&head.headers);
+        if head.upgrade.is_none() {
+            return self.capturing.response_head(&head.headers);
+        }
+        // Of another protocol nothing is kept: it has no messages with bodies.
+        self.capturing.abandon();
+        if self.protocol != Protocol::Http2 {
+            // So is the caller told (RFC 9110 §15.2.2); RFC 8441 §4 has 200.
+            self.status.set(Some(StatusCode::SWITCHING_PROTOCOLS));
+        }
     }
 
     /// A piece of the response goes to the caller.
@@ -207,9 +214,10 @@ impl Journey {
         self.capturing.response_ends();
     }
 
-    /// It gets a response of ours.
-    pub(crate) fn answered_here(&self, status: StatusCode) {
+    /// It gets a response of ours, with a body of so many bytes.
+    pub(crate) fn answered_here(&self, status: StatusCode, body: usize) {
         self.status.set(Some(status));
+        self.bytes_out.set(self.bytes_out.get() + body as u64);
     }
 
     /// It is refused.
@@ -231,7 +239,7 @@ impl Journey {
         let agent = passage.timing;
         Timing {
             authenticate: authenticated.map_or(0, |at| between(self.began, at)),
-            wait: authenticated.zip(passage.opened).map(|(from, to)| between(from, to)),
+            wait: authenticated.zip(passage.opened()).map(|(from, opened)| between(from, opened.at)),
             agent: agent.map(|timing| timing.agent_us),
             backend_first_byte: agent.and_then(|timing| timing.backend_first_byte_us),
             response_head: self.answered.get().map(|at| between(self.began, at)),
@@ -240,15 +248,25 @@ impl Journey {
     }
 }
 
-/// Saturates after 71 minutes: a stage that takes longer has taken long.
-fn micros(duration: Duration) -> u32 {
-    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+/// Nobody's methods are longer than is kept of them, and what waits to be written or exported is to be small.
+fn shortened(method: &Method) -> Method {
+    let kept = &method.as_str()[..method.as_str().len().min(METHOD_MAX)];
+    if kept.len() == method.as_str().len() { method.clone() } else { kept.parse().unwrap_or_default() }
+}
+
+/// A copy that does not keep all that was received with it; `None` of what is longer than a host name and a port can be.
+fn owned(authority: &Authority) -> Option<Authority> {
+    const MAX: usize = 255 + ":65535".len();
+    let text = authority.as_str();
+    if text.len() <= MAX { text.parse().ok() } else { None }
 }
 
 impl Drop for Journey {
     fn drop(&mut self) {
-        // A task that is dropped has lost its caller; one that panics takes the response with it.
-        let lost = if std::thread::panicking() { Outcome::Cut } else { Outcome::CallerGone };
+        self.core.journeys.set(self.core.journeys.get() - 1);
+        // A task that is dropped has lost its caller; one that panics takes the response with it, as we do at our end.
+        let is_ours = std::thread::panicking() || self.core.is_ending();
+        let lost = if is_ours { Outcome::Cut } else { Outcome::CallerGone };
         let outcome = self.outcome.get().unwrap_or(lost);
         self.core.counters.ended(outcome);
         let total = self.began.elapsed();
@@ -287,12 +305,12 @@ impl Journey {
             timing,
             id: self.id,
             method: asked.method.clone(),
-            path: GatewaySpan::path(asked.target.path()),
-            authority: asked.authority.clone(),
+            path: trace::path(asked.target.path()),
+            authority: owned(&asked.authority),
             client: self.client,
             protocol: self.protocol,
             service: self.service.get().map(|service| Arc::clone(&service.label)),
-            agent: self.passage.borrow().agent.clone(),
+            agent: self.passage.borrow().opened().map(|opened| opened.agent.clone()),
             status: self.status.get().map(|status| status.as_u16()),
             code: self.code.get(),
             ended: outcome.into(),
@@ -303,7 +321,7 @@ impl Journey {
         let Some(Asked { method, target, trace_id, .. }) = self.asked.take() else { return };
         let Some(service) = self.service.get() else { return };
         let passage = self.passage.take();
-        let was_relayed = passage.opened.is_some();
+        let opened = passage.opened();
         let record = Record {
             id: self.id,
             method,
@@ -317,10 +335,10 @@ impl Journey {
             bytes_in: self.bytes_in.get(),
             bytes_out: self.bytes_out.get(),
             timing,
-            agent: passage.agent,
+            agent: opened.map(|opened| opened.agent.clone()),
             replayed_from: self.replayed_from,
             trace_id,
-            capture: self.capturing.finish(self.answered.get().is_some()).filter(|_| was_relayed),
+            capture: self.capturing.finish(self.answered.get().is_some()).filter(|_| opened.is_some()),
         };
         self.core.recorder.borrow_mut().add(&service.label, record);
     }

@@ -150,6 +150,8 @@ pub(crate) const DRAIN_IDLE: Duration = Duration::from_secs(1);
 pub(crate) const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
 /// How long agents may take to end their tunnels once no request is on them.
 pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
+/// How long requests that a drain cuts off may take to tell their callers, and then to be gone.
+pub(crate) const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How long the last spans may take to be exported when everything else has ended.
 pub(crate) const SPANS_END: Duration = Duration::from_secs(5);
 /// How long a successor may take for each step of a takeover.

@@ -349,7 +349,7 @@ async fn answer(
 
 /// Answers with a response of ours.
 async fn answer_with(journey: &Journey, answer: Response<Vec<u8>>, response: &mut impl ResponseSink) -> Outcome {
-    journey.answered_here(answer.status());
+    journey.answered_here(answer.status(), answer.body().len());
     response.begin_refusal(true);
     let sent = response.whole(journey.core.dated(answer)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }

@@ -44,6 +44,8 @@ use crate::tunnel::pace::RelayMemory;
 
 /// How often certificates are looked at that may have expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked whether the last requests are gone.
+const LAST_WORDS_TICK: Duration = Duration::from_millis(10);
 
 /// What every worker knows of the others.
 pub(crate) struct Peers {
@@ -124,6 +126,8 @@ pub(crate) struct Core {
     pub(crate) expected: Arc<Expected>,
     draining: Cell<bool>,
     ending: Cell<bool>,
+    /// Requests under way.
+    pub(crate) journeys: Cell<usize>,
     stop: Stop,
 }
 
@@ -188,6 +192,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         expected: setup.expected,
         draining: Cell::new(false),
         ending: Cell::new(false),
+        journeys: Cell::new(0),
         stop: Stop::default(),
     });
     runtime::spawn(setup.inbox.serve(Rc::clone(&core)));
@@ -202,9 +207,23 @@ async fn serve(setup: Setup) -> io::Result<()> {
     let _ = setup.up.send(());
     drop(setup.up);
     core.stop.requested().await;
+    see_off(&core).await;
     core.recorder.borrow_mut().flush();
     core.tracing.flush();
     Ok(())
+}
+
+/// What still runs has lost its tunnel: its end is told to callers and recorded. Who does not take it is cut off.
+async fn see_off(core: &Core) {
+    for last_words in [true, false] {
+        let until = Instant::now() + limits::LAST_WORDS;
+        while core.journeys.get() > 0 && Instant::now() < until {
+            runtime::sleep(LAST_WORDS_TICK).await;
+        }
+        if last_words {
+            core.connections.abort();
+        }
+    }
 }
 
 async fn keep_deadlines(core: Rc<Core>) {

@@ -1,8 +1,10 @@
 //! Names and identifiers: each its own type, checked once, where it comes in.
 
 use std::borrow::Borrow;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -182,15 +184,34 @@ pub fn random_base62(length: usize) -> String {
 /// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread.
 ///
 /// One per core: `Uuid::now_v7()` shares its counter behind a lock.
-pub struct RequestIds(uuid::ContextV7);
+pub struct RequestIds {
+    context: RefCell<uuid::ContextV7>,
+    latest_ms: Cell<u64>,
+}
+
+/// A clock that is set back by more than this is followed. By less, ids stay in order.
+const SET_BACK_MS: u64 = 1000;
 
 impl RequestIds {
     pub fn new() -> Self {
-        Self(uuid::ContextV7::new())
+        Self { context: RefCell::new(uuid::ContextV7::new()), latest_ms: Cell::new(0) }
     }
 
     pub fn next_id(&self) -> RequestId {
-        RequestId(Uuid::new_v7(uuid::Timestamp::now(&self.0)))
+        self.next_at(SystemTime::now())
+    }
+
+    fn next_at(&self, now: SystemTime) -> RequestId {
+        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        if now_ms + SET_BACK_MS < self.latest_ms.get() {
+            // A context never goes back: all ids until its time comes again would be of one millisecond.
+            self.context.replace(uuid::ContextV7::new());
+        }
+        let timestamp = uuid::Timestamp::from_unix(&*self.context.borrow(), since.as_secs(), since.subsec_nanos());
+        let id = RequestId(Uuid::new_v7(timestamp));
+        self.latest_ms.set(id.unix_ms());
+        id
     }
 }
 
@@ -292,6 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn request_ids_follow_a_clock_that_is_set_back() {
+        let ids = RequestIds::new();
+        let at = |unix_ms| UNIX_EPOCH + std::time::Duration::from_millis(unix_ms);
+        let future = ids.next_at(at(2_000_000_000_000));
+        // A little: in order all the same.
+        let next = ids.next_at(at(1_999_999_999_100));
+        assert!(next > future && next.unix_ms() == 2_000_000_000_000);
+        let back = ids.next_at(at(1_800_000_000_000));
+        assert_eq!(back.unix_ms(), 1_800_000_000_000);
+        assert!(ids.next_at(at(1_800_000_000_000)) > back);
+    }
+
+    #[test]
     fn request_ids_grow() {
         let ids = RequestIds::new();
         let made: Vec<_> = (0..1000).map(|_| ids.next_id()).collect();
@@ -304,7 +338,7 @@ mod tests {
         let first = RequestId::first_of_ms(made[0].unix_ms());
         assert!(first <= made[0] && RequestId::first_of_ms(made[0].unix_ms() + 1) > made[0]);
         assert_eq!(first.to_string().parse(), Ok(first));
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
         assert!(now - u128::from(made[0].unix_ms()) < 60_000);
         for bad in ["", "x", "019aa5c2-7e30-4c3b-8f11-2d5a4c9e1b07", "019aa5c27e307c3b8f112d5a4c9e1b07"] {
             assert!(bad.parse::<RequestId>().is_err(), "{bad}");

@@ -9,6 +9,7 @@ pub mod files;
 pub mod http;
 pub mod id;
 pub mod logging;
+pub mod mask;
 pub mod metrics;
 pub mod net;
 pub mod runtime;

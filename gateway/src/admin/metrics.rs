@@ -1,6 +1,6 @@
 //! The gateway's metrics as Prometheus text. Whatever has something to say writes it into the one [`Exposition`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use gw_shared::metrics::{Exposition, Kind, process};
 use gw_shared::trace::SpanCounts;
@@ -169,6 +169,15 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
     for label in inventory.services.iter().take(limits::SERVICES_COUNTED) {
         by_service.entry(label).or_default();
     }
+    let up: HashSet<&str> = reports
+        .iter()
+        .flat_map(|report| &report.tunnels)
+        .filter(|tunnel| !tunnel.draining)
+        .map(|tunnel| tunnel.service.as_str())
+        .collect();
+    let without = inventory.services.iter().filter(|label| !up.contains(label.as_str())).count();
+    let help = "Enabled services without a tunnel that takes requests, however many services there are.";
+    out.single("gw_services_without_tunnel", Kind::Gauge, help, without);
     let mut all = 0;
     for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
         all += 1;
@@ -313,6 +322,7 @@ mod tests {
             "gw_service_request_duration_seconds_sum{service=\"acme--api\"} 0.008",
             "gw_service_time_to_first_byte_seconds_count{service=\"acme--api\"} 0",
             "gw_service_tunnels{service=\"acme--api\"} 0",
+            "gw_services_without_tunnel 1",
             "gw_request_log_dropped_total 3",
             "gw_request_log_failing 0",
             "gw_agents{state=\"approved\"} 2",

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use gw_shared::metrics::exposition;
 use gw_shared::trace::SpanCounts;
@@ -116,11 +116,19 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
-    let text = tokio::task::spawn_blocking(move || {
-        let reports = admin.control.reports_with_services();
-        let inventory = admin.control.inventory(&reports, Timestamp::now());
-        metrics::render(&reports, &inventory, &admin.request_log.stats(), admin.spans.as_deref())
+/// All workers' counts, or none: sums without one of them would fall and rise again, which scrapers take for a restart.
+async fn metrics(State(admin): State<Admin>) -> Response {
+    let text = admin.clone().run(move |control| {
+        let reports = control.reports_with_services();
+        if reports.len() < control.workers() {
+            return Err(format!("{} of {} workers answer\n", reports.len(), control.workers()));
+        }
+        let inventory = control.inventory(&reports, Timestamp::now());
+        Ok(metrics::render(&reports, &inventory, &admin.request_log.stats(), admin.spans.as_deref()))
     });
-    ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text.await.unwrap_or_default())
+    match text.await {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response(),
+        Ok(Err(missing)) => (StatusCode::SERVICE_UNAVAILABLE, missing).into_response(),
+        Err(Panicked) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }

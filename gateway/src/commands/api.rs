@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::connection::Endpoint;
 
 const BASE_PATH: &str = "/api/v1";
-/// Longer than anything the API does; shorter than anybody's patience.
+/// Longer than anything the API does itself; shorter than anybody's patience.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const ITEMS_PER_PAGE: usize = 500;
 /// Largest answer that is read, in bytes; a page of records is far below.
@@ -75,7 +75,6 @@ impl std::fmt::Display for Problem {
 impl Api {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(TIMEOUT))
             .http_status_as_error(false)
             // The token is for this listener and nobody else.
             .max_redirects(0)
@@ -86,12 +85,17 @@ impl Api {
 
     /// Sends a request without a body to `path`, for example `/accounts/acme`.
     pub(crate) fn request(&self, method: Method, path: &str) -> Result<Reply, ApiError> {
-        self.send(method, path, None)
+        self.send(method, path, None, Some(TIMEOUT))
     }
 
     /// Sends a request with `body`.
     pub(crate) fn request_with(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
-        self.send(method, path, Some(body))
+        self.send(method, path, Some(body), Some(TIMEOUT))
+    }
+
+    /// Sends a request that is answered when something else has ended, however long that takes.
+    pub(crate) fn wait_for(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
+        self.send(method, path, Some(body), None)
     }
 
     /// Follows the pages of a list to its end, or until there are `at_most` items.
@@ -118,14 +122,20 @@ impl Api {
     }
 
     pub(crate) fn download(&self, path: &str) -> Result<Download, ApiError> {
-        let (_, headers, bytes) = self.ask(Method::GET, path, None)?;
+        let (_, headers, bytes) = self.ask(Method::GET, path, None, Some(TIMEOUT))?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
         Ok(Download { bytes, encoding: text("content-encoding"), truncated })
     }
 
-    fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Reply, ApiError> {
-        let (status, _, bytes) = self.ask(method, path, body)?;
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        patience: Option<Duration>,
+    ) -> Result<Reply, ApiError> {
+        let (status, _, bytes) = self.ask(method, path, body, patience)?;
         Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
@@ -135,6 +145,7 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
+        patience: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         let Endpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
@@ -143,12 +154,11 @@ impl Api {
             .header(ACCEPT, "application/json")
             .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
         let sent = match body {
-            Some(body) => request
-                .header(CONTENT_TYPE, "application/json")
-                .body(body.to_string())
-                .map_err(ureq::Error::from)
-                .and_then(|request| self.http.run(request)),
-            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.http.run(request)),
+            Some(body) => {
+                let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
+                request.map_err(ureq::Error::from).and_then(|request| self.run(request, patience))
+            }
+            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, patience)),
         };
         let answer = sent.and_then(|mut response| {
             let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
@@ -164,6 +174,16 @@ impl Api {
                 .map_or_else(|_| ApiError::Stranger { url: url.clone(), status }, ApiError::Refused));
         }
         Ok((status, headers, bytes))
+    }
+}
+
+impl Api {
+    fn run(
+        &self,
+        request: Request<impl ureq::AsSendBody>,
+        patience: Option<Duration>,
+    ) -> Result<http::Response<ureq::Body>, ureq::Error> {
+        self.http.run(self.http.configure_request(request).timeout_global(patience).build())
     }
 }
 

@@ -106,6 +106,12 @@ impl Console {
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 
+    /// Has something done that takes as long as it takes, and shows what came of it.
+    pub(crate) fn wait_for<T: Shown>(&mut self, path: &str, body: &Value) -> Result<(), CommandError> {
+        let reply = self.api.wait_for(Method::POST, path, body)?;
+        self.tell(&reply, |view: T, out| write_facts(&view, out))
+    }
+
     pub(crate) fn delete(&mut self, path: &str) -> Result<(), CommandError> {
         self.api.request(Method::DELETE, path)?;
         if self.json { Ok(()) } else { self.print("Deleted.") }

@@ -106,7 +106,7 @@ impl Command {
             Self::Replay(replay) => {
                 let path = format!("/requests/{}/replay", replay.id);
                 let edits = replay.edits()?;
-                console.act::<RequestView>(&path, Some(&json!(edits)))
+                console.wait_for::<RequestView>(&path, &json!(edits))
             }
         }
     }

@@ -4,17 +4,26 @@ use std::io::{self, Write};
 
 const GAP: &str = "  ";
 
-/// Writes rows, each column as wide as its widest cell. Nothing is cut off.
+/// Writes rows, each column as wide as its widest cell. Nothing is cut off; what would be an order to the terminal is
+/// written as its code, for some cells are what strangers sent.
 pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
     let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..column_count)
         .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0))
         .collect();
-    for row in rows {
+    for row in &rows {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         writeln!(out, "{}", cells.join(GAP).trim_end())?;
     }
     Ok(())
+}
+
+/// Control characters, and those that turn the direction of what follows (Unicode UAX #9), by their escapes.
+pub(crate) fn harmless(text: &str) -> String {
+    let is_harmful = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let escaped = |c: char| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    if text.contains(is_harmful) { text.chars().map(escaped).collect() } else { text.to_owned() }
 }
 
 #[cfg(test)]
@@ -33,5 +42,10 @@ mod tests {
         let rows: [&[&str]; 3] = [&["NAME", "SERVICES"], &["caf\u{e9}-long", "api, b"], &["-", ""]];
         assert_eq!(written(&rows), "NAME       SERVICES\ncaf\u{e9}-long  api, b\n-\n");
         assert_eq!(written(&[]), "");
+    }
+
+    #[test]
+    fn cells_give_the_terminal_no_orders() {
+        assert_eq!(written(&[&["/\u{9b}2J\n\u{202e}a"]]), "/\\u{9b}2J\\u{a}\\u{202e}a\n");
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use gw_shared::http::InvalidHead;
 use gw_shared::id::RequestId;
+use gw_shared::mask;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,7 @@ use utoipa::ToSchema;
 
 use super::{Control, ControlError};
 use crate::hostname::tenant_label;
+use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership;
 use crate::relay::Replay;
@@ -87,7 +90,12 @@ impl Control {
         if method == http::Method::CONNECT {
             return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
         }
-        let target = edits.target.as_deref().unwrap_or(&target);
+        let (target, headers) = edits.head(&target, request.headers)?;
+        let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), &headers);
+        checked.map_err(|invalid| {
+            let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) { "target" } else { "headers" };
+            ControlError::invalid(field, invalid.to_string())
+        })?;
         let (reply, ended) = oneshot::channel();
         let replay = Replay {
             original: view.id.parse().map_err(ControlError::bad_id("id"))?,
@@ -95,8 +103,8 @@ impl Control {
                 .ok_or_else(|| ControlError::not_found("service", &view.service))?,
             hostname: service.hostname.parse().map_err(|_| ControlError::not_found("service", &view.service))?,
             method,
-            target: checked_target(target)?,
-            headers: edits.headers(request.headers)?,
+            target,
+            headers,
             body: new_body.unwrap_or(request.body.bytes),
             caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
             reply,
@@ -123,12 +131,34 @@ impl ReplayEdits {
         }
     }
 
+    /// Target and fields. What was masked in them when they were kept is not what was received: it must be given anew.
+    fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
+        let masked = |name: &str| {
+            ControlError::Conflict(format!(
+                "a secret in {name} was masked when the request was kept; give {name} to replay it with"
+            ))
+        };
+        if self.target.is_none() && mask::is_masked(target.as_bytes()) {
+            return Err(masked("the target"));
+        }
+        if self.headers.is_none() {
+            let is_edited =
+                |name: &HeaderName| self.set_headers.keys().any(|set| name.as_str().eq_ignore_ascii_case(set));
+            let found = kept.iter().find(|(name, value)| mask::is_masked(value.as_bytes()) && !is_edited(name));
+            if let Some((name, _)) = found {
+                return Err(masked(name.as_str()));
+            }
+        }
+        Ok((checked_target(self.target.as_deref().unwrap_or(target))?, self.headers(kept)?))
+    }
+
     fn headers(&self, kept: HeaderMap) -> Result<HeaderMap, ControlError> {
         let mut headers = kept;
         if let Some(all) = &self.headers {
             headers.clear();
             for ReplayField { name, value } in all {
-                headers.append(checked_name("headers", name)?, checked_value("headers", name, value)?);
+                let added = headers.try_append(checked_name("headers", name)?, checked_value("headers", name, value)?);
+                added.map_err(|_| ControlError::invalid("headers", "fewer fields"))?;
             }
         }
         for (name, value) in &self.set_headers {

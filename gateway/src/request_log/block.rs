@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use gw_shared::id::RequestId;
+use gw_shared::mask::mask;
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -14,8 +15,7 @@ use time::macros::format_description;
 use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
-use super::mask::mask;
-use super::record::{CallerId, Ended, Protocol, Record, TARGET_MAX};
+use super::record::{CallerId, Ended, METHOD_MAX, Protocol, Record, TARGET_MAX};
 use super::view::{DurationsView, RequestView};
 use super::zone::Zone;
 
@@ -26,8 +26,6 @@ const FULL_BYTES: usize = 128 * 1024;
 pub(super) const FULL_ROWS: usize = 2048;
 /// A full block, its last row, and the strings of all rows, with room to spare.
 const RAW_MAX: usize = 8 * FULL_BYTES;
-/// Longest method that is kept, in bytes: they are ASCII.
-const METHOD_MAX: usize = 64;
 /// Blocks below this, in bytes, are not worth compressing.
 const COMPRESSED_FROM: usize = 512;
 /// Repeated values are looked for among this many of the latest.

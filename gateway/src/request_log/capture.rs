@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
+use gw_shared::mask::mask;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
 use super::LogError;
-use super::mask::mask;
 use super::record::{CAPTURE_MAX, CapturedMessage};
 use super::view::CapturedView;
 

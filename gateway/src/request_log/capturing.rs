@@ -1,10 +1,10 @@
 //! Messages kept as they pass by: copies, bounded each by [`CAPTURE_MAX`] and together by a budget of their worker.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage};
 use crate::store::Captures;
@@ -32,11 +32,11 @@ impl CaptureBudget {
 
 /// What is kept of one exchange, once [`Self::begin`] has found that something is to be.
 #[derive(Default)]
-pub(crate) struct Capturing(OnceCell<Box<Halves>>);
+pub(crate) struct Capturing(RefCell<Option<Box<Halves>>>);
 
 struct Halves {
-    request: Option<RefCell<Half>>,
-    response: Option<RefCell<Half>>,
+    request: Option<Half>,
+    response: Option<Half>,
 }
 
 struct Half {
@@ -53,49 +53,54 @@ impl Capturing {
     /// Keeps the messages that are `wanted`, beginning with the fields of the request.
     pub(crate) fn begin(&self, wanted: Captures, budget: &Rc<CaptureBudget>, headers: &HeaderMap) {
         if wanted != Captures::default() {
-            let half = |headers| RefCell::new(Half::new(headers, budget));
-            let _ = self.0.set(Box::new(Halves {
+            let half = |headers| Half::new(headers, budget);
+            self.0.replace(Some(Box::new(Halves {
                 request: wanted.requests.then(|| half(without_credentials(headers))),
                 response: wanted.responses.then(|| half(HeaderMap::new())),
-            }));
+            })));
         }
     }
 
+    /// Nothing is to be kept after all.
+    pub(crate) fn abandon(&self) {
+        self.0.take();
+    }
+
     pub(crate) fn request_data(&self, data: &Bytes) {
-        self.request().inspect(|half| half.borrow_mut().append(data));
+        self.of_request(|half| half.append(data));
     }
 
     pub(crate) fn request_ends(&self) {
-        self.request().inspect(|half| half.borrow_mut().whole = true);
+        self.of_request(|half| half.whole = true);
     }
 
     pub(crate) fn response_head(&self, headers: &HeaderMap) {
-        self.response().inspect(|half| half.borrow_mut().headers = without_credentials(headers));
+        self.of_response(|half| half.headers = without_credentials(headers));
     }
 
     pub(crate) fn response_data(&self, data: &Bytes) {
-        self.response().inspect(|half| half.borrow_mut().append(data));
+        self.of_response(|half| half.append(data));
     }
 
     pub(crate) fn response_ends(&self) {
-        self.response().inspect(|half| half.borrow_mut().whole = true);
+        self.of_response(|half| half.whole = true);
     }
 
     /// What was kept; of the response only if there was one.
-    pub(crate) fn finish(&mut self, has_response: bool) -> Option<Box<Capture>> {
+    pub(crate) fn finish(&self, has_response: bool) -> Option<Box<Capture>> {
         let Halves { request, response } = *self.0.take()?;
         Some(Box::new(Capture {
-            request: request.map(|half| half.into_inner().finish()),
-            response: response.filter(|_| has_response).map(|half| half.into_inner().finish()),
+            request: request.map(Half::finish),
+            response: response.filter(|_| has_response).map(Half::finish),
         }))
     }
 
-    fn request(&self) -> Option<&RefCell<Half>> {
-        self.0.get().and_then(|halves| halves.request.as_ref())
+    fn of_request(&self, note: impl FnOnce(&mut Half)) {
+        self.0.borrow_mut().as_mut().and_then(|halves| halves.request.as_mut()).map(note);
     }
 
-    fn response(&self) -> Option<&RefCell<Half>> {
-        self.0.get().and_then(|halves| halves.response.as_ref())
+    fn of_response(&self, note: impl FnOnce(&mut Half)) {
+        self.0.borrow_mut().as_mut().and_then(|halves| halves.response.as_mut()).map(note);
     }
 }
 
@@ -113,7 +118,11 @@ impl Half {
 
     fn finish(mut self) -> CapturedMessage {
         // The budget is for what is under way: from here on the log's own bound holds.
-        let (headers, body) = (std::mem::take(&mut self.headers), self.body.split().freeze());
+        let headers = std::mem::take(&mut self.headers);
+        // What grew has room for up to as much again, and what waits in the log's queue is counted without that.
+        let has_room = self.body.capacity() > self.body.len() + self.body.len() / 8;
+        let body = if has_room { Bytes::copy_from_slice(&self.body) } else { self.body.split().freeze() };
+        self.body.clear();
         self.budget.give_back(body.len());
         CapturedMessage { headers, body: CapturedBody { bytes: body, truncated: self.cut || !self.whole } }
     }
@@ -130,13 +139,12 @@ fn without_credentials(headers: &HeaderMap) -> HeaderMap {
     const CREDENTIALS: [HeaderName; 4] =
         [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
     let kept = headers.iter().filter(|(name, _)| !CREDENTIALS.contains(name) && !gw_shared::http::fields::is_own(name));
-    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+    // Copies: each value would keep all that was received with it.
+    kept.filter_map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     const BOTH: Captures = Captures { requests: true, responses: true };
@@ -147,7 +155,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_unless_asked_for() {
-        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
         capturing.begin(Captures::default(), &budget, &HeaderMap::new());
         capturing.request_data(&Bytes::from_static(b"x"));
         assert!(capturing.finish(true).is_none());
@@ -155,7 +163,7 @@ mod tests {
 
     #[test]
     fn credentials_are_left_out_and_bodies_that_break_off_are_marked() {
-        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
         let sent = headers(&[
             ("authorization", "Bearer x"),
             ("cookie", "a=b"),
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_there_is_room_for() {
-        let (mut capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
         capturing.begin(BOTH, &budget, &HeaderMap::new());
         let piece = Bytes::from(vec![0; CAPTURE_MAX - 1]);
         capturing.request_data(&piece);

@@ -23,8 +23,7 @@ pub(super) struct Expiry {
 }
 
 impl Expiry {
-    /// Takes all files of days before `oldest` out of readers' sight, also those that were set aside, and those that an
-    /// earlier process did not finish.
+    /// Takes all files of days before `oldest` out of readers' sight, also those that were set aside.
     pub(super) fn begin(&mut self, folder: &Path, oldest: Day) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -33,6 +32,7 @@ impl Expiry {
                 continue;
             }
             if name.ends_with(EXPIRED) {
+                // Another process is at it, or has left it behind.
                 self.rest.push_back(path);
                 continue;
             }
@@ -42,6 +42,18 @@ impl Expiry {
                 Ok(()) => self.rest.push_back(expired),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with what an earlier process did not finish.
+    pub(super) fn resume(&mut self, folder: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            if name.is_some_and(|name| name.ends_with(EXPIRED) && Day::of_file_name(name).is_some()) {
+                self.rest.push_back(path);
             }
         }
         Ok(())
@@ -100,6 +112,8 @@ mod tests {
         File::create(&large).unwrap().set_len(2 * STEP_BYTES + 1).unwrap();
 
         let mut expiry = Expiry::default();
+        expiry.resume(folder).unwrap();
+        assert_eq!(expiry.rest.len(), 1);
         expiry.begin(folder, Day(old.0 + 1)).unwrap();
         expiry.begin(folder, Day(old.0 + 1)).unwrap();
         assert!(!large.exists(), "out of sight at once");

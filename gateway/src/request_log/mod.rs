@@ -8,7 +8,6 @@ mod day;
 mod day_file;
 mod expiry;
 mod lookup;
-mod mask;
 mod query;
 mod queue;
 mod readers;
@@ -26,6 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use gw_shared::files;
 use gw_shared::id::RequestId;
@@ -45,9 +45,14 @@ use crate::control::Page;
 
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
+pub(crate) use record::METHOD_MAX;
 pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Timing};
 pub(crate) use recorder::Recorder;
 pub use view::{BodyView, CapturedView, DurationsView, RequestView, SearchQuery, Side, Stage};
+
+/// Nothing expires before it has been the same day for this long: a machine's clock may be wrong by years until it has
+/// heard from a time server.
+const SETTLES_WITHIN: Duration = Duration::from_mins(10);
 
 /// The request log of one gateway process. Another process may have the same folder open (an upgrade).
 ///
@@ -94,16 +99,24 @@ pub struct CapturedRequest {
 impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
-        Self::open_at(folder, Timestamp::now)
+        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN)
     }
 
-    /// As [`Self::open`], with another clock.
+    /// As [`Self::open`], with another clock, which is believed at once.
     pub fn open_at(folder: &Path, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Result<Self, LogError> {
+        Self::with_clock(folder, now, Duration::ZERO)
+    }
+
+    fn with_clock(
+        folder: &Path,
+        now: impl Fn() -> Timestamp + Send + Sync + 'static,
+        settles_within: Duration,
+    ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
         let counters = Arc::new(Counters::default());
         let (queue, receiver) = queue::queue(Arc::clone(&counters));
         let now = Now(Arc::new(now));
-        let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters))?;
+        let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within)?;
         let thread = Builder::new().name("gw-log".to_owned()).spawn(move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self { folder: folder.to_owned(), now, readers, queue, counters, thread: Mutex::new(Some(thread)) })

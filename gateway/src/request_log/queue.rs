@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use http::HeaderMap;
 
 use super::record::{Batch, Record};
 use crate::limits;
@@ -126,13 +127,17 @@ impl Cost {
 fn bytes_of(record: &Record) -> usize {
     let captured = record.capture.as_ref().map_or(0, |capture| {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
-        sides.map(|message| message.body.bytes.len() + 64 * message.headers.len() + HEADERS).sum()
+        sides.map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers)).sum()
     });
     size_of::<Record>() + record.target.len() + captured
 }
 
-/// Of a captured message beside its body: the header map, and values of usual length.
-const HEADERS: usize = 1024;
+/// Names and values, and what the map has for each and in all.
+fn bytes_of_headers(headers: &HeaderMap) -> usize {
+    const EACH: usize = 128;
+    const MAP: usize = 256;
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum::<usize>() + MAP
+}
 
 fn drop_captures(batch: &mut Batch) -> u64 {
     let records = batch.services.iter_mut().flat_map(|(_, records)| records);

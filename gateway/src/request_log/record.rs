@@ -13,6 +13,8 @@ use crate::relay::Outcome;
 
 /// Longest request target that is kept, in bytes: all that pass (decisions §4: 8 KiB).
 pub const TARGET_MAX: usize = 8 * 1024;
+/// Longest method that is kept, in bytes: they are ASCII.
+pub const METHOD_MAX: usize = 64;
 /// Most of a body that is kept, in bytes (spec §8: 1 MB).
 pub const CAPTURE_MAX: usize = 1024 * 1024;
 

@@ -42,23 +42,37 @@ pub(super) struct Writer {
     files: BTreeMap<Day, DayFile>,
     tools: Tools,
     expiry: Expiry,
+    /// The day that it was when it was last looked at, and since when.
+    today: (Day, Instant),
     /// The day for which expiry was last begun.
     expired_for: Option<Day>,
+    /// How long a day must have lasted before others expire for it.
+    settles_within: Duration,
     checkpoint_at: Instant,
     alarm: Alarm,
 }
 
 impl Writer {
-    pub(super) fn new(folder: PathBuf, now: Now, counters: Arc<Counters>) -> Result<Self, LogError> {
+    pub(super) fn new(
+        folder: PathBuf,
+        now: Now,
+        counters: Arc<Counters>,
+        settles_within: Duration,
+    ) -> Result<Self, LogError> {
+        let today = (now.today(), Instant::now());
         let tools = Tools { encoder: Encoder::new()?, compressor: Compressor::new(COMPRESSION_LEVEL)? };
+        let mut expiry = Expiry::default();
+        expiry.resume(&folder)?;
         Ok(Self {
             folder,
             now,
             counters,
             files: BTreeMap::new(),
             tools,
-            expiry: Expiry::default(),
+            expiry,
+            today,
             expired_for: None,
+            settles_within,
             checkpoint_at: Instant::now() + CHECKPOINT,
             alarm: Alarm::default(),
         })
@@ -181,7 +195,10 @@ impl Writer {
     fn look_after_files(&mut self) {
         let today = self.now.today();
         let oldest = *self.now.days().start();
-        if self.expired_for != Some(today) {
+        if self.today.0 != today {
+            self.today = (today, Instant::now());
+        }
+        if self.expired_for != Some(today) && self.today.1.elapsed() >= self.settles_within {
             self.expired_for = Some(today);
             self.files.retain(|day, _| *day >= oldest);
             if let Err(error) = self.expiry.begin(&self.folder, oldest) {

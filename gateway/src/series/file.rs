@@ -128,14 +128,17 @@ impl SeriesFile {
             let to = next.unwrap_or(step);
             // A whole coarse point at a time.
             let before = (now.0 - keep).div_euclid(to) * to;
-            let old = self.old(step, before)?;
-            if old.is_empty() {
+            if old(&self.0, step, before, 1)?.is_empty() {
                 continue;
             }
             let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            for (service, at, sums) in old {
-                if next.is_some() {
-                    add(&transaction, service, at.div_euclid(to) * to, to, &serde_json::from_str(&sums)?)?;
+            // Looked at again: another process (an upgrade) does the same at the same time.
+            for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
+                match serde_json::from_str(&sums) {
+                    Ok(sums) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &sums)?,
+                    Ok(_) => {}
+                    // One that is damaged must not keep all others from growing old.
+                    Err(error) => tracing::warn!(%error, service, at, "series: a damaged point is dropped"),
                 }
                 transaction
                     .prepare_cached("DELETE FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
@@ -147,15 +150,6 @@ impl SeriesFile {
             transaction.commit()?;
         }
         Ok(())
-    }
-
-    fn old(&self, step: i64, before: i64) -> Result<Vec<(i64, i64, String)>, FileError> {
-        let mut statement = self
-            .0
-            .prepare_cached("SELECT service, at, sums FROM points WHERE step = ?1 AND at < ?2 ORDER BY at LIMIT ?3")?;
-        let rows = statement
-            .query_map(params![step, before, COARSEN as i64], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// Hands over the points of `selection` from `since` until before `until`, in any order.
@@ -190,6 +184,15 @@ impl SeriesFile {
         let pages: i64 = self.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
         self.0.pragma_update(None, "max_page_count", pages).unwrap();
     }
+}
+
+/// Points that have become old, the oldest first, at most so many: service, time and sums of each.
+fn old(connection: &Connection, step: i64, before: i64, most: usize) -> Result<Vec<(i64, i64, String)>, FileError> {
+    let mut statement = connection
+        .prepare_cached("SELECT service, at, sums FROM points WHERE step = ?1 AND at < ?2 ORDER BY at LIMIT ?3")?;
+    let rows =
+        statement.query_map(params![step, before, most as i64], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Adds `sums` to a point.

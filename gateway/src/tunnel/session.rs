@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
 use crate::error::Error;
-use crate::exchange::Passage;
+use crate::exchange::{Opened, Passage};
 use crate::limit::Bucket;
 use crate::limits;
 use crate::ownership::WorkerId;
@@ -65,7 +65,7 @@ pub(crate) struct InFlight {
 
 impl InFlight {
     pub(crate) fn passage(&self) -> Passage {
-        Passage { opened: Some(self.opened), agent: Some(self.session.agent.clone()), timing: None }
+        Passage::here(Opened { at: self.opened, agent: self.session.agent.clone() })
     }
 
     /// Counts what `body`, its response's, holds. Drop the two together.

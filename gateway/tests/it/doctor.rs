@@ -46,6 +46,12 @@ fn a_gateway_that_runs_has_its_own_ports() {
     // Of another configuration: those ports are in the way.
     let (look, code) = examine(&mut doctor(&address.to_string(), "127.0.0.1:0"));
     assert_eq!((code, look("listen").0.as_str()), (1, "failed"));
+    // Our admin listener, and callers' port is somebody else's.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = other.local_addr().unwrap().to_string();
+    std::thread::spawn(move || other.incoming().for_each(drop));
+    let (look, code) = examine(&mut doctor(&listen, &admin_address.to_string()));
+    assert_eq!((code, look("listen").0.as_str(), look("admin_listen").0.as_str()), (1, "failed", "ok"));
 }
 
 #[test]

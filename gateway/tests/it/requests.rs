@@ -1,14 +1,20 @@
 //! What is to be known of a request once it has ended, and requests that are relayed again.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
+use std::time::Duration;
 
-use gw_gateway::demo::Demo;
+use gw_gateway::config::Config;
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::request_log::{RequestLog, SearchQuery};
 use serde_json::{Value, json};
 
 use crate::admin::Api;
 use crate::caller::{HOST, connect, get, request};
+use crate::process::{Running, gw_gateway};
 use crate::{backend, demo, eventually, setup};
 
 /// The record of the request that was answered with this id, once it is there.
@@ -62,6 +68,7 @@ fn every_request_of_a_service_is_in_the_log() {
     let refused = record(&api, &id);
     assert_eq!((status, &refused["status"], &refused["code"]), (502, &json!(502), &json!("GW_AUTH_REQUIRED")));
     assert_eq!((&refused["agent_id"], &refused["auth_mode"]), (&Value::Null, &Value::Null));
+    assert!(refused["bytes_out"].as_u64().unwrap() > 0, "{refused}");
 
     let found = api.get("/requests?account=demo&service=echo&status=404&path_prefix=/orders").body;
     assert_eq!(found["items"], json!([relayed]));
@@ -87,16 +94,81 @@ fn who_leaves_is_in_the_log_too() {
             let _ = peer.request();
         }
     })));
-    let mut caller = connect(&demo);
-    caller.send(get(&demo, "/slow"));
-    was_asked.recv_timeout(crate::SOON).unwrap();
-    drop(caller);
     let api = Api(&demo);
-    let left = eventually("the request is in the log", || {
-        let found = api.get("/requests?account=demo&path_prefix=/slow&status=none").body;
-        found["items"].get(0).cloned()
+    keep_bodies(&api);
+    // Some on the service's owner, some across.
+    for number in 0..8 {
+        let mut caller = connect(&demo);
+        caller.send(request(&demo, &format!("POST /slow/{number}"), "Content-Length: 2\r\n\r\nhi"));
+        was_asked.recv_timeout(crate::SOON).unwrap();
+        drop(caller);
+        let left = eventually("the request is in the log", || {
+            let found = api.get(&format!("/requests?account=demo&path_prefix=/slow/{number}&status=none")).body;
+            found["items"].get(0).cloned()
+        });
+        assert_eq!((&left["ended"], &left["status"]), (&json!("caller_gone"), &Value::Null));
+        // What is known of its way is, although no answer told it.
+        assert!(left["agent_id"].is_string() && left["durations_us"]["wait"].is_u64(), "{left}");
+        assert_eq!(left["captured_request"]["bytes"], 2, "{left}");
+    }
+}
+
+#[test]
+fn what_a_drain_cuts_off_is_in_the_log() {
+    let (asked, was_asked) = mpsc::channel();
+    let backend = backend::start(move |mut peer| {
+        if peer.request().is_ok() {
+            asked.send(()).unwrap();
+            let _ = peer.request();
+        }
     });
-    assert_eq!((&left["ended"], &left["status"]), (&json!("caller_gone"), &Value::Null));
+    let folder = tempfile::tempdir().unwrap();
+    let data_dir = Some(folder.path().to_owned());
+    let adjust: fn(&mut Config) = |config| config.drain = Duration::ZERO;
+    let demo = Demo::start(&Options { data_dir, adjust, ..crate::options(Some(backend)) }).unwrap();
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, "/slow"));
+            was_asked.recv_timeout(crate::SOON).unwrap();
+            caller
+        })
+        .collect();
+    demo.stop();
+    for mut caller in callers {
+        assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
+    }
+    let log = RequestLog::open(&folder.path().join("requests")).unwrap();
+    let found = log.search(&SearchQuery { status: Some("502".to_owned()), ..SearchQuery::default() }).unwrap();
+    assert_eq!(found.items.len(), 4);
+}
+
+#[test]
+fn an_upgrade_is_recorded_as_callers_saw_it() {
+    let demo = demo(Some(backend::start(|mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            if head.target.path() == "/switch" {
+                peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nbye");
+                return;
+            }
+            peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
+        }
+    })));
+    let api = Api(&demo);
+    keep_bodies(&api);
+    let upgrade = |path: &str| request(&demo, &format!("GET {path}"), "Connection: upgrade\r\nUpgrade: x\r\n\r\n");
+    let mut caller = connect(&demo);
+    caller.send(upgrade("/switch"));
+    assert_eq!(caller.response_head(&http::Method::GET).unwrap().status, 101);
+    drop(caller);
+    let switched = eventually("the upgrade is in the log", || {
+        api.get("/requests?account=demo&status=101").body["items"].get(0).cloned()
+    });
+    assert_eq!((&switched["path"], &switched["captured_response"]), (&json!("/switch"), &Value::Null));
+    // An answer like any other.
+    let (_, id) = call(&demo, &upgrade("/refuse"));
+    let refused = record(&api, &id);
+    assert_eq!((&refused["status"], &refused["captured_response"]["bytes"]), (&json!(403), &json!(2)));
 }
 
 #[test]
@@ -180,8 +252,14 @@ fn a_kept_request_is_relayed_again() {
     assert_eq!((body.as_slice(), head.headers.get("x-a")), (b"longer than before".as_slice(), None));
     assert_eq!(head.headers["authorization"], "Basic eDp5");
 
+    let large = "x".repeat(1 << 20);
+    assert_eq!(replay(&json!({ "body": large })).status, 201);
+    assert_eq!(requests.recv_timeout(crate::SOON).unwrap().1.len(), large.len());
+
     for (edits, field) in [
         (json!({ "method": "a b" }), "method"),
+        (json!({ "target": format!("/{}", "x".repeat(8192)) }), "target"),
+        (json!({ "set_headers": { "X-Large": "x".repeat(33_000) } }), "headers"),
         (json!({ "target": "http://example.com/" }), "target"),
         (json!({ "set_headers": { "a b": "c" } }), "set_headers"),
     ] {
@@ -215,6 +293,23 @@ fn what_was_not_kept_whole_is_not_relayed_again() {
 }
 
 #[test]
+fn what_was_masked_is_to_be_given_again() {
+    let demo = demo(None);
+    let api = Api(&demo);
+    keep_bodies(&api);
+    let key = "gw_sk_abc.secret";
+    let (_, id) = call(&demo, &request(&demo, &format!("GET /hello?key={key}"), &format!("X-Key: {key}\r\n\r\n")));
+    assert_eq!(record(&api, &id)["query"], "key=gw_sk_abc.***");
+    let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
+    let refused = replay(&json!({ "set_headers": { "x-key": key } }));
+    assert_eq!((refused.status, refused.body["detail"].as_str().unwrap().contains("in the target")), (409, true));
+    let refused = replay(&json!({ "target": "/hello" }));
+    assert_eq!((refused.status, refused.body["detail"].as_str().unwrap().contains("in x-key")), (409, true));
+    assert_eq!(replay(&json!({ "target": "/hello", "set_headers": { "X-Key": key } })).status, 201);
+    assert_eq!(replay(&json!({ "target": "/hello", "headers": [] })).status, 201);
+}
+
+#[test]
 fn limits_count_for_replays() {
     let demo = demo(None);
     let api = Api(&demo);
@@ -233,7 +328,7 @@ fn limits_count_for_replays() {
 fn no_secret_is_written_anywhere() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
-    let demo = Demo::start(&gw_gateway::demo::Options { data_dir, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { data_dir, ..crate::options(None) }).unwrap();
     let api = Api(&demo);
     // Not of responses: the echo would repeat what it is told.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "capture_request_body": true })).status, 200);
@@ -246,14 +341,70 @@ fn no_secret_is_written_anywhere() {
     // As they belong, and by mistake: wrong, in the query, in a field of another name.
     let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
     ids.push(call(&demo, &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n")).1);
+    ids.push(
+        call(&demo, &format!("{}X-Token: {token}\r\n\r\n", good.replace("GET / ", &format!("GET /?t={token} ")))).1,
+    );
     ids.push(call(&demo, &format!("{}\r\n", good.replace("GET / ", &format!("GET /?k={key}&s={client_secret} ")))).1);
     ids.push(call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}x\r\n\r\n")).1);
     ids.push(call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Authorization: Bearer {token}\r\n\r\n")).1);
     ids.iter().for_each(|id| drop(record(&api, id)));
     let secret_of_key = key.split_once('.').unwrap().1;
-    for secret in [secret_of_key, client_secret.as_str(), token] {
+    let signature = token.rsplit_once('.').unwrap().1;
+    for secret in [secret_of_key, client_secret.as_str(), signature] {
         let found = files_with(folder.path(), secret);
         assert!(found.is_empty(), "{secret} is in {found:?}");
+    }
+}
+
+#[test]
+fn no_secret_is_logged_however_much_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut demo = gw_gateway()
+        .args(["demo", "--json", "--port", "0", "--admin-port", "0", "--data-dir"])
+        .arg(folder.path().join("data"))
+        .env("GW_LOG", "debug")
+        .stdout(Stdio::piped())
+        .stderr(File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let mut about = String::new();
+    BufReader::new(demo.stdout.take().unwrap()).read_line(&mut about).unwrap();
+    let mut demo = Running::new(demo);
+    let about: Value = serde_json::from_str(&about).unwrap();
+    let of = |name: &str| about[name].as_str().unwrap().to_owned();
+    let (client_id, client_secret, key) = (of("client_id"), of("client_secret"), of("service_key"));
+    let (base, tenant) = (of("base_url"), of("tenant_url"));
+    let curl = |arguments: &[&str]| -> String {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--cacert", &of("ca_file")]);
+        for url in [&base, &tenant] {
+            let name = url.trim_start_matches("https://");
+            curl.args(["--resolve", &format!("{name}:127.0.0.1")]);
+        }
+        let output = curl.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let form = format!("client_id={client_id}&client_secret={client_secret}&scope=account:demo service:echo");
+    let minted: Value = serde_json::from_str(&curl(&["--data", &form, &format!("{base}/oauth/token")])).unwrap();
+    let token = minted["access_token"].as_str().unwrap();
+    for version in ["--http1.1", "--http2"] {
+        let ask = |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
+        assert!(ask(&format!("X-Gw-Service-Key: {key}"), "/hello").contains("\"target\""));
+        assert!(ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\""));
+        // Wrong, and where they do not belong.
+        assert!(ask(&format!("X-Gw-Service-Key: {key}x"), "/").contains("GW_SERVICE_KEY_INVALID"));
+        assert!(ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID"));
+        assert!(ask("Accept: */*", &format!("/?key={key}&secret={client_secret}")).contains("GW_AUTH_REQUIRED"));
+    }
+    demo.signal("TERM");
+    assert_eq!(demo.exit_code(), Some(0));
+    let log = fs::read_to_string(log).unwrap();
+    assert!(log.contains("admitting"), "{log}");
+    for secret in [key.split_once('.').unwrap().1, client_secret.as_str(), token, &of("admin_token")] {
+        let line = log.lines().find(|line| line.contains(secret));
+        assert!(line.is_none(), "{line:?}");
     }
 }
 

@@ -133,7 +133,7 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
         let advice = format!("keys are in it: chmod 700 {name}");
-        return out.warning(check, format!("{name}: others may look into it (mode {mode:03o})"), advice);
+        out.warning(check, format!("{name}: others may look into it (mode {mode:03o})"), advice);
     }
     match rustix::fs::statvfs(path) {
         Err(error) => out.warning(check, format!("{name}: free space unknown: {error}"), "look at the file system"),

@@ -182,18 +182,7 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
 pub fn request_of_http2(parts: Parts, has_body: bool, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
     let Parts { mut method, uri, headers, extensions, .. } = parts;
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
-    if target.len() > limits.target {
-        return Err(InvalidHead::TargetTooLong(limits.target));
-    }
-    let size: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
-    if method.as_str().len() + target.len() + size > limits.head {
-        return Err(InvalidHead::HeadTooLarge(limits.head));
-    }
-    // One cookie may come as many fields (RFC 9113 §8.2.3).
-    let cookies = headers.get_all(header::COOKIE).iter().count();
-    if headers.len() - cookies.saturating_sub(1) > limits.fields {
-        return Err(InvalidHead::TooManyFields(limits.fields));
-    }
+    limits.check(&method, target, &headers)?;
     let upgrade = match extensions.get::<Protocol>() {
         Some(protocol) => {
             method = Method::GET;
@@ -228,8 +217,27 @@ pub fn request_of_http2(parts: Parts, has_body: bool, limits: HeadLimits) -> Res
     })
 }
 
-/// `: ` and CRLF around a field's name and value.
-const FIELD_LINE_EXTRA: usize = 4;
+impl HeadLimits {
+    /// Whether a request that did not come as bytes of HTTP/1.1 would be within the limits as such.
+    pub fn check(&self, method: &Method, target: &str, headers: &HeaderMap) -> Result<(), InvalidHead> {
+        /// `: ` and CRLF around a field's name and value.
+        const FIELD_LINE_EXTRA: usize = 4;
+        if target.len() > self.target {
+            return Err(InvalidHead::TargetTooLong(self.target));
+        }
+        let size: usize =
+            headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
+        if method.as_str().len() + target.len() + size > self.head {
+            return Err(InvalidHead::HeadTooLarge(self.head));
+        }
+        // One cookie may come as many fields (RFC 9113 §8.2.3).
+        let cookies = headers.get_all(header::COOKIE).iter().count();
+        if headers.len() - cookies.saturating_sub(1) > self.fields {
+            return Err(InvalidHead::TooManyFields(self.fields));
+        }
+        Ok(())
+    }
+}
 
 fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
     let mut hosts = headers.get_all(header::HOST).iter();

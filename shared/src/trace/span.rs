@@ -10,6 +10,7 @@ use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::tracer::SpanContext;
+use crate::mask::mask;
 
 /// What a thread that serves requests knows when a span ends: plain figures, cheap to make and to move.
 pub trait Finished: Send + 'static {
@@ -80,10 +81,33 @@ pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'stat
     Cow::Borrowed("HTTP")
 }
 
+/// Longest path that a span tells, in bytes.
+const PATH_MAX: usize = 1024;
+
+/// As much of a request's path as a span keeps, without secrets of the gateway.
+pub fn path(path: &str) -> Box<str> {
+    let path = &path[..path.floor_char_boundary(PATH_MAX)];
+    match mask(path.as_bytes()) {
+        None => path.into(),
+        Some(masked) => String::from_utf8_lossy(&masked).into(),
+    }
+}
+
 /// The attributes that say whom a request was for.
 pub fn server(authority: &Authority, attributes: &mut Vec<KeyValue>) {
     attributes.push(KeyValue::new("server.address", authority.host().to_owned()));
     if let Some(port) = authority.port_u16() {
         attributes.push(KeyValue::new("server.port", i64::from(port)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_cut_between_characters_and_tell_no_secret() {
+        assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
+        assert_eq!(&*path("/a/gw_sk_b.c/d"), "/a/gw_sk_b.***/d");
     }
 }

@@ -53,8 +53,8 @@ impl AgentTiming {
     }
 }
 
-/// What is longer than 71 minutes counts as that.
-fn micros(duration: Duration) -> u32 {
+/// In microseconds. What is longer than 71 minutes counts as that: a stage that takes longer has taken long.
+pub fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 

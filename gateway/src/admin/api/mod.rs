@@ -29,6 +29,8 @@ use crate::auth::bearer;
 
 /// Largest request body, in bytes.
 const BODY_MAX: usize = 64 * 1024;
+/// The same where it holds a body that is to be sent, in base64: room for some 3 MB.
+const REPLAY_MAX: usize = 4 * 1024 * 1024;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -63,6 +65,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(signing_keys::routes())
         .merge(audit_log::routes())
         .merge(requests::routes())
+        .merge(requests::replay_routes().layer(DefaultBodyLimit::max(REPLAY_MAX)))
         .merge(series::routes())
         .split_for_parts();
     routes
