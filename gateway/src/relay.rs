@@ -62,7 +62,6 @@ pub(crate) async fn relay(
     let journey = &Journey::begin(core, &request, client);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
     let outcome = match core.region.destination(host.as_str()) {
-        _ if core.is_ending() => refuse(journey, &Error::Overloaded("draining"), response).await,
         Destination::Tenant(label) => match open(journey, &label, request, peer) {
             // Boxed: it is rare, and every request would keep room for it.
             Ok(Opened::Exchange(exchange)) if upgrades => {
@@ -72,6 +71,7 @@ pub(crate) async fn relay(
             Ok(Opened::EndsHere(answer)) => answer_with(journey, *answer, response).await,
             Err(error) => refuse(journey, &error, response).await,
         },
+        _ if core.is_ending() => refuse(journey, &Error::Overloaded("draining"), response).await,
         // Boxed: every idle connection would keep room for it.
         Destination::Apex => Box::pin(answer(journey, &request, body, response)).await,
         Destination::Elsewhere => refuse(journey, &Error::Misdirected, response).await,
@@ -93,6 +93,9 @@ fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: IpAddr) 
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
     let directory = journey.core.directory();
     let service = find(journey, &directory, label, &request)?;
+    if journey.core.is_ending() {
+        return Err(Error::Overloaded("draining"));
+    }
     let authenticated = authenticate(journey, &directory, service, &request.headers)?;
     tracing::debug!(request_id = %journey.id, service = %service.label, by = ?authenticated.by, "admitting");
     if let Some(answer) = max_forwards::count_down(&mut request, journey.id) {

@@ -107,7 +107,7 @@ fn a_certificate_that_has_expired_is_what_is_missing() {
 }
 
 #[test]
-fn an_address_that_another_program_has_is_taken_when_it_is_free() {
+fn an_address_that_another_program_has_keeps_no_agent_from_starting() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let observers = Observers::listen(taken.local_addr().unwrap());
     assert_eq!(observers.address(), None);
