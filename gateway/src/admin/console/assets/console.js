@@ -3,6 +3,7 @@
 (() => {
   const SIZE = 190;
   const REFRESH_MS = 15_000;
+  const PATIENCE_MS = 20_000;
 
   // Secrets: a button beside each, and an address that is safe to reload instead of the form's.
 
@@ -34,6 +35,36 @@
       getSelection().selectAllChildren(element);
       return false;
     }
+  }
+
+  // What refreshes itself says so while it does not.
+
+  /** A line before a part of the page; what it returns is told whether the part was refreshed. */
+  function watch(part) {
+    const line = document.createElement("p");
+    line.className = "stale";
+    line.setAttribute("role", "status");
+    part.before(line);
+    let last = new Date();
+    return (isRefreshed) => {
+      if (isRefreshed) last = new Date();
+      const text = isRefreshed ? "" : `Not refreshed since ${last.toISOString().slice(11, 19)} UTC`;
+      // Read aloud once, not with every try.
+      if (line.textContent !== text) line.textContent = text;
+    };
+  }
+
+  const live = document.getElementById("live");
+  if (live) {
+    const tell = watch(live);
+    // A page without it, as of a proxy that wants somebody to sign in, would take it away.
+    live.addEventListener("htmx:before:swap", (event) => {
+      const { ctx, tasks } = event.detail;
+      const isThere = ctx.response.raw.ok && tasks.some((task) => task.fragment.querySelector("#live"));
+      if (!isThere) event.preventDefault();
+      tell(isThere);
+    });
+    live.addEventListener("htmx:error", () => tell(false));
   }
 
   // Charts.
@@ -123,8 +154,10 @@
 
   async function refresh(section) {
     try {
-      const response = await fetch(section.dataset.series, { headers: { accept: "application/json" } });
+      const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) };
+      const response = await fetch(section.dataset.series, options);
       if (response.status === 401) return location.reload();
+      section.tell(response.ok);
       if (!response.ok) return;
       const data = await response.json();
       for (const plot of section.querySelectorAll("[data-chart]")) {
@@ -133,11 +166,15 @@
       }
     } catch {
       // The gateway is not there: the next try may find it.
+      section.tell(false);
     }
   }
 
   const sections = document.querySelectorAll("[data-series]");
-  for (const section of sections) refresh(section);
+  for (const section of sections) {
+    section.tell = watch(section);
+    refresh(section);
+  }
   if (sections.length) {
     setInterval(() => { if (!document.hidden) sections.forEach(refresh); }, REFRESH_MS);
     new ResizeObserver((entries) => {
