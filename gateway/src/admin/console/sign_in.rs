@@ -68,16 +68,15 @@ pub(super) async fn sign_in(
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();
-    if let Some(exhausted) = admin.console.failures().is_exhausted(client.ip(), now) {
-        let seconds = exhausted.until_one.as_secs() + 1;
-        let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
-        let again = page(&admin, &headers, next, Some(&message))?;
-        return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
-    }
+    // Before anything is counted: the right one is taken whatever others did, who may share the address of a proxy.
     // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
-        // Refused above when there is none left.
-        let _ = admin.console.failures().take(client.ip(), now);
+        if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
+            let seconds = exhausted.until_one.as_secs() + 1;
+            let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+            let again = page(&admin, &headers, next, Some(&message))?;
+            return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
+        }
         tracing::warn!(client = %client.ip(), "console: wrong admin token");
         let again = page(&admin, &headers, next, Some("This is not the admin token of this gateway."))?;
         return Ok((StatusCode::UNAUTHORIZED, again).into_response());
