@@ -101,6 +101,19 @@ async function wrongTokensAreRefused(browser) {
   await page.context().close();
 }
 
+/** Who looks on when the session ends is asked to sign in, and sees the same again. */
+async function anEndedSessionIsTakenUpAgain(browser) {
+  const page = await open(browser);
+  await signIn(page);
+  await page.goto("/tunnels");
+  await page.context().clearCookies({ name: "gw_session" });
+  await page.getByRole("status").getByText("Your session has ended").waitFor();
+  await page.getByLabel("Admin token").fill(ABOUT.admin_token);
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "Live tunnels" }).waitFor();
+  await page.context().close();
+}
+
 /** From nothing to requests that are answered, by what pages say alone. */
 async function anAccountComesToLife(page) {
   await page.getByRole("link", { name: "Accounts", exact: true }).first().click();
@@ -315,6 +328,7 @@ async function main() {
   const browser = await launch();
   try {
     await wrongTokensAreRefused(browser);
+    await anEndedSessionIsTakenUpAgain(browser);
     const page = await open(browser);
     await signIn(page);
     const key = await anAccountComesToLife(page);

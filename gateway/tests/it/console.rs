@@ -144,6 +144,40 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
 }
 
 #[test]
+fn whose_session_ends_comes_back_to_the_page_that_is_open() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    let page = |path: &str| format!("{}{path}", demo.about.admin_url);
+    browser.extra =
+        vec![("HX-Request", "true".to_owned()), ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved"))];
+    let told = browser.get("/accounts/demo/agents/x");
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fagents%2Fx&ended=yes";
+    assert_eq!((told.status, told.header("hx-redirect")), (401, sign_in));
+    browser.extra = vec![("Referer", page("/accounts/demo/settings"))];
+    let told = browser.post("/accounts/demo/delete", &[("confirm", "demo")]);
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fsettings&ended=yes";
+    assert_eq!((told.status, told.header("location")), (303, sign_in));
+    browser.extra = vec![("Referer", "https://evil.example//evil.example/".to_owned())];
+    assert_eq!(browser.post("/theme", &[]).header("location"), "/sign-in?ended=yes");
+    browser.extra.clear();
+
+    // A form that is open goes on being accepted when another tab opens one, or signs in.
+    let form = browser.get(sign_in);
+    assert!(form.text.contains("Your session has ended; nothing was changed."));
+    let other = browser.get("/sign-in");
+    assert!(!other.text.contains("has ended"));
+    let next = form.between("name=\"next\" value=\"", "\"");
+    let fields = [("form_token", form.form_token()), ("next", next), ("token", demo.about.admin_token.clone())];
+    let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(browser.post("/sign-in", &fields).header("location"), "/accounts/demo/settings");
+    assert_eq!(browser.post("/sign-in", &[("next", "/tunnels")]).header("location"), "/tunnels");
+    // What is no id of ours goes with no form.
+    let mut browser = Browser::new(&demo);
+    browser.cookies.insert("gw_sign_in".to_owned(), "x".to_owned());
+    assert_ne!(browser.get("/sign-in").cookie("gw_sign_in").unwrap().0, "x");
+}
+
+#[test]
 fn behind_https_the_cookie_never_leaves_it() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
@@ -219,7 +253,7 @@ fn forms_of_other_pages_change_nothing() {
         "/sign-out",
     ] {
         assert_eq!(browser.post(path, &[]).status, 403, "{path}");
-        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in", "{path}");
+        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in?ended=yes", "{path}");
     }
     // As its own pages send it.
     let origin = demo.about.admin_url.clone();
@@ -319,7 +353,7 @@ fn every_page_answers_and_is_guarded() {
     let mut polling = Browser::new(&demo);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
-    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in"));
+    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in?ended=yes"));
     // Style and scripts are for everybody, and for long.
     let sheet = browser.get("/sign-in").header("location").to_owned();
     assert_eq!(sheet, "/");
