@@ -115,6 +115,8 @@ pub enum ControlError {
     Conflict(String),
     #[error("another process is taking over from this one; try again")]
     HandedOver,
+    #[error("the gateway stopped before the replay ended")]
+    Stopping,
     /// An agent asked for what it may not have.
     #[error("{0}")]
     Refused(crate::error::Error),

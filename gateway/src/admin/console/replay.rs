@@ -75,8 +75,8 @@ pub(super) async fn replay(
     let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
     let edits = edits(&mut form);
     if !form.is_refused() {
-        match data::replay(&admin, id, edits).await? {
-            Ok(new) => return Ok(Redirect::to(&format!("/requests/{new}?note=replayed")).into_response()),
+        match admin.replay(id, edits).await? {
+            Ok(new) => return Ok(Redirect::to(&format!("/requests/{}?note=replayed", new.id)).into_response()),
             Err(error) => form.refused_by(error)?,
         }
     }
