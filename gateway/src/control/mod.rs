@@ -35,6 +35,7 @@ pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGran
 pub use inventory::Inventory;
 pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
 pub use page::{Page, PageQuery};
+pub(crate) use replay::not_captured;
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};

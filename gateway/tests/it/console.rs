@@ -1,6 +1,7 @@
 //! The console as browsers see it on the wire: who gets in, what is refused, what pages hold and do not hold.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 
 use gw_gateway::config::Config;
 use gw_gateway::control::{Actor, NewGrant, ServiceChanges};
@@ -8,7 +9,7 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 
 use crate::caller::{HOST, connect};
-use crate::{demo, eventually, options, setup};
+use crate::{backend, demo, eventually, options, setup};
 
 /// What came back.
 struct Reply {
@@ -592,4 +593,64 @@ fn requests_are_found_shown_and_made_again() {
         assert!(page.text.contains(holds), "no {holds}: {}", page.text);
     }
     assert!(page.text.contains("<pre tabindex=\"0\" aria-label=\"Body of the Request\">new</pre>"), "{}", page.text);
+}
+
+#[test]
+fn a_replay_changes_what_was_edited_and_nothing_else() {
+    let (seen, requests) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, body, _)) = peer.request() {
+            seen.send((head, body)).unwrap();
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    })));
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let (mut caller, key) = (connect(&demo), demo.about.service_key.clone());
+    let mut call = |browser: &mut Browser| {
+        let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\nContent-Length: 6";
+        let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
+        caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
+        let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
+        eventually("it is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
+        requests.recv_timeout(crate::SOON).unwrap();
+        page
+    };
+    let page = call(&mut browser);
+    let unkept = browser.get(&page).text;
+    assert!(!unkept.contains("/replay\"") && unkept.contains("cannot be replayed"), "{unkept}");
+    let address = format!("{page}/replay");
+    for reply in [browser.get(&address), browser.submit("/", &address, &[("method", "GET"), ("target", "/")])] {
+        assert!(reply.status == 409 && reply.text.contains("capture_request_body was off"), "{}", reply.text);
+    }
+
+    let capture = ServiceChanges { capture_request_body: Some(true), ..ServiceChanges::default() };
+    control.change_service(&Actor::Admin, "demo", "echo", &capture).unwrap();
+    // Captures begin when the workers have heard of it.
+    let address = eventually("a request is kept that can be replayed", || {
+        let page = call(&mut browser);
+        let address = format!("{page}/replay");
+        browser.get(&page).text.contains(&format!("href=\"{address}\"")).then_some(address)
+    });
+    let form = browser.get(&address);
+    let headers = form.between("aria-describedby=\"headers-hint\">\n", "</textarea>");
+    assert!(headers.contains("x-a: 1") && !headers.contains("cookie"), "{headers}");
+    let headers = headers.replace("x-a: 1", "x-a: 2").replace('\n', "\r\n");
+    let fields = [
+        ("method", "OPTIONS"),
+        ("target", "*"),
+        ("headers", headers.as_str()),
+        ("body_from", "text"),
+        ("body", "a\r\nc\r\n"),
+    ];
+    let replayed = browser.submit(&address, &address, &fields);
+    assert_eq!(replayed.status, 303, "{}", replayed.text);
+    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    assert_eq!(
+        (head.method.as_str(), head.target.as_str(), body.as_slice()),
+        ("OPTIONS", "*", b"a\r\nc\r\n".as_slice())
+    );
+    assert_eq!(
+        (head.headers["x-a"].as_bytes(), head.headers["x-bytes"].as_bytes()),
+        (b"2".as_slice(), b"\xff\xfe".as_slice())
+    );
 }
