@@ -254,6 +254,11 @@ impl Control {
         self.state().records.clone()
     }
 
+    /// Looks at the records where they are. Nothing changes meanwhile: look, and go.
+    pub(crate) fn look_at<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
+        look(&self.state().records)
+    }
+
     pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {
         Ok(self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(query)?)
     }

@@ -420,6 +420,10 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
         let renamed = browser.submit(&item, &item, &[("name", "deploy"), ("allowed_services", "api")]);
         assert_eq!(renamed.status, 303);
         assert!(browser.get(&list).text.contains("deploy"));
+        let nameless = browser.submit(&item, &item, &[("name", " "), ("allowed_services", "api")]);
+        assert!(nameless.status == 422 && nameless.text.contains("id=\"name-error\""), "{}", nameless.text);
+        let idle = browser.submit(&item, &item, &[("name", "deploy")]);
+        assert!(idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""), "{}", idle.text);
         let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
         assert!(unsure.status == 422 && unsure.text.contains("id=\"confirm-Delete "));
         let id = item.rsplit('/').next().unwrap().to_owned();
@@ -468,6 +472,9 @@ fn agents_are_renamed_revoked_and_forgotten() {
     let page = format!("/accounts/demo/agents/{agent}");
     let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
     assert_eq!((renamed.status, control.agent("demo", &agent).unwrap().name.as_str()), (303, "edge <b>"));
+    let idle = browser.submit(&page, &page, &[("name", "edge")]);
+    assert!(idle.status == 422 && idle.text.contains("id=\"services-error\""), "{}", idle.text);
+    assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);
     assert_eq!(browser.submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")]).status, 422);
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
@@ -476,6 +483,34 @@ fn agents_are_renamed_revoked_and_forgotten() {
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn what_is_beyond_a_list_stays() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    for number in 0..502 {
+        setup::service(control, "many", &format!("s{number:03}"));
+    }
+    let (id, _) = setup::credential(control, "many", &["s500"]);
+    let page = format!("/accounts/many/credentials/{id}");
+    let form = browser.get(&page).text;
+    assert!(form.contains("value=\"s500\" checked") && form.contains("value=\"s000\"") && form.contains("not all"));
+    let new = browser.get("/accounts/many/new-credentials").text;
+    assert!(!new.contains("value=\"s500\"") && new.contains("not all"));
+    // As a browser sends it.
+    let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
+    assert_eq!(saved.status, 303);
+    assert_eq!(control.grant::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
+
+    for _ in 0..51 {
+        setup::enrollment_token(control, "many", &["s000"]);
+    }
+    let tokens = |page: &str| page.matches("aria-label=\"Withdraw ").count();
+    let first = browser.get("/accounts/many/agents");
+    assert_eq!(tokens(&first.text), 50);
+    let rest = first.between("href=\"/accounts/many/agents?tokens=", "\"");
+    assert_eq!(tokens(&browser.get(&format!("/accounts/many/agents?tokens={rest}")).text), 1);
 }
 
 #[test]
