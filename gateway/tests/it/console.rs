@@ -365,6 +365,17 @@ fn every_page_answers_and_is_guarded() {
 }
 
 #[test]
+fn the_overview_has_the_errors_of_the_last_hour() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(browser.get("/").text.contains("No request that is kept was answered with a 5xx in the last hour."));
+    let mut caller = connect(&demo);
+    caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
+    eventually("the error is on the overview", || browser.get("/").text.contains(&link).then_some(()));
+}
+
+#[test]
 fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));

@@ -6,6 +6,7 @@ use askama::Template;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use super::data::{self, Point, SeriesQuery};
@@ -181,8 +182,8 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (asked, series) = (query.clone(), Arc::clone(&admin.series));
     let look = move |control: &Control| {
-        let services = control.records().services.into_keys();
-        let services: Vec<String> = services.map(|(account, service)| format!("{account}--{service}")).collect();
+        let label = |(account, service): &(AccountId, ServiceId)| format!("{account}--{service}");
+        let services: Vec<String> = control.look_at(|records| records.services.keys().map(label).collect());
         Ok((services, columns(&series, asked)?))
     };
     let (services, columns) = admin.look(look).await?;
