@@ -181,6 +181,7 @@ async function commandsOf(page, tab, link, button) {
   assert(commands.includes(secret));
   await page.getByRole("button", { name: /^Copy: Try it/ }).click();
   await page.getByRole("button", { name: /^Copy: Try it/ }).getByText(/Copied|Selected/).waitFor();
+  await page.getByRole("status").getByText(/^Try it: (Copied|Selected)/).waitFor({ state: "attached" });
   await picture(page, link.replace("New ", "").replace(" ", "-") + "-secret");
   // Reloading neither makes another one nor shows it again.
   await page.reload();
@@ -246,6 +247,25 @@ async function whatIsLiveSurvivesErrors(page) {
   await page.locator(".u-legend").first().waitFor();
   assert.equal(await stale.count(), 0);
   isProvoking = false;
+}
+
+/** Charts have the same times as tables, wherever their reader is. */
+async function chartsAreInUtc(browser) {
+  const page = await open(browser, { timezoneId: "Asia/Kathmandu" });
+  await signIn(page);
+  await page.goto("/traffic");
+  await page.locator(".u-legend").first().waitFor();
+  await page.locator(".u-over").first().hover();
+  const shown = await page.locator(".u-legend .u-value").first().textContent();
+  const { at, step_seconds, last_seconds } = await page.evaluate(() => fetch("/traffic/series").then((reply) => reply.json()));
+  const utc = (second) => {
+    const [date, options] = [new Date(second * 1000), { timeZone: "UTC" }];
+    const day = date.toLocaleDateString("en-GB", { ...options, day: "numeric", month: "short" });
+    return `${day} ${date.toISOString().slice(11, 16)}`;
+  };
+  assert(at.map(utc).includes(shown), `${shown} is not between ${utc(at[0])} and ${utc(at.at(-1))}`);
+  assert(last_seconds >= 10 && last_seconds <= step_seconds, `${last_seconds} of ${step_seconds}`);
+  await page.context().close();
 }
 
 async function aKeyIsTakenAway(page, command) {
@@ -369,6 +389,7 @@ async function main() {
     await pagesAreForEverybody(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
     await page.setViewportSize({ width: 1280, height: 900 });
     await theKeyboardIsEnough(page);
+    await chartsAreInUtc(browser);
     await whatIsLiveSurvivesErrors(page);
     await aKeyIsTakenAway(page, key);
     await scriptsAreNotNeeded(browser);

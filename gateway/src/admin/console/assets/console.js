@@ -18,12 +18,17 @@
     button.type = "button";
     button.textContent = "Copy";
     button.setAttribute("aria-label", `Copy: ${title.textContent}`);
+    // The button keeps its name.
+    const said = document.createElement("span");
+    said.className = "unseen";
+    said.setAttribute("role", "status");
     button.addEventListener("click", async () => {
       button.textContent = (await copied(text)) ? "Copied" : "Selected: press Ctrl+C";
-      setTimeout(() => { button.textContent = "Copy"; }, 2500);
+      said.textContent = `${title.textContent}: ${button.textContent}`;
+      setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
     });
     title.replaceWith(bar);
-    bar.append(title, button);
+    bar.append(title, button, said);
   }
 
   // Without https there is no clipboard but on this machine; then the text is selected.
@@ -100,8 +105,10 @@
     }),
   };
 
-  const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-  const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  // UTC, as all times of the console.
+  const timeZone = "UTC";
+  const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", timeZone });
+  const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone });
 
   /** Points that no line leads to. */
   function alone(chart, series) {
@@ -110,7 +117,8 @@
   }
 
   function perSecond(counts, data) {
-    return counts.map((count) => count / data.step_seconds);
+    const last = counts.length - 1;
+    return counts.map((count, index) => count / (index === last ? data.last_seconds : data.step_seconds));
   }
 
   function draw(plot, data) {
@@ -124,13 +132,14 @@
     const isEmpty = !series.some(([, column]) => column.some((value) => value));
     const options = {
       width: plot.clientWidth, height: SIZE,
-      padding: [8, 8, 0, 0],
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
+      padding: [8, 18, 0, 0],
       cursor: { points: { size: 6 }, drag: { x: false, y: false } },
       legend: { live: true, show: !isEmpty },
       scales: { y: { range: (_, low, high) => [0, isEmpty ? 1 : Math.max(high * 1.1, 1e-6)] } },
       axes: [{ ...axis, size: 28, space: 70, values: (_, ticks, __, ___, step) => ticks.map(step < 86_400 ? clock : day) }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (isEmpty ? "" : format(tick))) }],
       series: [
-        { value: (_, at) => (at == null ? "–" : `${day(at)} ${clock(at)}`) },
+        { label: "Time, UTC", value: (_, at) => (at == null ? "–" : `${day(at)} ${clock(at)}`) },
         ...series.map(([label, , name]) => ({
           label, stroke: colour(name), width: isEmpty ? 0 : 1.5, points: { show: true, size: 4, filter: alone }, spanGaps: false,
           fill: fill && !isEmpty ? `color-mix(in srgb, ${colour(name)} 12%, transparent)` : undefined,
@@ -141,6 +150,8 @@
     // Without series there is no scale to draw.
     const columns = series.length ? series.map(([, column]) => column) : [data.at.map(() => null)];
     if (!series.length) options.series.push({ label: "", show: true });
+    // It listens to the window otherwise, and holds on to its data.
+    plot.drawn?.chart.destroy();
     plot.replaceChildren();
     const chart = new uPlot(options, [data.at, ...columns], plot);
     if (isEmpty) {
