@@ -126,6 +126,7 @@ async function anAccountComesToLife(page) {
   await page.getByLabel("Service ID").fill("Not An Id");
   await page.getByRole("button", { name: "Create service" }).click();
   assert.equal(await page.getByLabel("Service ID").getAttribute("aria-invalid"), "true");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "id");
   await page.getByLabel("Service ID").fill("api");
   await page.getByLabel("Capture request body").check();
   await page.getByLabel("Capture backend response").check();
@@ -249,6 +250,13 @@ async function whatIsLiveSurvivesErrors(page) {
   isProvoking = false;
 }
 
+/** An image's contents are not read aloud. */
+async function emptyChartsSaySo(page) {
+  await page.goto("/traffic?service=acme--none");
+  await page.locator(".frame > .absent").nth(4).waitFor();
+  assert.equal(await page.locator("[role=img] .absent").count(), 0);
+}
+
 /** Charts have the same times as tables, wherever their reader is. */
 async function chartsAreInUtc(browser) {
   const page = await open(browser, { timezoneId: "Asia/Kathmandu" });
@@ -277,6 +285,8 @@ async function aKeyIsTakenAway(page, command) {
   await page.getByText("Delete this service key…").click();
   await page.getByRole("button", { name: "Delete service key" }).click();
   await page.getByText(/^type \w+ to confirm$/).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-describedby")), "confirm-error");
+  assert.equal(await page.locator("#confirm-error").count(), 1);
   await page.getByLabel(/to confirm/).fill(new URL(page.url()).pathname.split("/").at(-2));
   await page.getByRole("button", { name: "Delete service key" }).click();
   await page.getByRole("status").getByText("Deleted").waitFor();
@@ -389,6 +399,7 @@ async function main() {
     await pagesAreForEverybody(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
     await page.setViewportSize({ width: 1280, height: 900 });
     await theKeyboardIsEnough(page);
+    await emptyChartsSaySo(page);
     await chartsAreInUtc(browser);
     await whatIsLiveSurvivesErrors(page);
     await aKeyIsTakenAway(page, key);

@@ -391,6 +391,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     assert!(wrong.status == 422 && wrong.text.contains("value=\"many\"") && wrong.text.contains("id=\"burst-error\""));
     let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api")]);
     assert!(wrong.between("id=\"modes-error\">", "<").contains("at least one"));
+    assert_eq!(wrong.text.matches(" autofocus").count(), 1);
     let fields = [("id", "api"), ("modes", "jwt"), ("modes", "service_key"), ("burst", "7"), ("request_logging", "on")];
     let made = browser.submit("/accounts/acme/new-service", "/accounts/acme", &fields);
     assert_eq!((made.status, made.header("location")), (303, "/accounts/acme/services/api?note=created"));
@@ -436,7 +437,10 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
         let idle = browser.submit(&item, &item, &[("name", "deploy")]);
         assert!(idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""), "{}", idle.text);
         let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
-        assert!(unsure.status == 422 && unsure.text.contains("id=\"confirm-Delete "));
+        assert!(
+            unsure.status == 422
+                && unsure.text.contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
+        );
         let id = item.rsplit('/').next().unwrap().to_owned();
         assert_eq!(browser.submit(&item, &format!("{item}/delete"), &[("confirm", &id)]).status, 303);
         assert_eq!(browser.get(&item).status, 404);
@@ -465,9 +469,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     assert!(busy.status == 422 && busy.text.contains("still has services"));
     let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
     assert!(
-        unsure.status == 422
-            && unsure.text.contains("value=\"9\"")
-            && unsure.text.contains("confirm-Delete service-error")
+        unsure.status == 422 && unsure.text.contains("value=\"9\"") && unsure.text.contains("id=\"confirm-error\"")
     );
     assert_eq!(browser.submit(page, &format!("{page}/delete"), &[("confirm", "api")]).status, 303);
     let gone = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);

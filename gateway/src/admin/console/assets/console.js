@@ -154,11 +154,13 @@
     plot.drawn?.chart.destroy();
     plot.replaceChildren();
     const chart = new uPlot(options, [data.at, ...columns], plot);
+    // Beside the plot, which is an image to who does not see it.
+    plot.parentElement.querySelector(".absent")?.remove();
     if (isEmpty) {
       const absent = document.createElement("p");
       absent.className = "absent";
       absent.textContent = "Nothing recorded in this time";
-      plot.append(absent);
+      plot.after(absent);
     }
     plot.drawn = { chart, data };
   }
