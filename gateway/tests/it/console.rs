@@ -313,6 +313,7 @@ fn every_page_answers_and_is_guarded() {
         ("/tunnels".to_owned(), agent.as_str()),
         ("/requests".to_owned(), "Path begins with"),
         ("/traffic?service=demo--echo&range=24h".to_owned(), "selected"),
+        ("/traffic?service=demo--gone".to_owned(), "<option value=\"demo--gone\" selected>"),
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
         let page = browser.get(&path);
@@ -666,6 +667,10 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     let page = call(&mut browser);
     let unkept = browser.get(&page).text;
     assert!(!unkept.contains("/replay\"") && unkept.contains("cannot be replayed"), "{unkept}");
+    let body = browser.get(&format!("{page}/body/request"));
+    assert!(body.status == 404 && body.text.contains("this body is not kept"), "{}", body.text);
+    let body = browser.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07/body/request");
+    assert!(body.status == 404 && body.text.contains("No request "), "{}", body.text);
     let address = format!("{page}/replay");
     for reply in [browser.get(&address), browser.submit("/", &address, &[("method", "GET"), ("target", "/")])] {
         assert!(reply.status == 409 && reply.text.contains("capture_request_body was off"), "{}", reply.text);

@@ -175,6 +175,8 @@ struct TrafficPage {
     /// `{account}--{service}` of all services.
     services: Vec<String>,
     service: String,
+    /// There is no service of this name, but perhaps there was.
+    is_gone: bool,
     range: Range,
     sums: Sums,
 }
@@ -193,7 +195,8 @@ pub(super) async fn show(
     let (services, columns) = admin.look(look).await?;
     let TrafficQuery { service, range } = query;
     let chrome = visit.chrome(Section::Traffic, "Traffic");
-    render(&TrafficPage { chrome, services, service, range, sums: Sums::from(&columns) })
+    let is_gone = !service.is_empty() && !services.contains(&service);
+    render(&TrafficPage { chrome, services, service, is_gone, range, sums: Sums::from(&columns) })
 }
 
 pub(super) async fn series(
