@@ -312,7 +312,7 @@ fn every_page_answers_and_is_guarded() {
         ("/accounts/demo/settings".to_owned(), "Delete account"),
         ("/tunnels".to_owned(), agent.as_str()),
         ("/requests".to_owned(), "Path begins with"),
-        ("/traffic?service=demo--echo&range=24h".to_owned(), "selected"),
+        ("/traffic?service=demo--echo&range=24h".to_owned(), "<option value=\"demo--echo\" selected>"),
         ("/traffic?service=demo--gone".to_owned(), "<option value=\"demo--gone\" selected>"),
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
