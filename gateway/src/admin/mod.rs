@@ -15,12 +15,13 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use gw_shared::id::RequestId;
 use gw_shared::metrics::exposition;
 use gw_shared::trace::SpanCounts;
 
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError};
-use crate::request_log::{LogError, RequestLog};
+use crate::control::{Control, ControlError, ReplayEdits};
+use crate::request_log::{LogError, RequestLog, RequestView};
 use crate::series::Series;
 use console::Console;
 use problem::Problem;
@@ -59,10 +60,7 @@ impl Admin {
         self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<T, Problem> {
-        match self.run(work).await {
-            Ok(done) => done.map_err(Problem::from),
-            Err(Panicked) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "see the gateway's log")),
-        }
+        Ok(self.run(work).await??)
     }
 
     async fn run<T: Send + 'static>(self, work: impl FnOnce(&Control) -> T + Send + 'static) -> Result<T, Panicked> {
@@ -82,6 +80,30 @@ impl Admin {
         let log = Arc::clone(&self.request_log);
         self.clone().ask(move |_| Ok(read(&log)?)).await
     }
+
+    /// Relays a kept request again and waits for the end; the new one.
+    async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<Result<RequestView, ControlError>, Panicked> {
+        let log = Arc::clone(&self.request_log);
+        let begin = move |control: &Control| {
+            let kept = log.captured(id)?.ok_or_else(|| not_logged(id))?;
+            control.replay(kept, &edits)
+        };
+        let ended = match self.clone().run(begin).await? {
+            Ok(ended) => ended,
+            Err(error) => return Ok(Err(error)),
+        };
+        let Ok(new) = ended.await else { return Ok(Err(ControlError::Stopping)) };
+        let log = Arc::clone(&self.request_log);
+        let find = move |_: &Control| {
+            log.flush();
+            log.show(new)?.ok_or_else(|| not_logged(new))
+        };
+        self.clone().run(find).await
+    }
+}
+
+fn not_logged(id: RequestId) -> ControlError {
+    ControlError::NotFound { kind: "request", id: format!("{id} in the log: it was not logged, or is too old") }
 }
 
 /// Serves the admin listener until `stopped` resolves, then what is under way.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoResponses, ToSchema};
 
+use super::Panicked;
 use crate::control::ControlError;
 use crate::store::StoreError;
 
@@ -110,13 +111,19 @@ impl From<ControlError> for Problem {
             ControlError::Invalid { field, .. } => {
                 Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
             }
-            ControlError::HandedOver => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
+            ControlError::HandedOver | ControlError::Stopping => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
             _ => {
                 tracing::error!(error = detail, "administration failed");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
             }
         }
+    }
+}
+
+impl From<Panicked> for Problem {
+    fn from(_: Panicked) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "see the gateway's log")
     }
 }
 

@@ -35,6 +35,7 @@ pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGran
 pub use inventory::Inventory;
 pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
 pub use page::{Page, PageQuery};
+pub(crate) use replay::not_captured;
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
@@ -115,6 +116,8 @@ pub enum ControlError {
     Conflict(String),
     #[error("another process is taking over from this one; try again")]
     HandedOver,
+    #[error("the gateway stopped before the replay ended")]
+    Stopping,
     /// An agent asked for what it may not have.
     #[error("{0}")]
     Refused(crate::error::Error),
@@ -249,6 +252,11 @@ impl Control {
     /// A copy of all records.
     pub fn records(&self) -> Records {
         self.state().records.clone()
+    }
+
+    /// Looks at the records where they are. Nothing changes meanwhile: look, and go.
+    pub(crate) fn look_at<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
+        look(&self.state().records)
     }
 
     pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {

@@ -62,12 +62,7 @@ impl Control {
         edits: &ReplayEdits,
     ) -> Result<oneshot::Receiver<RequestId>, ControlError> {
         let CapturedRequest { view, method, target, request } = kept;
-        let Some(request) = request else {
-            return Err(ControlError::Conflict(format!(
-                "request {} was not kept: capture_request_body was off, or it was not relayed",
-                view.id
-            )));
-        };
+        let Some(request) = request else { return Err(not_captured(&view.id)) };
         let new_body = edits.new_body()?;
         if request.body.truncated && new_body.is_none() {
             return Err(ControlError::Conflict(format!(
@@ -114,6 +109,12 @@ impl Control {
         posted.map_err(|_| ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned()))?;
         Ok(ended)
     }
+}
+
+/// Why a request that is in the log cannot be relayed again.
+pub(crate) fn not_captured(id: &str) -> ControlError {
+    let message = format!("request {id} was not kept: capture_request_body was off, or it was not relayed");
+    ControlError::Conflict(message)
 }
 
 impl ReplayEdits {

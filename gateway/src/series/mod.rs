@@ -202,12 +202,23 @@ impl Recording {
     }
 }
 
-/// Until shortly before the next point begins: what happened belongs to the one that ends.
+/// How long before it ends a point is taken, in milliseconds: what happened belongs to it, and not to the next.
+const BEFORE_MS: u128 = 500;
+
+/// Until shortly before the next point begins.
 fn until_next(now: SystemTime) -> Duration {
-    const BEFORE: u128 = 500;
     let step = STEP.unsigned_abs() as u128 * 1000;
-    let ms = (now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() + BEFORE) % step;
-    Duration::from_millis(u64::try_from(step - ms).unwrap_or(1))
+    Duration::from_millis(u64::try_from(step - early_ms(now) % step).unwrap_or(1))
+}
+
+/// When the point ends that was taken last.
+pub(crate) fn recorded_until(now: SystemTime) -> Timestamp {
+    let seconds = i64::try_from(early_ms(now) / 1000).unwrap_or(i64::MAX);
+    Timestamp(seconds - seconds % STEP)
+}
+
+fn early_ms(now: SystemTime) -> u128 {
+    now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() + BEFORE_MS
 }
 
 #[cfg(test)]
@@ -340,5 +351,8 @@ mod tests {
     fn the_thread_wakes_at_the_end_of_each_point() {
         let at = |ms: u64| until_next(UNIX_EPOCH + Duration::from_millis(ms)).as_millis();
         assert_eq!([at(1_800_000_000_000), at(1_800_000_009_499), at(1_800_000_009_500)], [9500, 1, 10_000]);
+        let until = |ms: u64| recorded_until(UNIX_EPOCH + Duration::from_millis(ms)).0;
+        let ends = [until(1_800_000_000_000), until(1_800_000_009_499), until(1_800_000_009_500)];
+        assert_eq!(ends, [1_800_000_000, 1_800_000_000, 1_800_000_010]);
     }
 }

@@ -1,6 +1,7 @@
 //! The console as browsers see it on the wire: who gets in, what is refused, what pages hold and do not hold.
 
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 
 use gw_gateway::config::Config;
 use gw_gateway::control::{Actor, NewGrant, ServiceChanges};
@@ -8,7 +9,7 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 
 use crate::caller::{HOST, connect};
-use crate::{demo, eventually, options, setup};
+use crate::{backend, demo, eventually, options, setup};
 
 /// What came back.
 struct Reply {
@@ -144,6 +145,40 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
 }
 
 #[test]
+fn whose_session_ends_comes_back_to_the_page_that_is_open() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    let page = |path: &str| format!("{}{path}", demo.about.admin_url);
+    browser.extra =
+        vec![("HX-Request", "true".to_owned()), ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved"))];
+    let told = browser.get("/accounts/demo/agents/x");
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fagents%2Fx&ended=yes";
+    assert_eq!((told.status, told.header("hx-redirect")), (401, sign_in));
+    browser.extra = vec![("Referer", page("/accounts/demo/settings"))];
+    let told = browser.post("/accounts/demo/delete", &[("confirm", "demo")]);
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fsettings&ended=yes";
+    assert_eq!((told.status, told.header("location")), (303, sign_in));
+    browser.extra = vec![("Referer", "https://evil.example//evil.example/".to_owned())];
+    assert_eq!(browser.post("/theme", &[]).header("location"), "/sign-in?ended=yes");
+    browser.extra.clear();
+
+    // A form that is open goes on being accepted when another tab opens one, or signs in.
+    let form = browser.get(sign_in);
+    assert!(form.text.contains("Your session has ended; nothing was changed."));
+    let other = browser.get("/sign-in");
+    assert!(!other.text.contains("has ended"));
+    let next = form.between("name=\"next\" value=\"", "\"");
+    let fields = [("form_token", form.form_token()), ("next", next), ("token", demo.about.admin_token.clone())];
+    let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(browser.post("/sign-in", &fields).header("location"), "/accounts/demo/settings");
+    assert_eq!(browser.post("/sign-in", &[("next", "/tunnels")]).header("location"), "/tunnels");
+    // What is no id of ours goes with no form.
+    let mut browser = Browser::new(&demo);
+    browser.cookies.insert("gw_sign_in".to_owned(), "x".to_owned());
+    assert_ne!(browser.get("/sign-in").cookie("gw_sign_in").unwrap().0, "x");
+}
+
+#[test]
 fn behind_https_the_cookie_never_leaves_it() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
@@ -155,14 +190,15 @@ fn behind_https_the_cookie_never_leaves_it() {
 }
 
 #[test]
-fn guesses_are_few() {
+fn guesses_are_few_and_keep_nobody_out() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     let statuses: Vec<u16> = (0..11).map(|_| browser.sign_in("guess", "/").status).collect();
     assert_eq!((&statuses[..10], statuses[10]), ([401; 10].as_slice(), 429));
-    // Not even the right one is looked at; who is signed in stays so.
-    let late = browser.sign_in(&demo.about.admin_token, "/");
+    let late = browser.sign_in("guess", "/");
     assert_eq!((late.status, late.header("retry-after").parse::<u64>().unwrap() <= 7), (429, true));
+    // The administrator may come from the same address as who guesses.
+    assert_eq!(browser.sign_in(&demo.about.admin_token, "/").status, 303);
 }
 
 #[test]
@@ -218,7 +254,7 @@ fn forms_of_other_pages_change_nothing() {
         "/sign-out",
     ] {
         assert_eq!(browser.post(path, &[]).status, 403, "{path}");
-        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in", "{path}");
+        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in?ended=yes", "{path}");
     }
     // As its own pages send it.
     let origin = demo.about.admin_url.clone();
@@ -276,7 +312,8 @@ fn every_page_answers_and_is_guarded() {
         ("/accounts/demo/settings".to_owned(), "Delete account"),
         ("/tunnels".to_owned(), agent.as_str()),
         ("/requests".to_owned(), "Path begins with"),
-        ("/traffic?service=demo--echo&range=24h".to_owned(), "selected"),
+        ("/traffic?service=demo--echo&range=24h".to_owned(), "<option value=\"demo--echo\" selected>"),
+        ("/traffic?service=demo--gone".to_owned(), "<option value=\"demo--gone\" selected>"),
         ("/audit-log?account=demo".to_owned(), "account.create"),
     ] {
         let page = browser.get(&path);
@@ -318,7 +355,7 @@ fn every_page_answers_and_is_guarded() {
     let mut polling = Browser::new(&demo);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
-    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in"));
+    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in?ended=yes"));
     // Style and scripts are for everybody, and for long.
     let sheet = browser.get("/sign-in").header("location").to_owned();
     assert_eq!(sheet, "/");
@@ -326,6 +363,17 @@ fn every_page_answers_and_is_guarded() {
     let sheet = Browser::new(&demo).get(&sheet);
     assert_eq!((sheet.status, sheet.header("content-type")), (200, "text/css; charset=utf-8"));
     assert!(sheet.header("cache-control").contains("immutable"));
+}
+
+#[test]
+fn the_overview_has_the_errors_of_the_last_hour() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(browser.get("/").text.contains("No request that is kept was answered with a 5xx in the last hour."));
+    let mut caller = connect(&demo);
+    caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
+    eventually("the error is on the overview", || browser.get("/").text.contains(&link).then_some(()));
 }
 
 #[test]
@@ -344,6 +392,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     assert!(wrong.status == 422 && wrong.text.contains("value=\"many\"") && wrong.text.contains("id=\"burst-error\""));
     let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api")]);
     assert!(wrong.between("id=\"modes-error\">", "<").contains("at least one"));
+    assert_eq!(wrong.text.matches(" autofocus").count(), 1);
     let fields = [("id", "api"), ("modes", "jwt"), ("modes", "service_key"), ("burst", "7"), ("request_logging", "on")];
     let made = browser.submit("/accounts/acme/new-service", "/accounts/acme", &fields);
     assert_eq!((made.status, made.header("location")), (303, "/accounts/acme/services/api?note=created"));
@@ -384,8 +433,15 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
         let renamed = browser.submit(&item, &item, &[("name", "deploy"), ("allowed_services", "api")]);
         assert_eq!(renamed.status, 303);
         assert!(browser.get(&list).text.contains("deploy"));
+        let nameless = browser.submit(&item, &item, &[("name", " "), ("allowed_services", "api")]);
+        assert!(nameless.status == 422 && nameless.text.contains("id=\"name-error\""), "{}", nameless.text);
+        let idle = browser.submit(&item, &item, &[("name", "deploy")]);
+        assert!(idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""), "{}", idle.text);
         let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
-        assert!(unsure.status == 422 && unsure.text.contains("id=\"confirm-Delete "));
+        assert!(
+            unsure.status == 422
+                && unsure.text.contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
+        );
         let id = item.rsplit('/').next().unwrap().to_owned();
         assert_eq!(browser.submit(&item, &format!("{item}/delete"), &[("confirm", &id)]).status, 303);
         assert_eq!(browser.get(&item).status, 404);
@@ -414,9 +470,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     assert!(busy.status == 422 && busy.text.contains("still has services"));
     let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
     assert!(
-        unsure.status == 422
-            && unsure.text.contains("value=\"9\"")
-            && unsure.text.contains("confirm-Delete service-error")
+        unsure.status == 422 && unsure.text.contains("value=\"9\"") && unsure.text.contains("id=\"confirm-error\"")
     );
     assert_eq!(browser.submit(page, &format!("{page}/delete"), &[("confirm", "api")]).status, 303);
     let gone = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);
@@ -432,6 +486,9 @@ fn agents_are_renamed_revoked_and_forgotten() {
     let page = format!("/accounts/demo/agents/{agent}");
     let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
     assert_eq!((renamed.status, control.agent("demo", &agent).unwrap().name.as_str()), (303, "edge <b>"));
+    let idle = browser.submit(&page, &page, &[("name", "edge")]);
+    assert!(idle.status == 422 && idle.text.contains("id=\"services-error\""), "{}", idle.text);
+    assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);
     assert_eq!(browser.submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")]).status, 422);
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
@@ -440,6 +497,34 @@ fn agents_are_renamed_revoked_and_forgotten() {
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn what_is_beyond_a_list_stays() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    for number in 0..502 {
+        setup::service(control, "many", &format!("s{number:03}"));
+    }
+    let (id, _) = setup::credential(control, "many", &["s500"]);
+    let page = format!("/accounts/many/credentials/{id}");
+    let form = browser.get(&page).text;
+    assert!(form.contains("value=\"s500\" checked") && form.contains("value=\"s000\"") && form.contains("not all"));
+    let new = browser.get("/accounts/many/new-credentials").text;
+    assert!(!new.contains("value=\"s500\"") && new.contains("not all"));
+    // As a browser sends it.
+    let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
+    assert_eq!(saved.status, 303);
+    assert_eq!(control.grant::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
+
+    for _ in 0..51 {
+        setup::enrollment_token(control, "many", &["s000"]);
+    }
+    let tokens = |page: &str| page.matches("aria-label=\"Withdraw ").count();
+    let first = browser.get("/accounts/many/agents");
+    assert_eq!(tokens(&first.text), 50);
+    let rest = first.between("href=\"/accounts/many/agents?tokens=", "\"");
+    assert_eq!(tokens(&browser.get(&format!("/accounts/many/agents?tokens={rest}")).text), 1);
 }
 
 #[test]
@@ -557,4 +642,68 @@ fn requests_are_found_shown_and_made_again() {
         assert!(page.text.contains(holds), "no {holds}: {}", page.text);
     }
     assert!(page.text.contains("<pre tabindex=\"0\" aria-label=\"Body of the Request\">new</pre>"), "{}", page.text);
+}
+
+#[test]
+fn a_replay_changes_what_was_edited_and_nothing_else() {
+    let (seen, requests) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, body, _)) = peer.request() {
+            seen.send((head, body)).unwrap();
+            peer.send("HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    })));
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let (mut caller, key) = (connect(&demo), demo.about.service_key.clone());
+    let mut call = |browser: &mut Browser| {
+        let fields = b"X-Bytes: \xff\xfe\r\nX-A: 1\r\nCookie: a=b\r\nContent-Type: text/plain\r\nContent-Length: 6";
+        let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
+        caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
+        let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
+        eventually("it is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
+        requests.recv_timeout(crate::SOON).unwrap();
+        page
+    };
+    let page = call(&mut browser);
+    let unkept = browser.get(&page).text;
+    assert!(!unkept.contains("/replay\"") && unkept.contains("cannot be replayed"), "{unkept}");
+    let body = browser.get(&format!("{page}/body/request"));
+    assert!(body.status == 404 && body.text.contains("this body is not kept"), "{}", body.text);
+    let body = browser.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07/body/request");
+    assert!(body.status == 404 && body.text.contains("No request "), "{}", body.text);
+    let address = format!("{page}/replay");
+    for reply in [browser.get(&address), browser.submit("/", &address, &[("method", "GET"), ("target", "/")])] {
+        assert!(reply.status == 409 && reply.text.contains("capture_request_body was off"), "{}", reply.text);
+    }
+
+    let capture = ServiceChanges { capture_request_body: Some(true), ..ServiceChanges::default() };
+    control.change_service(&Actor::Admin, "demo", "echo", &capture).unwrap();
+    // Captures begin when the workers have heard of it.
+    let address = eventually("a request is kept that can be replayed", || {
+        let page = call(&mut browser);
+        let address = format!("{page}/replay");
+        browser.get(&page).text.contains(&format!("href=\"{address}\"")).then_some(address)
+    });
+    let form = browser.get(&address);
+    let headers = form.between("aria-describedby=\"headers-hint\">\n", "</textarea>");
+    assert!(headers.contains("x-a: 1") && !headers.contains("cookie"), "{headers}");
+    let headers = headers.replace("x-a: 1", "x-a: 2").replace('\n', "\r\n");
+    let fields = [
+        ("method", "OPTIONS"),
+        ("target", "*"),
+        ("headers", headers.as_str()),
+        ("body_from", "text"),
+        ("body", "a\r\nc\r\n"),
+    ];
+    let replayed = browser.submit(&address, &address, &fields);
+    assert_eq!(replayed.status, 303, "{}", replayed.text);
+    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    assert_eq!(
+        (head.method.as_str(), head.target.as_str(), body.as_slice()),
+        ("OPTIONS", "*", b"a\r\nc\r\n".as_slice())
+    );
+    assert_eq!(
+        (head.headers["x-a"].as_bytes(), head.headers["x-bytes"].as_bytes()),
+        (b"2".as_slice(), b"\xff\xfe".as_slice())
+    );
 }

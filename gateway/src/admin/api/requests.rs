@@ -8,8 +8,8 @@ use gw_shared::id::{InvalidId, RequestId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::{Admin, not_logged};
 use crate::control::{ControlError, Page, ReplayEdits};
 use crate::request_log::{BodyView, RequestView, SearchQuery, Side};
 
@@ -111,7 +111,7 @@ async fn replay_request(
     Path(id): Path<String>,
     Body(edits): Body<ReplayEdits>,
 ) -> Result<Response, Problem> {
-    let view = admin.replay(&id, edits).await?;
+    let view = admin.replay(parse(&id)?, edits).await??;
     let location = format!("/api/v1/requests/{}", view.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(view)).into_response())
 }
@@ -121,29 +121,11 @@ impl Admin {
     pub(in crate::admin) async fn request(&self, id: &str) -> Result<RequestView, Problem> {
         let id = parse(id)?;
         let found = self.read_log(move |log| log.show(id)).await?;
-        found.ok_or_else(|| not_found(id))
-    }
-
-    /// Relays a kept request again and waits for the end; the new one.
-    pub(in crate::admin) async fn replay(&self, id: &str, edits: ReplayEdits) -> Result<RequestView, Problem> {
-        let id = parse(id)?;
-        let kept = self.read_log(move |log| log.captured(id)).await?.ok_or_else(|| not_found(id))?;
-        let ended = self.clone().ask(move |control| control.replay(kept, &edits)).await?;
-        let stopped = |_| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the gateway stopped before the replay ended");
-        let new = ended.await.map_err(stopped)?;
-        let found = self.read_log(move |log| {
-            log.flush();
-            log.show(new)
-        });
-        found.await?.ok_or_else(|| not_found(new))
+        found.ok_or_else(|| not_logged(id).into())
     }
 }
 
 /// What is no id is the id of no request.
 fn parse(id: &str) -> Result<RequestId, Problem> {
     id.parse().map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
-}
-
-fn not_found(id: RequestId) -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, format!("no request {id} in the log: it was not logged, or is too old"))
 }

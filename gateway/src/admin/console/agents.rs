@@ -6,12 +6,13 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::enrollment::EnrollmentStatus;
+use serde::Deserialize;
 
-use super::accounts::{ListQuery, Tab, crumbs};
+use super::accounts::{Tab, crumbs};
 use super::failure::Failure;
 use super::form::Form;
 use super::format;
-use super::grants::service_ids;
+use super::grants::Offered;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::tunnels::TunnelRow;
 use crate::admin::Admin;
@@ -29,6 +30,7 @@ struct AgentsPage {
     agents: Vec<AgentView>,
     next_cursor: Option<String>,
     tokens: Vec<EnrollmentTokenView>,
+    next_token: Option<String>,
     now: Timestamp,
 }
 
@@ -39,7 +41,7 @@ struct AgentPage {
     crumbs: Vec<Crumb>,
     agent: AgentView,
     tunnels: Vec<TunnelRow>,
-    services: Vec<String>,
+    services: Offered,
     form: Form,
     now: Timestamp,
 }
@@ -64,21 +66,31 @@ fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'
     }
 }
 
+/// Which page of either list.
+#[derive(Deserialize)]
+pub(super) struct ListsQuery {
+    cursor: Option<String>,
+    /// The same of the tokens.
+    tokens: Option<String>,
+}
+
 pub(super) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-    Query(query): Query<ListQuery>,
+    Query(ListsQuery { cursor, tokens }): Query<ListsQuery>,
 ) -> Result<Response, Failure> {
     let id = account.clone();
     let look = move |control: &Control| {
-        let tokens = control.enrollment_tokens(&id, &PageQuery { limit: Some(100), cursor: None })?;
-        Ok((control.agents(&id, &query.into())?, tokens.items))
+        let page = |cursor| PageQuery { limit: Some(50), cursor };
+        Ok((control.agents(&id, &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
     };
-    let (Page { items: agents, next_cursor }, tokens) = admin.look(look).await?;
+    let (agents, tokens) = admin.look(look).await?;
+    let Page { items: agents, next_cursor } = agents;
+    let Page { items: tokens, next_cursor: next_token } = tokens;
     let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
     let (crumbs, now) = (crumbs(&account), Timestamp::now());
-    render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, now })
+    render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, next_token, now })
 }
 
 pub(super) async fn show(
@@ -96,7 +108,11 @@ async fn page(
     id: String,
     form: impl FnOnce(&AgentView) -> Form,
 ) -> Result<Response, Failure> {
-    let look = move |control: &Control| Ok((control.agent(&account, &id)?, service_ids(control, &account)?));
+    let look = move |control: &Control| {
+        let agent = control.agent(&account, &id)?;
+        let services = Offered::new(control, &account, agent.services.iter().map(ToString::to_string))?;
+        Ok((agent, services))
+    };
     let (agent, services) = admin.look(look).await?;
     let mut crumbs = crumbs(agent.account.as_str());
     crumbs.push(crumb("Agents", format!("/accounts/{}/agents", agent.account)));
@@ -124,17 +140,24 @@ pub(super) async fn change(
     Path((account, agent)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let changes = AgentChanges { name: Some(form.value("name").to_owned()), services: Some(form.values("services")) };
-    let (account_id, id) = (account.clone(), agent.clone());
-    let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
-    match admin.attempt(change).await? {
-        Ok(agent) => Ok(back(&agent, "saved")),
-        Err(error) => {
-            form.refused_by(error)?;
-            let page = page(&admin, visit, account, agent, |_| form).await?;
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    let services = form.values("services");
+    if services.is_empty() {
+        let (account_id, id) = (account.clone(), agent.clone());
+        if !admin.look(move |control| control.agent(&account_id, &id)).await?.services.is_empty() {
+            form.refuse("services", "at least one: what the agent serves. To stop it, revoke it");
         }
     }
+    if !form.is_refused() {
+        let changes = AgentChanges { name: Some(form.value("name").to_owned()), services: Some(services) };
+        let (account_id, id) = (account.clone(), agent.clone());
+        let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
+        match admin.attempt(change).await? {
+            Ok(agent) => return Ok(back(&agent, "saved")),
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let page = page(&admin, visit, account, agent, |_| form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
 pub(super) async fn approve(

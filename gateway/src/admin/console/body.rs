@@ -5,7 +5,6 @@ use std::io::Read;
 
 use brotli_decompressor::Decompressor;
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
-use ruzstd::decoding::StreamingDecoder;
 use serde::de::IgnoredAny;
 
 use crate::request_log::BodyView;
@@ -14,8 +13,10 @@ use crate::request_log::BodyView;
 const SHOWN_MAX: usize = 1024 * 1024;
 /// The same of what is no text: four characters and more for each byte.
 const DUMPED_MAX: usize = 4 * 1024;
-/// Largest window of zstd that is given memory (RFC 9659 allows content codings 8 MiB).
-const ZSTD_WINDOW_MAX: u64 = 8 * 1024 * 1024;
+/// Most that JSON may become in lines: in twenty levels, each value of one character has a line of 41.
+const LINES_MAX: usize = 2 * SHOWN_MAX;
+/// Largest window of zstd that is given memory, as a power of two (RFC 9659 allows content codings 8 MiB).
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// A body as a page shows it.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +71,11 @@ pub(super) fn show(body: &BodyView) -> Shown {
         (Kind::Empty, String::new())
     } else if let Some(text) = as_text(bytes, is_cut) {
         let is_json = text.trim_start().starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(text).is_ok();
-        if is_json { (Kind::Json, in_lines(text)) } else { (Kind::Text, text.to_owned()) }
+        let lines = is_json.then(|| in_lines(text));
+        if lines == Some(None) {
+            notes.push("It is JSON, shown as it came: a value a line, it would be too long.".to_owned());
+        }
+        lines.flatten().map_or_else(|| (Kind::Text, text.to_owned()), |lines| (Kind::Json, lines))
     } else {
         if bytes.len() > DUMPED_MAX {
             notes.push("Only the first 4 KiB are shown; the download has it all.".to_owned());
@@ -98,10 +103,10 @@ fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
             }
             "deflate" => DeflateDecoder::new(source).take(limit).read_to_end(&mut decoded),
             "br" => Decompressor::new(source, 4096).take(limit).read_to_end(&mut decoded),
-            "zstd" => match StreamingDecoder::new_with_max_window_size(source, ZSTD_WINDOW_MAX) {
-                Ok(decoder) => decoder.take(limit).read_to_end(&mut decoded),
-                Err(error) => Err(std::io::Error::other(error.to_string())),
-            },
+            "zstd" => zstd::stream::read::Decoder::with_buffer(source).and_then(|mut decoder| {
+                decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
+                decoder.take(limit).read_to_end(&mut decoded)
+            }),
             other => return Err(format!("its coding {other:?} is not known here")),
         };
         whole &= read.is_ok();
@@ -123,12 +128,16 @@ fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
     text.chars().all(readable).then_some(text)
 }
 
-/// Valid JSON, a value a line. Only the space between values changes: numbers and the order of members stay as they are.
-fn in_lines(json: &str) -> String {
-    let mut lines = String::with_capacity(json.len() * 2);
+/// Valid JSON, a value a line, unless that is too long. Only the space between values changes: numbers and the order of
+/// members stay as they are.
+fn in_lines(json: &str) -> Option<String> {
+    let mut lines = String::with_capacity((json.len() * 2).min(LINES_MAX));
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     let mut characters = json.chars().peekable();
     while let Some(character) = characters.next() {
+        if lines.len() > LINES_MAX {
+            return None;
+        }
         if in_string {
             lines.push(character);
             in_string = escaped || character != '"';
@@ -165,7 +174,7 @@ fn in_lines(json: &str) -> String {
             other => lines.push(other),
         }
     }
-    lines
+    Some(lines)
 }
 
 /// Deeper than anybody reads, lines are not set further in: what is nested a thousandfold would be a million spaces.
@@ -201,6 +210,8 @@ mod tests {
 
     use flate2::Compression;
     use flate2::write::{DeflateEncoder, GzEncoder, ZlibEncoder};
+    use zstd::bulk::Compressor;
+    use zstd::zstd_safe::CParameter;
 
     use super::*;
 
@@ -213,6 +224,10 @@ mod tests {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
+    }
+
+    fn zstd_of(bytes: &[u8]) -> Vec<u8> {
+        zstd::bulk::compress(bytes, 1).unwrap()
     }
 
     #[test]
@@ -240,6 +255,8 @@ mod tests {
             ("deflate", deflate.finish().unwrap()),
             ("br", brotli.to_vec()),
             ("zstd", zstd.to_vec()),
+            // Frames follow one another.
+            ("zstd", [zstd_of(b"hello hello "), zstd_of(b"hello hello\n")].concat()),
             ("gzip, gzip", gzip(&gzip(text.as_bytes()))),
         ] {
             let shown = show(&body(bytes, encoding));
@@ -252,6 +269,13 @@ mod tests {
     fn a_bomb_is_defused_and_what_is_broken_is_shown_as_far_as_it_goes() {
         let shown = show(&body(gzip(&vec![b'a'; 64 << 20]), "gzip"));
         assert_eq!((shown.text.len(), shown.notes.len()), (SHOWN_MAX, 1));
+        // The largest window that is given memory, and one larger.
+        for (window_log, length) in [(ZSTD_WINDOW_LOG_MAX, SHOWN_MAX), (ZSTD_WINDOW_LOG_MAX + 1, 0)] {
+            let mut compressor = Compressor::new(1).unwrap();
+            compressor.set_parameter(CParameter::WindowLog(window_log)).unwrap();
+            let shown = show(&body(compressor.compress(&vec![b'a'; 32 << 20]).unwrap(), "zstd"));
+            assert_eq!((shown.text.len(), shown.notes.len()), (length, 1), "{:?}", shown.notes);
+        }
         let mut cut = gzip(&(0..100_000u64).map(|n| b'a' + (n * n / 7 % 23) as u8).collect::<Vec<u8>>());
         cut.truncate(cut.len() / 2);
         let shown = show(&body(cut.clone(), "gzip"));
@@ -268,6 +292,10 @@ mod tests {
                         \"n\": 12345678901234567890123\n}";
         assert_eq!(shown.text, expected);
         assert_eq!(show(&body(r#"{"a":"#, "")).kind, Kind::Text);
+        // In lines, each value would be twenty times as long.
+        let deep = format!("{}{}1{}", "[".repeat(20), "1,".repeat(SHOWN_MAX / 4), "]".repeat(20));
+        let shown = show(&body(deep.as_str(), ""));
+        assert_eq!((shown.text, shown.kind, shown.notes.len()), (deep, Kind::Text, 1));
     }
 
     #[test]

@@ -1,14 +1,10 @@
-//! What pages take from elsewhere than the records: the request log, its statistics, replays. The one place that knows
+//! What pages take from elsewhere than the records: the request log, its statistics. The one place that knows
 //! where it comes from.
 
 use std::collections::BTreeMap;
 
-use gw_shared::id::RequestId;
-
-use super::failure::Failure;
-use crate::admin::Admin;
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError, Page, ReplayEdits};
+use crate::control::{ControlError, Page};
 use crate::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
 use crate::series::{self, Selection, Series};
 
@@ -53,30 +49,6 @@ pub(super) fn search(log: &RequestLog, query: &SearchQuery) -> Result<Page<Reque
 pub(super) fn body(log: &RequestLog, id: &str, side: Side) -> Result<Option<BodyView>, ControlError> {
     let Ok(id) = id.parse() else { return Ok(None) };
     Ok(log.body(id, side)?)
-}
-
-/// Makes a request again and waits until it has ended; the id of the new one, or what is wrong with the edits.
-pub(super) async fn replay(
-    admin: &Admin,
-    id: RequestId,
-    edits: ReplayEdits,
-) -> Result<Result<RequestId, ControlError>, Failure> {
-    let begin = move |control: &Control, log: &RequestLog| {
-        let kept = log.captured(id)?.ok_or_else(|| ControlError::NotFound { kind: "request", id: id.to_string() })?;
-        control.replay(kept, &edits)
-    };
-    let ended = match admin.attempt_with_log(begin).await? {
-        Ok(ended) => ended,
-        Err(error) => return Ok(Err(error)),
-    };
-    let Ok(new) = ended.await else { return Err(Failure::stopping()) };
-    // So that its page has it.
-    let flushed = |_: &Control, log: &RequestLog| {
-        log.flush();
-        Ok(())
-    };
-    admin.look_with_log(flushed).await?;
-    Ok(Ok(new))
 }
 
 /// Steps without requests may be missing.

@@ -11,7 +11,7 @@ use super::commands::Place;
 use super::failure::Failure;
 use super::form::Form;
 use super::format;
-use super::grants::service_ids;
+use super::grants::Offered;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
 use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken};
@@ -23,7 +23,7 @@ struct NewTokenPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
     account: String,
-    services: Vec<String>,
+    services: Offered,
     form: Form,
 }
 
@@ -55,7 +55,7 @@ pub(super) async fn new(
 
 async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
     let id = account.clone();
-    let services = admin.look(move |control| service_ids(control, &id)).await?;
+    let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
     let chrome = visit.chrome(Section::Accounts, "Enroll an agent");
     render(&NewTokenPage { chrome, crumbs: list_crumbs(&account), account, services, form })
 }

@@ -66,10 +66,6 @@ impl Failure {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", "The form is larger than 4 MiB. Nothing was changed.")
     }
 
-    pub(super) fn stopping() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", "The gateway stopped before the request had ended.")
-    }
-
     pub(super) fn broken() -> Self {
         let detail = "The gateway failed to make this page; its log says why.";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Something broke", detail)
@@ -89,7 +85,9 @@ impl From<ControlError> for Failure {
             ControlError::NotFound { .. } => Self::not_found(detail),
             ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, "Not possible as it is", detail),
             ControlError::Invalid { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Not understood", detail),
-            ControlError::HandedOver => Self::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", detail),
+            ControlError::HandedOver | ControlError::Stopping => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", detail)
+            }
             ControlError::Store(StoreError::Full) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "The disk is full", detail)
             }

@@ -1,5 +1,7 @@
 //! Credentials and service keys: the same pages for two kinds of secret.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
@@ -16,6 +18,9 @@ use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
 use crate::control::{Actor, Control, GrantChanges, Grants, NewGrant, Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
+
+/// Of the services that one opens.
+const AT_LEAST_ONE: &str = "at least one, or it opens nothing";
 
 /// What pages say of a kind, and where they are.
 pub(super) struct Words {
@@ -121,7 +126,7 @@ struct NewPage {
     crumbs: Vec<Crumb>,
     account: String,
     words: Words,
-    services: Vec<String>,
+    services: Offered,
     form: Form,
 }
 
@@ -133,7 +138,7 @@ struct ItemPage {
     account: String,
     words: Words,
     row: Row,
-    services: Vec<String>,
+    services: Offered,
     form: Form,
 }
 
@@ -186,10 +191,27 @@ async fn list<K: Kind>(
     })
 }
 
-/// Ids of the services that can be allowed.
-pub(super) fn service_ids(control: &Control, account: &str) -> Result<Vec<String>, crate::ControlError> {
-    let page = control.services(account, &PageQuery { limit: Some(500), cursor: None })?;
-    Ok(page.items.into_iter().map(|service| service.id.to_string()).collect())
+/// The services that a form offers.
+pub(super) struct Offered {
+    pub(super) ids: BTreeSet<String>,
+    /// The account has others.
+    pub(super) are_cut_off: bool,
+}
+
+impl Offered {
+    /// As many of the account's as a list may have, and all of `chosen`: a form says with each box that is not ticked, or
+    /// not there, that its service is not wanted.
+    pub(super) fn new(
+        control: &Control,
+        account: &str,
+        chosen: impl IntoIterator<Item = String>,
+    ) -> Result<Self, crate::ControlError> {
+        let page = control.services(account, &PageQuery { limit: Some(500), cursor: None })?;
+        let listed = page.items.into_iter().map(|service| service.id.to_string());
+        let ids: BTreeSet<String> = listed.chain(chosen).collect();
+        let all = control.look_at(|records| records.services.keys().filter(|(of, _)| of.as_str() == account).count());
+        Ok(Self { are_cut_off: ids.len() < all, ids })
+    }
 }
 
 async fn new<K: Kind>(
@@ -202,7 +224,7 @@ async fn new<K: Kind>(
 
 async fn new_page<K: Kind>(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
     let id = account.clone();
-    let services = admin.look(move |control| service_ids(control, &id)).await?;
+    let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
     let words = K::WORDS;
     let chrome = visit.chrome(Section::Accounts, format!("New {}", words.one));
     render(&NewPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, services, form })
@@ -216,7 +238,7 @@ async fn create<K: Kind>(
 ) -> Result<Response, Failure> {
     let allowed_services = form.values("allowed_services");
     if allowed_services.is_empty() {
-        form.refuse("allowed_services", "at least one, or it opens nothing");
+        form.refuse("allowed_services", AT_LEAST_ONE);
     }
     if !form.is_refused() {
         let new = NewGrant { name: form.filled("name"), allowed_services, enabled: None };
@@ -275,8 +297,9 @@ async fn page<K: Kind>(
 ) -> Result<Response, Failure> {
     let account_id = account.clone();
     let look = move |control: &Control| {
-        let view = control.grant::<K>(&account_id, &id)?;
-        Ok((K::row(view), service_ids(control, &account_id)?))
+        let row = K::row(control.grant::<K>(&account_id, &id)?);
+        let services = Offered::new(control, &account_id, row.services.clone())?;
+        Ok((row, services))
     };
     let (row, services) = admin.look(look).await?;
     let words = K::WORDS;
@@ -296,14 +319,21 @@ async fn change<K: Kind>(
     Path((account, id)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let changes = GrantChanges {
-        name: form.filled("name"),
-        allowed_services: Some(form.values("allowed_services")),
-        enabled: None,
-    };
-    match changed::<K>(&admin, &account, &id, changes).await? {
-        Ok(address) => return Ok(Redirect::to(&address).into_response()),
-        Err(error) => form.refused_by(error)?,
+    let (account_id, grant_id) = (account.clone(), id.clone());
+    let row = admin.look(move |control| control.grant::<K>(&account_id, &grant_id).map(K::row)).await?;
+    let (name, allowed_services) = (form.filled("name"), form.values("allowed_services"));
+    if name.is_none() && row.name.is_some() {
+        form.refuse("name", "it can be changed, but not taken away");
+    }
+    if allowed_services.is_empty() && !row.services.is_empty() {
+        form.refuse("allowed_services", AT_LEAST_ONE);
+    }
+    if !form.is_refused() {
+        let changes = GrantChanges { name, allowed_services: Some(allowed_services), enabled: None };
+        match changed::<K>(&admin, &account, &id, changes).await? {
+            Ok(address) => return Ok(Redirect::to(&address).into_response()),
+            Err(error) => form.refused_by(error)?,
+        }
     }
     let page = page::<K>(&admin, visit, account, id, |_| form).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())

@@ -4,14 +4,16 @@ use std::time::Instant;
 
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::failure::Failure;
 use super::form::Form;
 use super::session::{self, SESSION};
-use super::{FORM_MAX, hosts};
+use super::settings::own_address;
+use super::{FORM_MAX, hosts, sign_in};
 use crate::admin::Admin;
 
 /// Nothing inline, nothing from elsewhere, in nobody's frame.
@@ -20,6 +22,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
 
 /// Scripts may send the form token in this field instead of in a form.
 const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
+/// In which htmx says where the page is that it asks for.
+const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 
 /// Adds what every response of the console has.
 pub(super) async fn hardened(request: Request, next: Next) -> Response {
@@ -90,18 +94,35 @@ pub(super) struct SignedIn {
     pub(super) form_token: String,
 }
 
+/// Has the browser sign in, and then go back to the page that it shows.
 fn sign_in_first(request: &Request) -> Response {
+    let headers = request.headers();
     // A script would take the form for what it asked for.
-    if request.headers().contains_key("hx-request") || request.uri().path() == "/traffic/series" {
-        return (StatusCode::UNAUTHORIZED, [("HX-Redirect", "/sign-in")]).into_response();
+    if headers.contains_key("hx-request") || request.uri().path() == "/traffic/series" {
+        let address = sign_in::address(&page_of(text(headers, &CURRENT_URL)), true);
+        return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
     }
-    let back = match (request.method(), request.uri().path_and_query()) {
-        (&Method::GET, Some(here)) if here.as_str() != "/" => {
-            format!("?next={}", form_urlencoded::byte_serialize(here.as_str().as_bytes()).collect::<String>())
-        }
-        _ => String::new(),
+    let address = if request.method().is_safe() {
+        let asked = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        sign_in::address(asked, false)
+    } else {
+        sign_in::address(&page_of(text(headers, &header::REFERER)), true)
     };
-    Redirect::to(&format!("/sign-in{back}")).into_response()
+    Redirect::to(&address).into_response()
+}
+
+/// Path and query of the page that a browser says it shows, without what was said there of the last change. Never the
+/// host: whatever it says, nobody is sent elsewhere.
+fn page_of(url: &str) -> String {
+    let Some(page) = url.parse::<Uri>().ok().and_then(|url| url.into_parts().path_and_query) else {
+        return "/".to_owned();
+    };
+    let query =
+        page.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("note="));
+    let query: Vec<&str> = query.collect();
+    let address =
+        if query.is_empty() { page.path().to_owned() } else { format!("{}?{}", page.path(), query.join("&")) };
+    own_address(&address).to_owned()
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
@@ -129,5 +150,20 @@ mod tests {
         );
         assert!(!from("cross-site", ours) && !from("same-site", ours) && !from("", "null"));
         assert!(!from("", "http://127.0.0.1:9081") && !from("", "https://evil.example"));
+    }
+
+    #[test]
+    fn pages_to_go_back_to_are_ours() {
+        for (url, page) in [
+            ("http://127.0.0.1:9080/requests?status=5xx#top", "/requests?status=5xx"),
+            ("https://proxy.example/accounts/acme?note=saved", "/accounts/acme"),
+            ("https://proxy.example/requests?note=saved&id=1", "/requests?id=1"),
+            ("https://evil.example//evil.example/", "/"),
+            ("//evil.example/", "/"),
+            ("nonsense", "/"),
+            ("", "/"),
+        ] {
+            assert_eq!(page_of(url), page, "{url}");
+        }
     }
 }

@@ -13,12 +13,16 @@ use super::page::{Chrome, Section, Visit, render};
 use super::requests::RequestRow;
 use super::traffic::Range;
 use crate::admin::Admin;
+use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
 use crate::request_log::{RequestLog, SearchQuery};
+use crate::store::ServiceRecord;
 
 /// Services that the page lists; those beyond are on the pages of their accounts.
 const SERVICES: usize = 50;
 const ERRORS: usize = 8;
+/// How old they may be: the page looks for them every few seconds, and further back would be through days.
+const ERRORS_SECONDS: i64 = 3600;
 
 #[derive(Template)]
 #[template(path = "overview.html")]
@@ -36,7 +40,13 @@ struct Glance {
     in_flight: usize,
     connections: String,
     /// `None` if the log cannot be read.
-    errors: Option<Vec<RequestRow>>,
+    errors: Option<Errors>,
+}
+
+struct Errors {
+    rows: Vec<RequestRow>,
+    /// There are no others: a search that has looked at much ends early.
+    are_all: bool,
 }
 
 struct ServiceRow {
@@ -65,7 +75,7 @@ pub(super) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Res
 }
 
 fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
-    let (records, reports) = (control.records(), control.reports());
+    let reports = control.reports();
     let tunnels: Vec<_> = reports.iter().flat_map(|report| &report.tunnels).collect();
     let mut by_service: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for tunnel in &tunnels {
@@ -73,7 +83,7 @@ fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
         *count += 1;
         *in_flight += tunnel.in_flight;
     }
-    let services = records.services.values().take(SERVICES).map(|service| {
+    let row = |service: &ServiceRecord| {
         let label = format!("{}--{}", service.account, service.id);
         let (tunnels, in_flight) = by_service.get(label.as_str()).copied().unwrap_or_default();
         ServiceRow {
@@ -84,18 +94,32 @@ fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
             tunnels,
             in_flight,
         }
+    };
+    let (accounts, services, all_services) = control.look_at(|records| {
+        let rows: Vec<ServiceRow> = records.services.values().take(SERVICES).map(row).collect();
+        (records.accounts.len(), rows, records.services.len())
     });
-    let failed = SearchQuery { status: Some("5xx".to_owned()), limit: Some(ERRORS), ..SearchQuery::default() };
-    // The rest is to be seen all the same.
-    let errors = data::search(log, &failed).map(|page| page.items.iter().map(RequestRow::from).collect());
-    let errors = errors.inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown")).ok();
     Ok(Glance {
-        accounts: records.accounts.len(),
-        services: services.collect(),
-        more_services: records.services.len().saturating_sub(SERVICES),
+        accounts,
+        services,
+        more_services: all_services.saturating_sub(SERVICES),
         tunnels: tunnels.len(),
         in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
         connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
-        errors,
+        // The rest is to be seen all the same.
+        errors: errors(log, Timestamp::now())
+            .inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown"))
+            .ok(),
     })
+}
+
+fn errors(log: &RequestLog, now: Timestamp) -> Result<Errors, ControlError> {
+    let failed = SearchQuery {
+        status: Some("5xx".to_owned()),
+        since: Some(Timestamp(now.0 - ERRORS_SECONDS).to_string()),
+        limit: Some(ERRORS),
+        ..SearchQuery::default()
+    };
+    let page = data::search(log, &failed)?;
+    Ok(Errors { rows: page.items.iter().map(RequestRow::from).collect(), are_all: page.next_cursor.is_none() })
 }

@@ -1,5 +1,7 @@
 //! Making a request again, changed or not.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use askama::Template;
 use axum::Extension;
 use axum::extract::{Path, State};
@@ -11,19 +13,65 @@ use super::body::{self, Kind};
 use super::data;
 use super::failure::Failure;
 use super::form::Form;
+use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::requests::{not_kept, target};
 use crate::admin::Admin;
-use crate::control::{Control, ControlError, ReplayEdits, ReplayField};
-use crate::request_log::{RequestLog, RequestView, Side};
+use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
+use crate::request_log::{RequestLog, Side};
 
 #[derive(Template)]
 #[template(path = "replay.html")]
 struct ReplayPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
-    request: RequestView,
+    recorded: Recorded,
     form: Form,
+}
+
+/// A request as it was captured. What the form does not change is left out of the edits: it stays as it was, to the byte.
+#[derive(Default)]
+struct Recorded {
+    id: String,
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    /// Bytes of its body that were kept.
+    bytes: u64,
+    /// There was more of it.
+    is_cut_off: bool,
+    /// Its body, if it is a text that is whole: one that can be edited.
+    text: Option<String>,
+}
+
+impl Recorded {
+    /// `None` if there is no such request.
+    fn read(log: &RequestLog, id: &str) -> Result<Option<Self>, ControlError> {
+        let Some(request) = data::request(log, id)? else { return Ok(None) };
+        let target = target(&request);
+        let Some(captured) = request.captured_request else { return Err(not_captured(id)) };
+        let body = data::body(log, id, Side::Request)?.filter(|body| !body.truncated);
+        let body = body.filter(|body| matches!(body::show(body).kind, Kind::Empty | Kind::Text | Kind::Json));
+        Ok(Some(Self {
+            id: request.id,
+            method: request.method,
+            target,
+            headers: captured.headers,
+            bytes: captured.bytes,
+            is_cut_off: captured.truncated,
+            text: body.and_then(|body| String::from_utf8(body.bytes).ok()),
+        }))
+    }
+
+    fn form(&self) -> Form {
+        let headers: Vec<String> = self.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        Form::default()
+            .with("method", &self.method)
+            .with("target", &self.target)
+            .with("headers", headers.join("\n"))
+            .with("body_from", if self.is_cut_off || self.bytes == 0 { "text" } else { "recorded" })
+            .with("body", self.text.clone().unwrap_or_default())
+    }
 }
 
 pub(super) async fn form(
@@ -31,39 +79,21 @@ pub(super) async fn form(
     visit: Visit,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
-    let look = move |_: &Control, log: &RequestLog| {
-        let Some(request) = data::request(log, &id)? else { return Ok(Err(id)) };
-        let form = as_it_was(log, &request)?;
-        Ok(Ok((request, form)))
-    };
-    let (request, form) = admin.look_with_log(look).await?.map_err(|id| not_kept(&id))?;
-    page(visit, request, form)
+    let recorded = recorded(&admin, id).await?;
+    let form = recorded.form();
+    page(visit, recorded, form)
 }
 
-fn page(visit: Visit, request: RequestView, form: Form) -> Result<Response, Failure> {
+async fn recorded(admin: &Admin, id: String) -> Result<Recorded, Failure> {
+    let look = move |_: &Control, log: &RequestLog| Ok(Recorded::read(log, &id)?.ok_or(id));
+    admin.look_with_log(look).await?.map_err(|id| not_kept(&id))
+}
+
+fn page(visit: Visit, recorded: Recorded, form: Form) -> Result<Response, Failure> {
     let chrome = visit.chrome(Section::Requests, "Replay");
-    let crumbs = vec![crumb("Requests", "/requests"), crumb(request.id.as_str(), format!("/requests/{}", request.id))];
-    render(&ReplayPage { chrome, crumbs, request, form })
-}
-
-fn as_it_was(log: &RequestLog, request: &RequestView) -> Result<Form, ControlError> {
-    let headers = request.captured_request.iter().flat_map(|captured| &captured.headers);
-    let headers: Vec<String> = headers.map(|(name, value)| format!("{name}: {value}")).collect();
-    let body = data::body(log, &request.id, Side::Request)?;
-    let form = Form::default()
-        .with("method", &request.method)
-        .with("target", target(request))
-        .with("headers", headers.join("\n"));
-    // A text that is whole can be edited; any other body goes as it was, or another one instead.
-    Ok(match body {
-        Some(body) if !body.bytes.is_empty() => {
-            let text = String::from_utf8(body.bytes.clone()).ok();
-            let is_text = matches!(body::show(&body).kind, Kind::Text | Kind::Json);
-            form.with("body_from", "recorded")
-                .with("body", text.filter(|_| is_text && !body.truncated).unwrap_or_default())
-        }
-        _ => form.with("body_from", "text"),
-    })
+    let crumbs =
+        vec![crumb("Requests", "/requests"), crumb(recorded.id.as_str(), format!("/requests/{}", recorded.id))];
+    render(&ReplayPage { chrome, crumbs, recorded, form })
 }
 
 pub(super) async fn replay(
@@ -73,71 +103,180 @@ pub(super) async fn replay(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
-    let edits = edits(&mut form);
+    let recorded = recorded(&admin, id.to_string()).await?;
+    let edits = edits(&mut form, &recorded);
     if !form.is_refused() {
-        match data::replay(&admin, id, edits).await? {
-            Ok(new) => return Ok(Redirect::to(&format!("/requests/{new}?note=replayed")).into_response()),
+        match admin.replay(id, edits).await? {
+            Ok(new) => return Ok(Redirect::to(&format!("/requests/{}?note=replayed", new.id)).into_response()),
             Err(error) => form.refused_by(error)?,
         }
     }
-    let request = admin.look_with_log(move |_, log| data::request(log, &id.to_string())).await?;
-    let page = page(visit, request.ok_or_else(|| not_kept(&id.to_string()))?, form)?;
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page(visit, recorded, form)?).into_response())
 }
 
-/// What the form asks for. What it says wrong is said in it.
-fn edits(form: &mut Form) -> ReplayEdits {
-    let method = form.value("method").trim().to_owned();
-    if Method::from_bytes(method.as_bytes()).is_err() {
+/// What the form has different from what was recorded. What it says wrong is said in it.
+fn edits(form: &mut Form, recorded: &Recorded) -> ReplayEdits {
+    let method = changed(form.value("method"), &recorded.method);
+    if method.as_ref().is_some_and(|method| Method::from_bytes(method.as_bytes()).is_err()) {
         form.refuse("method", "a method such as GET");
     }
-    let target = form.value("target").trim().to_owned();
-    if !target.starts_with('/') || target.bytes().any(|byte| !byte.is_ascii_graphic()) {
+    let target = changed(form.value("target"), &recorded.target);
+    let is_target = |target: &String| {
+        target == "*" || target.starts_with('/') && target.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    if !target.as_ref().is_none_or(is_target) {
         form.refuse("target", "a path, and perhaps a query, with everything else percent-encoded: /search?q=a%20b");
     }
-    let mut headers = Vec::new();
+    let (headers, set_headers) = header_edits(form, &recorded.headers);
+    let body = match form.value("body_from") {
+        "recorded" => None,
+        _ => body_edit(form.value("body"), recorded.text.as_deref()),
+    };
+    ReplayEdits { method, target, headers, set_headers, body, ..ReplayEdits::default() }
+}
+
+fn changed(typed: &str, recorded: &str) -> Option<String> {
+    Some(typed.trim()).filter(|typed| *typed != recorded).map(str::to_owned)
+}
+
+/// Fields of the names whose values are different; or all of them, where one name has several.
+fn header_edits(
+    form: &mut Form,
+    recorded: &[(String, String)],
+) -> (Option<Vec<ReplayField>>, BTreeMap<String, Option<String>>) {
     let lines = form.value("headers").to_owned();
+    let mut typed = Vec::new();
     for line in lines.lines().filter(|line| !line.trim().is_empty()) {
-        let pair = line.split_once(':').map(|(name, value)| (name.trim(), value.trim()));
-        match pair {
-            Some((name, value))
-                if HeaderName::from_bytes(name.as_bytes()).is_ok() && HeaderValue::from_str(value).is_ok() =>
-            {
-                headers.push(ReplayField { name: name.to_owned(), value: value.to_owned() });
-            }
+        match line.split_once(':').map(|(name, value)| (name.trim(), value.trim())) {
+            Some((name, value)) if HeaderName::from_bytes(name.as_bytes()).is_ok() => typed.push((name, value)),
             _ => {
                 let line: String = line.chars().take(60).collect();
                 form.refuse("headers", format!("not a line such as \u{201c}accept: text/plain\u{201d}: {line}"));
             }
         }
     }
-    let body = (!form.has("body_from", "recorded")).then(|| {
-        // Browsers send every line break of a text area as two characters (HTML, "constructing the entry list").
-        form.value("body").replace("\r\n", "\n")
-    });
-    let (method, target, headers) = (Some(method), Some(target), Some(headers));
-    ReplayEdits { method, target, headers, body, ..ReplayEdits::default() }
+    let recorded: Vec<_> = recorded.iter().map(|(name, value)| (name.as_str(), value.trim())).collect();
+    let names: BTreeSet<String> = typed.iter().chain(&recorded).map(|(name, _)| name.to_ascii_lowercase()).collect();
+    let changed: Vec<(String, Vec<&str>)> = names
+        .into_iter()
+        .map(|name| (values_of(&typed, &name), values_of(&recorded, &name), name))
+        .filter(|(typed, recorded, _)| typed != recorded)
+        .map(|(typed, _, name)| (name, typed))
+        .collect();
+    let (mut all, mut single) = (None, BTreeMap::new());
+    if changed.iter().all(|(_, values)| values.len() <= 1) {
+        let value = |values: &[&str]| values.first().map(|value| (*value).to_owned());
+        single = changed.iter().map(|(name, values)| (name.clone(), value(values))).collect();
+        typed.retain(|(name, _)| single.contains_key(&name.to_ascii_lowercase()));
+    } else {
+        let field = |(name, value): &(&str, &str)| ReplayField { name: (*name).to_owned(), value: (*value).to_owned() };
+        all = Some(typed.iter().map(field).collect());
+    }
+    // What stands for bytes that are no text is not what was recorded.
+    let cannot_be_sent = |value: &str| value.contains('\u{fffd}') || HeaderValue::from_str(value).is_err();
+    if let Some((name, _)) = typed.iter().find(|(_, value)| cannot_be_sent(value)) {
+        form.refuse("headers", format!("the value of {name} is not all text, which can only stay as it was"));
+    }
+    (all, single)
+}
+
+fn values_of<'a>(fields: &[(&str, &'a str)], name: &str) -> Vec<&'a str> {
+    fields.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| *value).collect()
+}
+
+/// The text of a body as it is to be sent, unless it is what a text area makes of the recorded one. Text areas know one
+/// kind of line break, and browsers send it as two characters (HTML, "constructing the entry list"): it becomes the kind
+/// that the recorded text has.
+fn body_edit(sent: &str, recorded: Option<&str>) -> Option<String> {
+    let unified = |text: &str| text.replace("\r\n", "\n").replace('\r', "\n");
+    let sent = unified(sent);
+    if recorded.is_some_and(|recorded| unified(recorded) == sent) {
+        return None;
+    }
+    let pairs = |text: &str| text.matches("\r\n").count();
+    let only_pairs = |text: &&str| pairs(text) > 0 && text.matches(['\r', '\n']).count() == 2 * pairs(text);
+    Some(if recorded.filter(only_pairs).is_some() { sent.replace('\n', "\r\n") } else { sent })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn recorded(text: &str) -> Recorded {
+        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        Recorded {
+            method: "OPTIONS".to_owned(),
+            target: "*".to_owned(),
+            headers: vec![
+                header("accept", "a"),
+                header("accept", "b"),
+                header("x-bytes", "\u{fffd}"),
+                header("x", "1"),
+            ],
+            text: Some(text.to_owned()),
+            ..Recorded::default()
+        }
+    }
+
+    fn form(method: &str, target: &str, headers: &str, body: &str) -> Form {
+        let form = Form::default().with("method", method).with("target", target).with("headers", headers);
+        form.with("body_from", "text").with("body", body)
+    }
+
     #[test]
-    fn what_is_typed_becomes_a_request_or_is_refused_by_field() {
-        let mut form =
-            Form::parse(b"method=PUT&target=%2Fa%3Fb&headers=A%3A+1%0D%0A%0D%0Ab%3A2&body_from=text&body=x%0D%0Ay");
-        let made = edits(&mut form);
-        assert!(!form.is_refused());
+    fn what_is_typed_becomes_edits_or_is_refused_by_field() {
+        let fields = "accept: a\r\naccept: b\r\n\r\nX-Bytes: \u{fffd}\r\nX: 2\r\ny:3";
+        let mut typed = form("PUT", " /a?b ", fields, "x\r\ny");
+        let made = edits(&mut typed, &recorded(""));
+        assert!(!typed.is_refused(), "{:?}", typed.error("headers"));
         assert_eq!((made.method.as_deref(), made.target.as_deref()), (Some("PUT"), Some("/a?b")));
-        assert_eq!(made.body.as_deref(), Some("x\ny"));
-        assert_eq!(
-            made.headers.unwrap(),
-            [("A", "1"), ("b", "2")]
-                .map(|(name, value)| ReplayField { name: name.to_owned(), value: value.to_owned() })
-        );
-        let mut form = Form::parse(b"method=P+T&target=a&headers=no+colon&body_from=recorded");
-        assert_eq!(edits(&mut form).body, None);
-        assert!(["method", "target", "headers"].iter().all(|field| form.error(field).is_some()));
+        assert_eq!((made.body.as_deref(), made.headers), (Some("x\ny"), None));
+        let single = [("x", "2"), ("y", "3")].map(|(name, value)| (name.to_owned(), Some(value.to_owned())));
+        assert_eq!(made.set_headers, single.into());
+
+        // Several of a name can only be sent with all others.
+        let mut typed = form("PUT", "*", "Accept: a\naccept: c\nx: 1", "");
+        let made = edits(&mut typed, &recorded(""));
+        let all = [("Accept", "a"), ("accept", "c"), ("x", "1")];
+        let all = all.map(|(name, value)| ReplayField { name: name.to_owned(), value: value.to_owned() });
+        assert_eq!((made.headers.as_deref(), made.set_headers.len()), (Some(all.as_slice()), 0));
+        let made = edits(&mut form("PUT", "*", "x: 1", ""), &recorded(""));
+        let gone = ["accept", "x-bytes"].map(|name| (name.to_owned(), None));
+        assert_eq!((made.headers, made.set_headers), (None, gone.into()));
+
+        let mut typed = form("P T", "a", "no colon", "");
+        edits(&mut typed, &recorded(""));
+        assert!(["method", "target", "headers"].iter().all(|field| typed.error(field).is_some()));
+        let mut typed = form("PUT", "/ü", "x-bytes: \u{fffd}!", "");
+        edits(&mut typed, &recorded(""));
+        assert!(["target", "headers"].iter().all(|field| typed.error(field).is_some()));
+    }
+
+    #[test]
+    fn what_is_not_touched_is_not_edited() {
+        for text in ["", "a", "a\r\nb", "a\nb\r\n\r"] {
+            let recorded = recorded(text);
+            let body = text.replace("\r\n", "\n").replace('\r', "\n");
+            let mut typed = form("OPTIONS", "*", recorded.form().value("headers"), &body);
+            let made = edits(&mut typed, &recorded);
+            assert!(!typed.is_refused());
+            assert_eq!((made.method, made.target, made.headers, made.body), (None, None, None, None), "{text:?}");
+            assert!(made.set_headers.is_empty());
+        }
+        let mut typed = Form::default().with("body_from", "recorded").with("body", "b");
+        assert_eq!(edits(&mut typed, &recorded("a")).body, None);
+    }
+
+    #[test]
+    fn line_breaks_are_as_they_were() {
+        for (recorded, sent, made) in [
+            (Some("a\r\nb"), "a\r\nc\r\n", "a\r\nc\r\n"),
+            (Some("a\nb"), "a\r\nc", "a\nc"),
+            (Some("a\r\nb\n"), "a\r\nc", "a\nc"),
+            (Some("a"), "a\r\nc", "a\nc"),
+            (None, "a\r\nc", "a\nc"),
+        ] {
+            assert_eq!(body_edit(sent, recorded).as_deref(), Some(made), "{recorded:?}");
+        }
     }
 }

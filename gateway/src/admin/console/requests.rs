@@ -236,8 +236,17 @@ pub(super) async fn body(
         SideWord::Response => (Side::Response, "response"),
     };
     let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
-    let body = admin.look_with_log(move |_, log| data::body(log, &id.to_string(), side)).await?;
-    let body = body.ok_or_else(|| not_kept(&id.to_string()))?;
+    let look = move |_: &Control, log: &RequestLog| {
+        let id = id.to_string();
+        Ok(match data::body(log, &id, side)? {
+            Some(body) => Ok(body),
+            None if data::request(log, &id)?.is_some() => Err(Failure::not_found(format!(
+                "Of request {id} this body is not kept: its capture was off, or it had none."
+            ))),
+            None => Err(not_kept(&id)),
+        })
+    };
+    let body = admin.look_with_log(look).await??;
     let disposition = format!("attachment; filename=\"{id}-{word}.bin\"");
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, disposition)];

@@ -55,6 +55,11 @@ pub(super) fn new_id() -> Secret {
     Secret::new(random_base62(SECRET_LENGTH))
 }
 
+/// Whether this can be one of [`new_id`]'s.
+pub(super) fn is_id(id: &str) -> bool {
+    id.len() == SECRET_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
 fn key(id: &str) -> [u8; 32] {
     let mut key = [0; 32];
     key.copy_from_slice(SecretHash::of(id).as_bytes());
@@ -121,6 +126,7 @@ mod tests {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let (first, second) = (sessions.open(now), sessions.open(now));
         let last = now + LIFETIME - Duration::from_secs(1);
+        assert!(is_id(first.reveal()) && !is_id("") && !is_id(&first.reveal().replace(|_| true, "=")));
         assert!(sessions.is_open(first.reveal(), last) && sessions.is_open(second.reveal(), last));
         assert!(!sessions.is_open(first.reveal(), now + LIFETIME) && !sessions.is_open("", now));
         sessions.close(first.reveal());

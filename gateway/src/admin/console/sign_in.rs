@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
-use gw_shared::secret::SecretHash;
+use gw_shared::secret::{Secret, SecretHash};
 
 use super::assets;
 use super::failure::Failure;
@@ -26,27 +26,62 @@ struct SignInPage<'a> {
     region: &'a str,
     form_token: String,
     next: &'a str,
+    /// Whoever comes here was somewhere else when their session ended.
+    has_ended: bool,
     error: Option<&'a str>,
+}
+
+/// Where to sign in, to go to `next` then.
+pub(super) fn address(next: &str, has_ended: bool) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    if next != "/" {
+        query.append_pair("next", next);
+    }
+    if has_ended {
+        query.append_pair("ended", "yes");
+    }
+    match query.finish().as_str() {
+        "" => "/sign-in".to_owned(),
+        query => format!("/sign-in?{query}"),
+    }
 }
 
 pub(super) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
     let next = own_address(query.value("next"));
-    if SESSION.of(&headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now())) {
+    if is_signed_in(&admin, &headers) {
         return Ok(Redirect::to(next).into_response());
     }
-    page(&admin, &headers, next, None)
+    page(&admin, &headers, next, query.has("ended", "yes"), None)
+}
+
+fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
+    SESSION.of(headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now()))
+}
+
+/// The form again, and what was wrong.
+fn refused(admin: &Admin, headers: &HeaderMap, next: &str, error: &str) -> Result<Response, Failure> {
+    page(admin, headers, next, false, Some(error))
 }
 
 /// The form, for the browser that gets it: it has a cookie that goes with it, without which it is not accepted.
-fn page(admin: &Admin, headers: &HeaderMap, next: &str, error: Option<&str>) -> Result<Response, Failure> {
-    let id = session::new_id();
+fn page(
+    admin: &Admin,
+    headers: &HeaderMap,
+    next: &str,
+    has_ended: bool,
+    error: Option<&str>,
+) -> Result<Response, Failure> {
+    // One that it has goes with the forms in its other tabs.
+    let id = SIGN_IN.of(headers).filter(|id| session::is_id(id)).map(|id| Secret::new(id.to_owned()));
+    let id = id.unwrap_or_else(session::new_id);
     let page = render(&SignInPage {
         assets: assets::version(),
         theme: THEME.of(headers).map_or(Theme::System, Theme::from),
         region: admin.control.region().apex(),
         form_token: session::form_token(id.reveal()),
         next,
+        has_ended,
         error,
     })?;
     Ok(([(header::SET_COOKIE, SIGN_IN.set(headers, id.reveal(), LIFETIME))], page).into_response())
@@ -60,26 +95,29 @@ pub(super) async fn sign_in(
 ) -> Result<Response, Failure> {
     let form = Form::parse(&body);
     let next = own_address(form.value("next"));
+    if is_signed_in(&admin, &headers) {
+        // In another tab, meanwhile.
+        return Ok(Redirect::to(next).into_response());
+    }
     let is_our_form = SIGN_IN
         .of(&headers)
         .is_some_and(|id| session::is_form_token(&session::form_token(id), form.value(Form::TOKEN)));
     if !is_our_form {
-        let again = page(&admin, &headers, next, Some("This form was too old, or cookies are off. Try again."))?;
+        let again = refused(&admin, &headers, next, "This form was too old, or cookies are off. Try again.")?;
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();
-    if let Some(exhausted) = admin.console.failures().is_exhausted(client.ip(), now) {
-        let seconds = exhausted.until_one.as_secs() + 1;
-        let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
-        let again = page(&admin, &headers, next, Some(&message))?;
-        return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
-    }
+    // Before anything is counted: the right one is taken whatever others did, who may share the address of a proxy.
     // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
-        // Refused above when there is none left.
-        let _ = admin.console.failures().take(client.ip(), now);
+        if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
+            let seconds = exhausted.until_one.as_secs() + 1;
+            let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+            let again = refused(&admin, &headers, next, &message)?;
+            return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
+        }
         tracing::warn!(client = %client.ip(), "console: wrong admin token");
-        let again = page(&admin, &headers, next, Some("This is not the admin token of this gateway."))?;
+        let again = refused(&admin, &headers, next, "This is not the admin token of this gateway.")?;
         return Ok((StatusCode::UNAUTHORIZED, again).into_response());
     }
     let id = admin.console.sessions.open(now);

@@ -1,11 +1,13 @@
 //! Charts: rate, latency, status, errors and bytes, of one service or of all.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use askama::Template;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::response::Response;
+use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use super::data::{self, Point, SeriesQuery};
@@ -15,7 +17,7 @@ use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
 use crate::clock::Timestamp;
 use crate::control::Control;
-use crate::series::Series;
+use crate::series::{self, Series};
 
 /// Up to when, and how finely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -77,6 +79,8 @@ pub(super) struct TrafficQuery {
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(super) struct Columns {
     step_seconds: u32,
+    /// How much of the last step has been recorded.
+    last_seconds: u32,
     at: Vec<i64>,
     requests: Vec<u64>,
     by_class: [Vec<u64>; 4],
@@ -92,12 +96,13 @@ pub(super) struct Columns {
 
 impl Columns {
     /// Every step from the first to the last, also those of which there is no point.
-    fn new(points: &[Point], since: i64, until: i64, step_seconds: u32) -> Self {
+    fn new(points: &[Point], Span { since, until, step_seconds, last_seconds }: Span) -> Self {
         let step = i64::from(step_seconds);
         let length = usize::try_from((until - since) / step).unwrap_or(0);
         let zeros = || vec![0; length];
         let mut columns = Self {
             step_seconds,
+            last_seconds,
             at: (0..length as i64).map(|index| since + index * step).collect(),
             requests: zeros(),
             by_class: std::array::from_fn(|_| zeros()),
@@ -170,6 +175,8 @@ struct TrafficPage {
     /// `{account}--{service}` of all services.
     services: Vec<String>,
     service: String,
+    /// There is no service of this name, but perhaps there was.
+    is_gone: bool,
     range: Range,
     sums: Sums,
 }
@@ -181,14 +188,15 @@ pub(super) async fn show(
 ) -> Result<Response, Failure> {
     let (asked, series) = (query.clone(), Arc::clone(&admin.series));
     let look = move |control: &Control| {
-        let services = control.records().services.into_keys();
-        let services: Vec<String> = services.map(|(account, service)| format!("{account}--{service}")).collect();
+        let label = |(account, service): &(AccountId, ServiceId)| format!("{account}--{service}");
+        let services: Vec<String> = control.look_at(|records| records.services.keys().map(label).collect());
         Ok((services, columns(&series, asked)?))
     };
     let (services, columns) = admin.look(look).await?;
     let TrafficQuery { service, range } = query;
     let chrome = visit.chrome(Section::Traffic, "Traffic");
-    render(&TrafficPage { chrome, services, service, range, sums: Sums::from(&columns) })
+    let is_gone = !service.is_empty() && !services.contains(&service);
+    render(&TrafficPage { chrome, services, service, is_gone, range, sums: Sums::from(&columns) })
 }
 
 pub(super) async fn series(
@@ -200,15 +208,32 @@ pub(super) async fn series(
 }
 
 pub(super) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, crate::ControlError> {
-    let (length, step_seconds) = query.range.seconds();
-    let step = i64::from(step_seconds);
-    // Whole steps, the last of them the one that is not over.
-    let until = (Timestamp::now().0.div_euclid(step) + 1) * step;
-    let since = until - i64::from(length);
+    let span = Span::new(query.range, series::recorded_until(SystemTime::now()));
+    let Span { since, until, step_seconds, .. } = span;
     let service = Some(query.service).filter(|service| !service.is_empty());
     let points =
         data::series(series, &SeriesQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
-    Ok(Columns::new(&points, since, until, step_seconds))
+    Ok(Columns::new(&points, span))
+}
+
+/// What charts are of, in whole steps. The last of them may not be over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    since: i64,
+    until: i64,
+    step_seconds: u32,
+    last_seconds: u32,
+}
+
+impl Span {
+    fn new(range: Range, recorded_until: Timestamp) -> Self {
+        let (length, step_seconds) = range.seconds();
+        let step = i64::from(step_seconds);
+        let over = recorded_until.0.rem_euclid(step) as u32;
+        let last_seconds = if over == 0 { step_seconds } else { over };
+        let until = recorded_until.0 - i64::from(last_seconds) + step;
+        Self { since: until - i64::from(length), until, step_seconds, last_seconds }
+    }
 }
 
 #[cfg(test)]
@@ -228,7 +253,8 @@ mod tests {
             quantiles_ms: Some([1.0, 2.0, 3.0]),
             ..Point::default()
         };
-        let columns = Columns::new(&[point(90, 9), point(110, 4), point(130, 1)], 100, 130, 10);
+        let span = Span { since: 100, until: 130, step_seconds: 10, last_seconds: 10 };
+        let columns = Columns::new(&[point(90, 9), point(110, 4), point(130, 1)], span);
         assert_eq!(
             (columns.at.as_slice(), columns.requests.as_slice()),
             ([100, 110, 120].as_slice(), [0, 4, 0].as_slice())
@@ -241,5 +267,15 @@ mod tests {
             ("4", "25.00 %", "2.0 KiB")
         );
         assert_eq!(Sums::from(&Columns::default()).failed, "–");
+    }
+
+    #[test]
+    fn the_last_step_is_as_long_as_it_is_recorded() {
+        let span = |recorded_until| Span::new(Range::SixHours, Timestamp(recorded_until));
+        let whole = Span { since: 120, until: 120 + 6 * 3600, step_seconds: 120, last_seconds: 120 };
+        assert_eq!(span(120 + 6 * 3600), whole);
+        let begun = Span { since: 240, until: 240 + 6 * 3600, step_seconds: 120, last_seconds: 10 };
+        assert_eq!(span(130 + 6 * 3600), begun);
+        assert_eq!(span(230 + 6 * 3600), Span { last_seconds: 110, ..begun });
     }
 }

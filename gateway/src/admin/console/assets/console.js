@@ -3,6 +3,7 @@
 (() => {
   const SIZE = 190;
   const REFRESH_MS = 15_000;
+  const PATIENCE_MS = 20_000;
 
   // Secrets: a button beside each, and an address that is safe to reload instead of the form's.
 
@@ -17,12 +18,17 @@
     button.type = "button";
     button.textContent = "Copy";
     button.setAttribute("aria-label", `Copy: ${title.textContent}`);
+    // The button keeps its name.
+    const said = document.createElement("span");
+    said.className = "unseen";
+    said.setAttribute("role", "status");
     button.addEventListener("click", async () => {
       button.textContent = (await copied(text)) ? "Copied" : "Selected: press Ctrl+C";
-      setTimeout(() => { button.textContent = "Copy"; }, 2500);
+      said.textContent = `${title.textContent}: ${button.textContent}`;
+      setTimeout(() => { button.textContent = "Copy"; said.textContent = ""; }, 2500);
     });
     title.replaceWith(bar);
-    bar.append(title, button);
+    bar.append(title, button, said);
   }
 
   // Without https there is no clipboard but on this machine; then the text is selected.
@@ -34,6 +40,36 @@
       getSelection().selectAllChildren(element);
       return false;
     }
+  }
+
+  // What refreshes itself says so while it does not.
+
+  /** A line before a part of the page; what it returns is told whether the part was refreshed. */
+  function watch(part) {
+    const line = document.createElement("p");
+    line.className = "stale";
+    line.setAttribute("role", "status");
+    part.before(line);
+    let last = new Date();
+    return (isRefreshed) => {
+      if (isRefreshed) last = new Date();
+      const text = isRefreshed ? "" : `Not refreshed since ${last.toISOString().slice(11, 19)} UTC`;
+      // Read aloud once, not with every try.
+      if (line.textContent !== text) line.textContent = text;
+    };
+  }
+
+  const live = document.getElementById("live");
+  if (live) {
+    const tell = watch(live);
+    // A page without it, as of a proxy that wants somebody to sign in, would take it away.
+    live.addEventListener("htmx:before:swap", (event) => {
+      const { ctx, tasks } = event.detail;
+      const isThere = ctx.response.raw.ok && tasks.some((task) => task.fragment.querySelector("#live"));
+      if (!isThere) event.preventDefault();
+      tell(isThere);
+    });
+    live.addEventListener("htmx:error", () => tell(false));
   }
 
   // Charts.
@@ -69,8 +105,10 @@
     }),
   };
 
-  const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-  const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  // UTC, as all times of the console.
+  const timeZone = "UTC";
+  const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", timeZone });
+  const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone });
 
   /** Points that no line leads to. */
   function alone(chart, series) {
@@ -79,7 +117,8 @@
   }
 
   function perSecond(counts, data) {
-    return counts.map((count) => count / data.step_seconds);
+    const last = counts.length - 1;
+    return counts.map((count, index) => count / (index === last ? data.last_seconds : data.step_seconds));
   }
 
   function draw(plot, data) {
@@ -93,13 +132,14 @@
     const isEmpty = !series.some(([, column]) => column.some((value) => value));
     const options = {
       width: plot.clientWidth, height: SIZE,
-      padding: [8, 8, 0, 0],
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), timeZone),
+      padding: [8, 18, 0, 0],
       cursor: { points: { size: 6 }, drag: { x: false, y: false } },
       legend: { live: true, show: !isEmpty },
       scales: { y: { range: (_, low, high) => [0, isEmpty ? 1 : Math.max(high * 1.1, 1e-6)] } },
       axes: [{ ...axis, size: 28, space: 70, values: (_, ticks, __, ___, step) => ticks.map(step < 86_400 ? clock : day) }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (isEmpty ? "" : format(tick))) }],
       series: [
-        { value: (_, at) => (at == null ? "–" : `${day(at)} ${clock(at)}`) },
+        { label: "Time, UTC", value: (_, at) => (at == null ? "–" : `${day(at)} ${clock(at)}`) },
         ...series.map(([label, , name]) => ({
           label, stroke: colour(name), width: isEmpty ? 0 : 1.5, points: { show: true, size: 4, filter: alone }, spanGaps: false,
           fill: fill && !isEmpty ? `color-mix(in srgb, ${colour(name)} 12%, transparent)` : undefined,
@@ -110,21 +150,27 @@
     // Without series there is no scale to draw.
     const columns = series.length ? series.map(([, column]) => column) : [data.at.map(() => null)];
     if (!series.length) options.series.push({ label: "", show: true });
+    // It listens to the window otherwise, and holds on to its data.
+    plot.drawn?.chart.destroy();
     plot.replaceChildren();
     const chart = new uPlot(options, [data.at, ...columns], plot);
+    // Beside the plot, which is an image to who does not see it.
+    plot.parentElement.querySelector(".absent")?.remove();
     if (isEmpty) {
       const absent = document.createElement("p");
       absent.className = "absent";
       absent.textContent = "Nothing recorded in this time";
-      plot.append(absent);
+      plot.after(absent);
     }
     plot.drawn = { chart, data };
   }
 
   async function refresh(section) {
     try {
-      const response = await fetch(section.dataset.series, { headers: { accept: "application/json" } });
+      const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) };
+      const response = await fetch(section.dataset.series, options);
       if (response.status === 401) return location.reload();
+      section.tell(response.ok);
       if (!response.ok) return;
       const data = await response.json();
       for (const plot of section.querySelectorAll("[data-chart]")) {
@@ -133,11 +179,15 @@
       }
     } catch {
       // The gateway is not there: the next try may find it.
+      section.tell(false);
     }
   }
 
   const sections = document.querySelectorAll("[data-series]");
-  for (const section of sections) refresh(section);
+  for (const section of sections) {
+    section.tell = watch(section);
+    refresh(section);
+  }
   if (sections.length) {
     setInterval(() => { if (!document.hidden) sections.forEach(refresh); }, REFRESH_MS);
     new ResizeObserver((entries) => {
