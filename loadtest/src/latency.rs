@@ -59,7 +59,10 @@ fn ask_for(target: &Target, length: Duration) -> Result<Vec<Duration>, Failure> 
         let asked = Instant::now();
         let answer = connection.ask(SMALL)?;
         latencies.push(asked.elapsed());
-        ensure(answer.head.status == 200, || format!("a caller that means well got {}", answer.head.status))?;
+        ensure(answer.head.status == 200, || {
+            let said = String::from_utf8_lossy(&answer.body);
+            format!("a caller that means well got {}: {said}", answer.head.status)
+        })?;
         std::thread::sleep(EVERY);
     }
     Ok(latencies)

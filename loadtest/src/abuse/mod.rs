@@ -23,6 +23,8 @@ use crate::report::{millis, say};
 /// own: it is the gateway that is attacked.
 const GATEWAY_CORE: usize = 0;
 const CALLERS_CORE: usize = 1;
+/// More than attackers who have a key can have requests at a time: who has the last slot is another matter.
+const SLOTS: u32 = 1024;
 /// From an attack's beginning to the measurement beside it.
 const BUILDS_UP: Duration = Duration::from_millis(500);
 /// Noise only ever adds: the best of several attempts is nearest to the truth, on both sides.
@@ -47,7 +49,8 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for attack in attacks {
         // Each against a fresh product: the budgets of one must not end another.
-        let demo = Demo::start(gateway, &DemoOptions { workers: 1, core: Some(GATEWAY_CORE), ..Default::default() })?;
+        let with = DemoOptions { workers: 1, core: Some(GATEWAY_CORE), slots: Some(SLOTS), ..Default::default() };
+        let demo = Demo::start(gateway, &with)?;
         move_others_than_workers(demo.pid())?;
         if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
             say(format_args!("{}: {failure}", attack.name));

@@ -15,7 +15,7 @@ use super::raw_fd;
 use crate::runtime;
 
 /// Accepts in a row that may succeed before others get their turn.
-const ACCEPTS_PER_TURN: u8 = 16;
+const ACCEPTS_PER_TURN: u8 = 4;
 
 /// A listening socket on this thread's reactor. Dropping it closes this process's hold on it, no other's.
 pub struct Listener {
