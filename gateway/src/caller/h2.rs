@@ -52,6 +52,7 @@ fn settings() -> h2::server::Builder {
 /// Serves one connection until either side ends it.
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
     registered.expect_by(Instant::now() + limits::HEAD);
+    let peer_end = stream.socket().closer();
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
     let meter = Rc::new(Meter::new(Instant::now()));
     let metered = Metered::new(stream, Rc::clone(&meter));
@@ -92,14 +93,22 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 connection.registered.expect_by(Instant::now() + limits::LINGER);
                 http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
             }
-            Either::Right(None) => return,
+            Either::Right(None) => break,
             Either::Right(Some(Err(error))) => {
                 if error.is_go_away() && error.is_library() {
                     core.counters.abused("http2");
+                    ending.abuse = true;
                 }
-                return tracing::debug!(%peer, %error, "HTTP/2 ended");
+                tracing::debug!(%peer, %error, "HTTP/2 ended");
+                break;
             }
         }
+    }
+    drop(http2);
+    if ending.abuse {
+        // It has sent more than was read, and is to see why that was enough.
+        connection.registered.expect_by(Instant::now() + limits::LINGER);
+        peer_end.linger(limits::LINGER_BYTES).await;
     }
 }
 

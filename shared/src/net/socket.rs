@@ -315,6 +315,24 @@ impl Closer {
         self.shutdown(Shutdown::Both);
     }
 
+    /// Ends our direction, then reads on and throws away until the peer has ended its own, or `most` bytes: with bytes
+    /// unread, closing is a reset (RFC 1122 §4.2.2.13), and the peer may never see what was sent to it last. For when
+    /// nobody else reads any more.
+    pub async fn linger(&self, most: usize) {
+        const ONCE: usize = 16 * 1024;
+        self.shutdown(Shutdown::Write);
+        let mut discarded = 0;
+        while discarded < most {
+            match rustix::net::recv(raw_fd::borrow(&self.0), &mut [0u8; ONCE][..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return,
+                Ok((_, received)) => discarded += received,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) if self.0.readable(false).await.is_ok() => {}
+                Err(_) => return,
+            }
+        }
+    }
+
     /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.
     pub fn is_hung_up(&self) -> bool {
         self.polls(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
