@@ -26,7 +26,7 @@ use crate::backend::Pool;
 use crate::forward::{self, ForwardError};
 use crate::observe::Counts;
 use crate::passage::Passage;
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 
 /// How far a tunnel is. Later phases are greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,16 +142,25 @@ fn dispatch(
     }
     let tracing = session.agent.tracing.as_ref();
     let passage = Passage::begin(tracing, &session.counts, session.slots.in_use(), &mut request);
-    match session.slots.take() {
-        Some(slot) => {
-            let watched = (!request.body().is_end_stream()).then(|| windows.held.watch(request.body_mut()));
-            runtime::spawn(async move {
-                forward::forward(&session.pool, slot, passage, request, respond).await;
-                drop(watched);
-            });
+    let free = session.slots.take();
+    let watched = (!request.body().is_end_stream()).then(|| windows.held.watch(request.body_mut()));
+    runtime::spawn(async move {
+        match take_unless_full(&session.slots, free).await {
+            Some(slot) => forward::forward(&session.pool, slot, passage, request, respond).await,
+            None => forward::refuse(&mut respond, &passage, &ForwardError::concurrency_limit()),
         }
-        None => forward::refuse(&mut respond, &passage, &ForwardError::concurrency_limit()),
+        drop(watched);
+    });
+}
+
+/// The slot that was `free`, or the first of those whose requests were taken back meanwhile: they are given up when the
+/// tasks of these requests have had their turn, and one caller's resets must not have another one refused.
+async fn take_unless_full(slots: &Slots, free: Option<Slot>) -> Option<Slot> {
+    if free.is_some() {
+        return free;
     }
+    runtime::yield_now().await;
+    slots.take()
 }
 
 /// The window of uploads: as large as the gateway says, unless backends have stalled with too much already.

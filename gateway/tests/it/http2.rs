@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::{HeaderMap, Method, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -184,6 +185,74 @@ fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
 }
 
 #[test]
+fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
+    let demo = Demo::start(&Options { slots: Some(1), ..crate::options(None) }).unwrap();
+    on_a_reactor(async {
+        let mut stream = tls(&demo.about).await;
+        let begin = [PREFACE, &settings(), &get(&demo, 1, "/slow?ms=60000")].concat();
+        AsyncWriteExt::write_all(&mut stream, &begin).await.unwrap();
+        for slow in (1..40).step_by(4) {
+            let next = slow + 2;
+            let cancel = frame(3, 0, slow, &u32::from(h2::Reason::CANCEL).to_be_bytes());
+            let taken_back = [cancel, get(&demo, next, "/")].concat();
+            AsyncWriteExt::write_all(&mut stream, &taken_back).await.unwrap();
+            AsyncWriteExt::flush(&mut stream).await.unwrap();
+            let status = loop {
+                let (kind, id, payload) = read_frame(&mut stream).await;
+                if (kind, id) == (1, next) {
+                    break payload[0];
+                }
+            };
+            // `:status: 200` in HPACK's static table (RFC 7541 appendix A).
+            assert_eq!(status, 0x88, "{slow}");
+            AsyncWriteExt::write_all(&mut stream, &get(&demo, slow + 4, "/slow?ms=60000")).await.unwrap();
+        }
+    });
+}
+
+/// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// An HTTP/2 frame (RFC 9113 §4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+fn settings() -> Vec<u8> {
+    frame(4, 0, 0, &[])
+}
+
+/// HEADERS with END_STREAM and END_HEADERS, of a request with the demo's key.
+fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
+    let key = demo.about.service_key.as_str();
+    let fields = [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", target)];
+    let mut block = Vec::new();
+    for (name, value) in fields.into_iter().chain([("x-gw-service-key", key)]) {
+        // Literal, not indexed, new name; short lengths (RFC 7541 §6.2.2).
+        block.extend([0, u8::try_from(name.len()).unwrap()]);
+        block.extend_from_slice(name.as_bytes());
+        assert!(value.len() < 127);
+        block.push(value.len() as u8);
+        block.extend_from_slice(value.as_bytes());
+    }
+    frame(1, 0x1 | 0x4, stream, &block)
+}
+
+/// Kind, stream and payload of the next frame.
+async fn read_frame(stream: &mut TlsStream) -> (u8, u32, Vec<u8>) {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.unwrap();
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, &byte| number << 8 | u32::from(byte));
+    let mut payload = vec![0; number(&head[..3]) as usize];
+    stream.read_exact(&mut payload).await.unwrap();
+    (head[3], number(&head[5..]), payload)
+}
+
+#[test]
 fn a_response_that_breaks_off_is_reset() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request().unwrap();
@@ -244,28 +313,20 @@ fn requests_taken_back_again_and_again_end_the_connection() {
     };
     assert_eq!(abusive(&demo), 1);
     crate::wait_until_slots_are_free(&demo);
-    on_a_reactor(async { assert_eq!(connect(&demo).await.get("/").await.status, 200) });
-}
-
-/// An HTTP/2 frame (RFC 9113 §4.1) of stream 0.
-fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags, 0, 0, 0, 0]);
-    frame.extend_from_slice(payload);
-    frame
+    on_a_reactor(async {
+        let answer = connect(&demo).await.get("/").await;
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    });
 }
 
 #[test]
 fn floods_of_frames_that_carry_nothing_end_the_connection() {
     let demo = demo(None);
-    let (ping, settings) = (frame(6, 0, &[7; 8]), frame(4, 0, &[]));
-    let mut priority = frame(2, 0, &[0, 0, 0, 0, 16]);
-    priority[8] = 1;
-    for flood in [ping, settings, priority, frame(0xfa, 0, &[])] {
+    let (ping, priority) = (frame(6, 0, 0, &[7; 8]), frame(2, 0, 1, &[0, 0, 0, 0, 16]));
+    for flood in [ping, settings(), priority, frame(0xfa, 0, 0, &[])] {
         on_a_reactor(async {
             let mut stream = tls(&demo.about).await;
-            AsyncWriteExt::write_all(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-            AsyncWriteExt::write_all(&mut stream, &frame(4, 0, &[])).await.unwrap();
+            AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat()).await.unwrap();
             let mut received = Vec::new();
             // The gateway stops reading in the middle of this.
             let flooding = async {
