@@ -240,7 +240,6 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, mut regis
         Ok(stream) => stream,
         Err(error) => return handshake_failed(&core, peer, &error),
     };
-    drop(peer_end);
     registered.has_shaken_hands();
     // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {

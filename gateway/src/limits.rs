@@ -84,6 +84,7 @@ pub(crate) const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
 /// Services that one worker counts one by one; what others do is counted together.
 pub(crate) const SERVICES_COUNTED: usize = 1000;
 /// Bytes of bodies that one worker keeps for the log of requests under way; what there is no room for is left out.
+/// Buffers that grow hold up to twice that.
 pub(crate) const CAPTURE_MEMORY: usize = 64 * MIB;
 /// Points of series that wait in memory while their file cannot be written, each some 500 bytes.
 pub(crate) const SERIES_PENDING: usize = 16 * KIB;

@@ -161,7 +161,7 @@ pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
 
 thread_local! {
     static PANICS: Cell<u64> = const { Cell::new(0) };
-    static ALWAYS_READABLE: OnceCell<Option<Rc<TcpStream>>> = const { OnceCell::new() };
+    static ALWAYS_READABLE: OnceCell<Rc<TcpStream>> = const { OnceCell::new() };
 }
 
 /// Panics contained by [`spawn`] on the calling thread so far.
@@ -197,7 +197,11 @@ pub async fn yield_now() {
     if is_epoll() {
         return sleep(Duration::from_millis(1)).await;
     }
-    let always = ALWAYS_READABLE.with(|socket| socket.get_or_init(always_readable).clone());
+    let always = ALWAYS_READABLE.with(|kept| match kept.get() {
+        Some(socket) => Some(Rc::clone(socket)),
+        // Where there is no descriptor for it now, there may be one the next time.
+        None => always_readable().inspect(|made| drop(kept.set(Rc::clone(made)))),
+    });
     let turned = match always {
         Some(socket) => socket.readable(false).await.is_ok(),
         None => false,

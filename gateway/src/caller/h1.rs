@@ -188,15 +188,8 @@ async fn write_error(
 /// because closing with unread data resets the connection and can take the response with it (RFC 9112 §9.6).
 async fn linger(stream: &TlsStream, registered: &Registered) {
     registered.expect_by(Instant::now() + limits::LINGER);
-    if stream.close().await.is_err() {
-        return;
-    }
-    let (mut scratch, mut discarded) = (vec![0; 4096], 0);
-    while let Ok(read @ 1..) = std::future::poll_fn(|cx| stream.poll_read(cx, &mut scratch)).await {
-        discarded += read;
-        if discarded > limits::LINGER_BYTES {
-            return;
-        }
+    if stream.close().await.is_ok() {
+        stream.closer().linger(limits::LINGER_BYTES).await;
     }
 }
 

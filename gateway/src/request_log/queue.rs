@@ -180,31 +180,15 @@ impl Counters {
 mod tests {
     use gw_shared::id::RequestIds;
 
-    use super::super::record::{Capture, CapturedBody, CapturedMessage, Ended, Protocol, Timing};
+    use super::super::record::{Capture, CapturedBody, CapturedMessage};
     use super::*;
 
     fn batch(records: usize, captured: usize) -> Batch {
         let ids = RequestIds::new();
         let body = CapturedBody { bytes: vec![0; captured].into(), truncated: false };
         let capture = Capture { request: Some(CapturedMessage { body, ..CapturedMessage::default() }), response: None };
-        let record = || Record {
-            id: ids.next_id(),
-            method: http::Method::GET,
-            target: "/".into(),
-            caller: [127, 0, 0, 1].into(),
-            protocol: Protocol::Http11,
-            by: None,
-            status: None,
-            code: None,
-            ended: Ended::Complete,
-            bytes_in: 0,
-            bytes_out: 0,
-            timing: Timing::default(),
-            agent: None,
-            replayed_from: None,
-            trace_id: None,
-            capture: (captured > 0).then(|| Box::new(capture.clone())),
-        };
+        let capture = || (captured > 0).then(|| Box::new(capture.clone()));
+        let record = || Record { capture: capture(), ..Record::example(ids.next_id()) };
         Batch { services: vec![("a--b".into(), (0..records).map(|_| record()).collect())] }
     }
 

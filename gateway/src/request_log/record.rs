@@ -131,3 +131,28 @@ pub struct Batch {
     /// Label of the service (`{account}--{service}`), and its records in the order in which they ended.
     pub services: Vec<(Arc<str>, Vec<Record>)>,
 }
+
+#[cfg(test)]
+impl Record {
+    /// Of a request that was answered, with nothing special about it.
+    pub(super) fn example(id: RequestId) -> Self {
+        Self {
+            id,
+            method: Method::GET,
+            target: "/a/b".into(),
+            caller: [203, 0, 113, 7].into(),
+            protocol: Protocol::Http2,
+            by: None,
+            status: Some(200),
+            code: None,
+            ended: Ended::Complete,
+            bytes_in: 0,
+            bytes_out: 0,
+            timing: Timing::default(),
+            agent: None,
+            replayed_from: None,
+            trace_id: None,
+            capture: None,
+        }
+    }
+}

@@ -68,27 +68,6 @@ fn id(unix_ms: u64, number: u64) -> RequestId {
     RequestId::from_bytes((first + u128::from(number)).to_be_bytes()).unwrap()
 }
 
-fn record(id: RequestId) -> Record {
-    Record {
-        id,
-        method: Method::GET,
-        target: "/a/b".into(),
-        caller: "203.0.113.7".parse().unwrap(),
-        protocol: Protocol::Http2,
-        by: None,
-        status: Some(200),
-        code: None,
-        ended: Ended::Complete,
-        bytes_in: 0,
-        bytes_out: 0,
-        timing: Timing::default(),
-        agent: None,
-        replayed_from: None,
-        trace_id: None,
-        capture: None,
-    }
-}
-
 fn of_service() -> SearchQuery {
     SearchQuery { account: Some("acme".to_owned()), service: Some("api".to_owned()), ..SearchQuery::default() }
 }
@@ -138,9 +117,9 @@ fn a_request_is_shown_as_it_was_without_secrets() {
             )),
             response: Some(message(&[("content-encoding", b"gzip")], b"not really", false)),
         })),
-        ..record(id(NOON_MS, 1))
+        ..Record::example(id(NOON_MS, 1))
     };
-    fixture.write(LABEL, vec![full.clone(), record(id(NOON_MS, 2))]);
+    fixture.write(LABEL, vec![full.clone(), Record::example(id(NOON_MS, 2))]);
 
     let text = |text: &str| Some(text.to_owned());
     let expected = RequestView {
@@ -235,7 +214,7 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, Record)> {
             status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
             code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
             timing: Timing { total: number * 1000, ..Timing::default() },
-            ..record(id(NOON_MS - age_ms, number))
+            ..Record::example(id(NOON_MS - age_ms, number))
         };
         let label = labels[number as usize % 7 % 3];
         all.insert(record.id, (label, record.clone()));
@@ -349,7 +328,7 @@ fn wrong_searches_are_told_what_would_be_right() {
 fn a_day_goes_when_it_is_seven_days_over_and_late_records_with_it() {
     let mut fixture = Fixture::new();
     let old = id(NOON_MS, 0);
-    fixture.write(LABEL, vec![record(old)]);
+    fixture.write(LABEL, vec![Record::example(old)]);
     let day = (DAY_MS / 1000) as i64;
     fixture.seconds.fetch_add(7 * day, Ordering::Relaxed);
     fixture.log.flush();
@@ -359,7 +338,7 @@ fn a_day_goes_when_it_is_seven_days_over_and_late_records_with_it() {
     fixture.seconds.fetch_add(day, Ordering::Relaxed);
     assert_eq!(fixture.log.show(old).unwrap(), None, "at once, whenever the file goes");
     let (late, ahead) = (id(NOON_MS + 1, 0), id(NOON_MS + 10 * DAY_MS, 0));
-    fixture.write(LABEL, vec![record(late), record(ahead), record(id(NOON_MS + DAY_MS, 1))]);
+    fixture.write(LABEL, vec![Record::example(late), Record::example(ahead), Record::example(id(NOON_MS + DAY_MS, 1))]);
     // The thread removes a piece after it has written and before it says so: the file and the two beside it.
     (0..3).for_each(|_| fixture.log.flush());
     let names =
@@ -379,7 +358,8 @@ fn two_processes_write_the_same_day_and_both_find_all_of_it() {
     let ids: Vec<RequestId> = (0..200).map(|number| id(NOON_MS + number * 20, number)).collect();
     for (number, id) in ids.iter().enumerate() {
         let log = if number % 2 == 0 { &fixture.log } else { &other };
-        log.queue().push(Batch { services: vec![(format!("acme--s{}", number % 3).into(), vec![record(*id)])] });
+        log.queue()
+            .push(Batch { services: vec![(format!("acme--s{}", number % 3).into(), vec![Record::example(*id)])] });
         if number % 20 < 2 {
             log.flush();
         }
@@ -391,14 +371,14 @@ fn two_processes_write_the_same_day_and_both_find_all_of_it() {
         assert!(ids.iter().all(|id| log.show(*id).unwrap().is_some()));
         assert_eq!(log.search(&SearchQuery { limit: Some(1000), ..SearchQuery::default() }).unwrap().items.len(), 200);
     }
-    other.queue().push(Batch { services: vec![(LABEL.into(), vec![record(ids[0])])] });
+    other.queue().push(Batch { services: vec![(LABEL.into(), vec![Record::example(ids[0])])] });
     assert_eq!((other.stats().dropped, other.stats().queued_records), (1, 0), "closed");
 }
 
 #[test]
 fn a_corrupt_file_is_moved_aside_and_a_new_one_begun() {
     let mut fixture = Fixture::new();
-    fixture.write(LABEL, vec![record(id(NOON_MS, 0))]);
+    fixture.write(LABEL, vec![Record::example(id(NOON_MS, 0))]);
     fixture.log.close();
     let path = fixture.folder().join("2026-11-21.sqlite");
     fs::write(&path, [7; 100_000]).unwrap();
@@ -406,7 +386,7 @@ fn a_corrupt_file_is_moved_aside_and_a_new_one_begun() {
     fs::write(&yesterday, [7; 100_000]).unwrap();
     fixture.reopen();
     assert!(fixture.log.show(id(NOON_MS, 0)).unwrap_err().is_damage());
-    fixture.write(LABEL, vec![record(id(NOON_MS, 1))]);
+    fixture.write(LABEL, vec![Record::example(id(NOON_MS, 1))]);
     assert_eq!(fixture.ids(&of_service()), [id(NOON_MS, 1)], "past yesterday's file, which is corrupt too");
     assert_eq!(fs::read(fixture.folder().join("2026-11-21.sqlite.corrupt")).unwrap(), [7; 100_000]);
     let stats = fixture.log.stats();
@@ -417,7 +397,7 @@ fn a_corrupt_file_is_moved_aside_and_a_new_one_begun() {
 fn a_damaged_block_is_an_error_of_its_own() {
     let fixture = Fixture::new();
     let (good, bad) = (id(NOON_MS, 0), id(NOON_MS + 5000, 0));
-    fixture.write(LABEL, vec![record(good), record(bad)]);
+    fixture.write(LABEL, vec![Record::example(good), Record::example(bad)]);
     let connection = Connection::open(fixture.folder().join("2026-11-21.sqlite")).unwrap();
     let damage = "UPDATE block SET data = x'01ffff' WHERE key = (SELECT max(key) FROM block)";
     assert_eq!(connection.execute(damage, []).unwrap(), 1);
@@ -436,7 +416,7 @@ fn a_service_with_many_requests_at_once_gets_several_blocks() {
         target: format!("/{}", "x".repeat(number as usize % 50 * 10)).into(),
         // More agents than any block would repeat.
         agent: Some(AgentId::random()),
-        ..record(id(NOON_MS - NOON_MS % 1000 + number % 1000, number))
+        ..Record::example(id(NOON_MS - NOON_MS % 1000 + number % 1000, number))
     });
     let records: Vec<Record> = records.collect();
     fixture.write(LABEL, records.clone());

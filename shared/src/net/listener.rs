@@ -36,7 +36,6 @@ impl Listener {
         if self.accepts_in_a_row.get() >= ACCEPTS_PER_TURN {
             self.accepts_in_a_row.set(0);
             runtime::yield_now().await;
-            self.socket.readable(false).await?;
         }
         loop {
             if let Some(accepted) = self.try_accept()? {

@@ -1,0 +1,150 @@
+use std::fmt::Write;
+
+use gw_shared::id::{AgentId, ClientId, KeyId};
+use http::Method;
+use proptest::prelude::*;
+
+use super::super::record::Timing;
+use super::*;
+
+const SECOND_MS: u64 = 1_795_234_532_000;
+
+fn records() -> impl Strategy<Value = Vec<Record>> {
+    let ids: (Vec<ClientId>, Vec<KeyId>, Vec<AgentId>) = (
+        (0..20).map(|_| ClientId::random()).collect(),
+        (0..20).map(|_| KeyId::random()).collect(),
+        (0..20).map(|_| AgentId::random()).collect(),
+    );
+    let what = (any::<[u8; 16]>(), 0..1000u64, "/[a-z?é]{0,40}", any::<IpAddr>(), 0..20usize, 0..4u8);
+    let numbers = (any::<Option<u16>>(), any::<u64>(), any::<[Option<u32>; 4]>(), any::<Option<[u8; 16]>>());
+    let record =
+        (what, numbers).prop_map(move |((random, ms, target, caller, which, kind), (status, n, us, trace_id))| {
+            let (clients, keys, agents) = &ids;
+            let mut id = *RequestId::first_of_ms(SECOND_MS + ms).as_bytes();
+            id[9..].copy_from_slice(&random[9..]);
+            let id = RequestId::from_bytes(id).unwrap();
+            Record {
+                id,
+                method: if kind == 0 { Method::GET } else { Method::from_bytes(b"ODD").unwrap() },
+                target: target.into(),
+                caller,
+                protocol: [Protocol::Http10, Protocol::Http11, Protocol::Http2, Protocol::Replay][usize::from(kind)],
+                by: match kind {
+                    0 => None,
+                    1 => Some(CallerId::Client(clients[which].clone())),
+                    2 => Some(CallerId::ServiceKey(keys[which].clone())),
+                    _ => Some(CallerId::Admin),
+                },
+                status,
+                code: us[0].map(|_| "GW_TUNNEL_LOST"),
+                ended: [Ended::Complete, Ended::Cut, Ended::CallerGone][which % 3],
+                bytes_in: n,
+                bytes_out: n >> which,
+                timing: Timing {
+                    authenticate: which as u32,
+                    wait: us[0],
+                    agent: us[1],
+                    backend_first_byte: us[2],
+                    response_head: us[3],
+                    total: n >> 1,
+                },
+                agent: us[1].map(|_| agents[which].clone()),
+                replayed_from: us[2].map(|_| id),
+                trace_id,
+                capture: None,
+            }
+        });
+    prop::collection::vec(record, 1..60)
+}
+
+/// A record as a view has it.
+fn expected(record: &Record) -> [Option<String>; 9] {
+    let (by, caller) = match &record.by {
+        None => (None, None),
+        Some(CallerId::Client(id)) => (Some("jwt"), Some(id.to_string())),
+        Some(CallerId::ServiceKey(id)) => (Some("service_key"), Some(id.to_string())),
+        Some(CallerId::Admin) => (Some("admin"), None),
+    };
+    let timing = record.timing;
+    let mut numbers = format!("{:?} {} {}", record.status, record.bytes_in, record.bytes_out);
+    let durations = (timing.authenticate, timing.wait, timing.agent, timing.backend_first_byte, timing.response_head);
+    write!(numbers, " {durations:?} {} {}", timing.total, record.caller).unwrap();
+    [
+        Some(record.id.to_string()),
+        Some(record.method.to_string()),
+        Some(record.target.to_string()),
+        by.map(str::to_owned),
+        caller,
+        record.code.map(str::to_owned),
+        record.agent.as_ref().map(ToString::to_string),
+        record.replayed_from.map(|id| id.to_string()),
+        Some(numbers),
+    ]
+}
+
+fn found(view: RequestView) -> [Option<String>; 9] {
+    let durations = view.durations_us;
+    let mut numbers = format!("{:?} {} {}", view.status, view.bytes_in, view.bytes_out);
+    let some = (
+        durations.authenticate,
+        durations.wait,
+        durations.agent,
+        durations.backend_first_byte,
+        durations.response_head,
+    );
+    write!(numbers, " {some:?} {} {}", durations.total, view.caller_address).unwrap();
+    let target = view.query.map_or(view.path.clone(), |query| format!("{}?{query}", view.path));
+    [
+        Some(view.id),
+        Some(view.method),
+        Some(target),
+        view.auth_mode,
+        view.caller_id,
+        view.code,
+        view.agent_id,
+        view.replayed_from,
+        Some(numbers),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn blocks_are_read_as_they_were_written(records in records(), cut in any::<prop::sample::Index>()) {
+        let mut encoder = Encoder::new().unwrap();
+        let mut builder = encoder.begin(SECOND_MS);
+        for (number, record) in records.iter().enumerate() {
+            builder.add((number / 7) as i64, record, (number % 2 == 0).then_some(number as i64)).unwrap();
+        }
+        let (data, zone) = builder.finish().unwrap();
+        let mut unpacker = Unpacker::new().unwrap();
+        let raw = unpacker.unpack(data).unwrap();
+        let block = Block::read(&raw, |_| true).unwrap();
+        prop_assert_eq!(block.rows.len(), records.len());
+        for (number, ((service, row), record)) in block.rows.iter().zip(&records).enumerate() {
+            prop_assert_eq!(found(block.view(row, "acme--api")), expected(record));
+            prop_assert_eq!(*service, (number / 7) as i64);
+            prop_assert_eq!(row.capture, (number % 2 == 0).then_some(number as i64));
+        }
+        prop_assert_eq!(zone.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
+        let some = Block::read(&raw, |service| service == 1).unwrap();
+        let ids = |block: &Block<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
+            block.rows.iter().take(to).skip(from).map(|(_, row)| block.id(row)).collect()
+        };
+        prop_assert_eq!(ids(&some, 0, records.len()), ids(&block, 7, 14));
+        // What is missing is noticed.
+        let cut = cut.index(data.len());
+        prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| Block::read(&raw, |_| true).map(drop)).is_err());
+    }
+
+    #[test]
+    fn what_is_no_block_is_refused_and_nothing_worse(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
+        let data: Vec<u8> = std::iter::once(version).chain(data).collect();
+        if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
+            && let Ok(block) = Block::read(&raw, |_| true)
+        {
+            for (_, row) in &block.rows {
+                block.view(row, "acme--api");
+            }
+        }
+    }
+}
