@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -90,25 +90,33 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
     loop {
         let next = std::future::poll_fn(|cx| {
             if !leaving && drained.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(None);
+                return Poll::Ready(Next::Drained);
             }
-            windows.change(&mut connection);
-            connection.poll_accept(cx).map(Some)
+            loop {
+                windows.change(&mut connection);
+                match ready!(connection.poll_accept(cx)) {
+                    Some(Ok((request, respond))) => dispatch(session, &windows, request, respond),
+                    Some(Err(error)) => return Poll::Ready(Next::Ended(Err(error))),
+                    None => return Poll::Ready(Next::Ended(Ok(()))),
+                }
+            }
         });
         match next.await {
-            None => {
+            Next::Drained => {
                 // Every request has ended: GOAWAY. One that crossed with it is still served.
                 leaving = true;
                 connection.graceful_shutdown();
                 session.phase.send_replace(Phase::Leaving);
             }
-            Some(Some(accepted)) => {
-                let (request, respond) = accepted?;
-                dispatch(session, &windows, request, respond);
-            }
-            Some(None) => return Ok(()),
+            Next::Ended(result) => return result,
         }
     }
+}
+
+/// What happens to a tunnel besides requests.
+enum Next {
+    Drained,
+    Ended(Result<(), h2::Error>),
 }
 
 /// Resolves when no request comes any more and none is left.

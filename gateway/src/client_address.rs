@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use gw_shared::http::fields::X_FORWARDED_FOR;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use ipnet::{IpNet, Ipv4Net};
 
 /// The proxies whose word is taken for where a connection or a request came from.
@@ -31,6 +31,23 @@ fn canonical(block: IpNet) -> IpNet {
             Ipv4Net::new(address, length).map_or(block, IpNet::V4)
         }
         _ => block,
+    }
+}
+
+/// Who is at the other end of a connection.
+pub(crate) struct Peer {
+    /// IPv4, if it is one mapped to IPv6.
+    pub(crate) address: IpAddr,
+    /// The same as `X-Forwarded-For` has it: each request needs it, and formatting is slow.
+    pub(crate) forwarded: HeaderValue,
+}
+
+impl Peer {
+    pub(crate) fn new(address: IpAddr) -> Self {
+        let address = address.to_canonical();
+        // Digits, letters, dots and colons are a valid value.
+        let forwarded = address.to_string().parse().unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Self { address, forwarded }
     }
 }
 

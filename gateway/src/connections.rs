@@ -228,7 +228,10 @@ impl Registered {
         if self.entry.leaving.get() || self.connections.draining.get().is_some() {
             return Poll::Ready(());
         }
-        self.entry.farewell.replace(Some(cx.waker().clone()));
+        let mut farewell = self.entry.farewell.borrow_mut();
+        if !farewell.as_ref().is_some_and(|farewell| farewell.will_wake(cx.waker())) {
+            *farewell = Some(cx.waker().clone());
+        }
         Poll::Pending
     }
 

@@ -28,6 +28,9 @@ use crate::worker::Core;
 /// Longest message of an agent's error that is passed on, in bytes.
 const AGENT_MESSAGE_MAX: usize = 1024;
 
+/// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
+const ADDED_FIELDS: usize = 2;
+
 /// Head of a relayed response, fields cleaned for the next hop.
 #[derive(Debug)]
 pub(crate) struct ResponseHead {
@@ -304,7 +307,7 @@ impl PendingResponse {
             Self::Tunnel(response, _) => {
                 let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await?.ok()?;
                 let (parts, ()) = interim.into_parts();
-                let headers = fields::end_to_end(parts.headers, fields::is_own);
+                let headers = fields::end_to_end(parts.headers, fields::is_own, 0);
                 Some(ResponseHead { status: parts.status, headers, has_body: false, upgrade: None })
             }
             Self::Across { pipe, answer, .. } => match pipe.receive().await {
@@ -357,7 +360,7 @@ async fn receive_head(
     }
     in_flight.watch(&mut body);
     let upgrade = parts.headers.get(X_GW_UPGRADE).cloned();
-    let headers = fields::end_to_end(parts.headers, fields::is_own);
+    let headers = fields::end_to_end(parts.headers, fields::is_own, ADDED_FIELDS);
     let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
     Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
 }

@@ -5,7 +5,6 @@ mod outbound;
 mod replay;
 mod switch;
 
-use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
@@ -23,7 +22,7 @@ pub(crate) use self::replay::{Replay, replay};
 use self::switch::switch;
 use crate::auth::{self, Authenticated};
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
-use crate::client_address::client_address;
+use crate::client_address::{Peer, client_address};
 use crate::clock::Timestamp;
 use crate::error::{Error, request_id_value};
 use crate::exchange::{self, Download, Exchange, PendingResponse, ResponseHead, Upload};
@@ -53,11 +52,11 @@ pub(crate) enum Outcome {
 pub(crate) async fn relay(
     core: &Rc<Core>,
     request: RequestHead,
-    peer: IpAddr,
+    peer: &Peer,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
-    let client = client_address(peer, &request.headers, &core.policy.trusted_proxies);
+    let client = client_address(peer.address, &request.headers, &core.policy.trusted_proxies);
     // Accounts when it is dropped, however this ends.
     let journey = &Journey::begin(core, &request, client);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
@@ -88,7 +87,7 @@ enum Opened {
 }
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
-fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: IpAddr) -> Result<Opened, Error> {
+fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: &Peer) -> Result<Opened, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
     let directory = journey.core.directory();
@@ -121,7 +120,7 @@ fn set_out(
     journey: &Journey,
     authenticated: Authenticated,
     request: RequestHead,
-    peer: IpAddr,
+    peer: &Peer,
 ) -> Result<Exchange, Error> {
     let has_body = request.framing != Framing::None || request.upgrade.is_some();
     journey.sets_out(&request);

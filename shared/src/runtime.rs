@@ -9,13 +9,13 @@ use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use monoio::net::TcpStream;
-use monoio::time::TimeDriver;
-pub use monoio::time::{sleep, sleep_until, timeout};
+use monoio::time::{Sleep, TimeDriver, Timeout};
 use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
 
 /// Submission queue entries of each ring: the most operations one turn of the loop hands to the kernel at once
@@ -185,6 +185,19 @@ pub fn spawn(task: impl Future<Output = ()> + 'static) {
         }
     });
     drop(monoio::spawn(contained));
+}
+
+/// Waits for `duration`, to the millisecond.
+///
+/// Timers are in boxes: monoio's take 640 bytes aligned to 128, and every future that could come to wait for one would
+/// have room for it, the task of each request first.
+pub fn sleep(duration: Duration) -> Pin<Box<Sleep>> {
+    Box::pin(monoio::time::sleep(duration))
+}
+
+/// Drops `future` if it takes longer than `duration`.
+pub fn timeout<F: Future>(duration: Duration, future: F) -> Pin<Box<Timeout<F>>> {
+    Box::pin(monoio::time::timeout(duration, future))
 }
 
 /// Lets everything else of this thread have its turn before the caller goes on: tasks that can run, and what the ring has

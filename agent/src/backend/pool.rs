@@ -45,7 +45,7 @@ struct Backend {
     /// Most HTTP/1.1 connections kept: as many as requests can run at a time, or each peak would end in new handshakes.
     idle_max: usize,
     /// HTTP/1.1, last used first out.
-    idle: RefCell<Vec<(Instant, h1::Connection)>>,
+    idle: RefCell<Vec<(Instant, Box<h1::Connection>)>>,
     shared: h2::Connections,
     /// ALPN selected HTTP/1.1 the last time: it is of no use to wait for a connection to share.
     speaks_http1: Cell<bool>,
@@ -76,7 +76,7 @@ pub(crate) struct Lease<'a> {
 }
 
 enum Connection {
-    Http1(h1::Connection),
+    Http1(Box<h1::Connection>),
     Http2(h2::Place),
 }
 
@@ -245,18 +245,18 @@ impl Backend {
         })
     }
 
-    async fn open_shared(&self) -> Result<Opened<h1::Connection>, ConnectError> {
+    async fn open_shared(&self) -> Result<Opened<Box<h1::Connection>>, ConnectError> {
         // Whether it speaks HTTP/2 shows on the first connection.
         self.shared.place_or(|| !self.speaks_http1.get(), self.open(Wanted::Any)).await
     }
 
-    async fn open(&self, wanted: Wanted) -> Result<Opened<h1::Connection>, ConnectError> {
+    async fn open(&self, wanted: Wanted) -> Result<Opened<Box<h1::Connection>>, ConnectError> {
         let (stream, is_http2) = connect::dial(&self.endpoint, wanted).await?;
         if wanted == Wanted::Any {
             self.speaks_http1.set(!is_http2);
         }
         if !is_http2 {
-            return Ok(Opened::Http1(h1::Connection::new(stream)));
+            return Ok(Opened::Http1(Box::new(h1::Connection::new(stream))));
         }
         let connection = h2::Connection::start(stream).await?;
         Ok(Opened::Http2(self.shared.keep(&connection)))

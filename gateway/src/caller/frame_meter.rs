@@ -71,7 +71,7 @@ impl FrameMeter {
                 self.filled = 0;
                 let [a, b, c, kind, flags, ..] = self.header;
                 self.payload = u32::from_be_bytes([0, a, b, c]);
-                self.count(kind, flags, now())?;
+                self.count(kind, flags, &now)?;
             }
         }
         Ok(all - bytes.len())
@@ -82,7 +82,7 @@ impl FrameMeter {
         self.weight >= limits::HTTP2_WEIGHT_PER_TURN
     }
 
-    fn count(&mut self, kind: u8, flags: u8, now: Instant) -> Result<(), Flood> {
+    fn count(&mut self, kind: u8, flags: u8, now: &impl Fn() -> Instant) -> Result<(), Flood> {
         const DATA: u8 = 0;
         const HEADERS: u8 = 1;
         const WINDOW_UPDATE: u8 = 8;
@@ -105,7 +105,7 @@ impl FrameMeter {
             }
             _ => {}
         }
-        self.budget.take(now).map_err(|_| Flood)
+        self.budget.take(now()).map_err(|_| Flood)
     }
 
     /// A request arrived whole: two header blocks were its own, if it has trailers.
@@ -169,7 +169,11 @@ impl AsyncRead for Metered {
             meter.weight = 0;
         }
         let filled = buffer.filled().len();
-        ready!(AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer))?;
+        if AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer)?.is_pending() {
+            // What comes now comes in another turn.
+            meter.weight = 0;
+            return Poll::Pending;
+        }
         let read = &buffer.filled()[filled..];
         match meter.received(read, Instant::now) {
             Ok(taken) => {

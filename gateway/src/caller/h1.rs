@@ -17,6 +17,7 @@ use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 
 use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
+use crate::client_address::Peer;
 use crate::connections::Registered;
 use crate::error::Error;
 use crate::exchange::ResponseHead;
@@ -31,6 +32,7 @@ const DISCARD_MAX: u64 = 64 * 1024;
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
     let mut buffer = BytesMut::new();
     let mut refusals = Refusals::new(&core, peer);
+    let peer = Peer::new(peer);
     registered.expect_by(Instant::now() + limits::HEAD);
     loop {
         let head = match read_head(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
@@ -41,7 +43,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         };
         registered.busy();
-        match serve_request(&core, &stream, &mut buffer, head, peer, &registered).await {
+        match serve_request(&core, &stream, &mut buffer, head, &peer, &registered).await {
             // In a drain too, if the response has promised it: the next one says that the connection ends.
             Next::KeepAlive => {}
             Next::Refused if !refusals.count() => {
@@ -103,7 +105,7 @@ async fn serve_request(
     stream: &TlsStream,
     buffer: &mut BytesMut,
     head: RequestHead,
-    peer: IpAddr,
+    peer: &Peer,
     registered: &Registered,
 ) -> Next {
     let awaits_continue = Cell::new(head.expects_continue);

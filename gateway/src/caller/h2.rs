@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -24,6 +24,7 @@ use http::{Method, Request, Response, StatusCode};
 use super::frame_meter::{Meter, Metered};
 use super::upload_window::UploadWindow;
 use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
+use crate::client_address::Peer;
 use crate::connections::Registered;
 use crate::error::Error;
 use crate::exchange::ResponseHead;
@@ -62,6 +63,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
     };
     registered.idle_until(Instant::now() + limits::IDLE);
     let connection = Rc::new(Connection {
+        peer: Peer::new(peer),
         registered,
         open: Cell::new(0),
         resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
@@ -77,14 +79,18 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 return Poll::Ready(Either::Left(reason));
             }
             upload_window.look(&mut http2, connection.open.get());
-            http2.poll_accept(cx).map(Either::Right)
+            loop {
+                match ready!(http2.poll_accept(cx)) {
+                    Some(Ok((request, respond))) => {
+                        let (core, open) = (Rc::clone(&core), connection.begin());
+                        runtime::spawn(serve_request(core, request, respond, open));
+                    }
+                    Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
+                    None => return Poll::Ready(Either::Right(None)),
+                }
+            }
         });
         match next.await {
-            Either::Right(Some(Ok((request, respond)))) => {
-                connection.meter.became_request();
-                let (core, connection) = (Rc::clone(&core), connection.begin());
-                runtime::spawn(serve_request(core, request, respond, peer, connection));
-            }
             // GOAWAY; what runs still ends.
             Either::Left(End::Goodbye) => http2.graceful_shutdown(),
             Either::Left(End::Abuse(reason)) => {
@@ -94,7 +100,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
             }
             Either::Right(None) => break,
-            Either::Right(Some(Err(error))) => {
+            Either::Right(Some(error)) => {
                 if error.is_go_away() && error.is_library() {
                     core.counters.abused("http2");
                     ending.abuse = true;
@@ -114,6 +120,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
 
 /// What the requests of one connection share.
 struct Connection {
+    peer: Peer,
     registered: Registered,
     /// Requests being served.
     open: Cell<usize>,
@@ -146,6 +153,7 @@ struct Open(Rc<Connection>);
 
 impl Connection {
     fn begin(self: &Rc<Self>) -> Open {
+        self.meter.became_request();
         self.open.set(self.open.get() + 1);
         self.registered.busy();
         Open(Rc::clone(self))
@@ -159,7 +167,10 @@ impl Connection {
             *ending = Ending { goodbye: true, abuse: true };
             return Poll::Ready(End::Abuse(abuse));
         }
-        self.driver.replace(Some(cx.waker().clone()));
+        let mut driver = self.driver.borrow_mut();
+        if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
+            *driver = Some(cx.waker().clone());
+        }
         if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
             ending.goodbye = true;
             return Poll::Ready(End::Goodbye);
@@ -200,20 +211,14 @@ impl Drop for Open {
     }
 }
 
-async fn serve_request(
-    core: Rc<Core>,
-    request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
-    peer: IpAddr,
-    connection: Open,
-) {
+async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: SendResponse<Bytes>, connection: Open) {
     let (parts, body) = request.into_parts();
     let has_body = !body.is_end_stream();
     let stream = RefCell::new(Stream::Asked(respond));
     let mut response = Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream };
     let mut body = Body { body, unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
-        Ok(head) => relay::relay(&core, head, peer, &mut body, &mut response).await,
+        Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
         Err(invalid) => relay::refuse_unread(&core, &Error::invalid_head(invalid), &mut response).await,
     };
     match outcome {
@@ -276,6 +281,9 @@ impl Body<'_> {
     /// Reads on for a while after a response that did not wait for the whole request: the reset that ends what is left
     /// makes some callers forget the response.
     async fn discard(mut self) {
+        if self.is_done() {
+            return;
+        }
         let read_on = async {
             let mut discarded = 0;
             while discarded < limits::LINGER_BYTES && !self.is_done() {

@@ -95,7 +95,7 @@ pub fn request_head(data: &[u8]) {
 
 /// The fields that go on to the next hop.
 fn headers_without(headers: &HeaderMap) -> HeaderMap {
-    fields::end_to_end(headers.clone(), |name| *name == header::HOST)
+    fields::end_to_end(headers.clone(), |name| *name == header::HOST, 0)
 }
 
 /// A response head, to a request of the method that the first byte says.
@@ -195,7 +195,7 @@ pub fn header_rules(data: &[u8]) {
         let mut names = values.flat_map(|value| value.split(','));
         names.any(|it| it.trim().eq_ignore_ascii_case(name.as_str()))
     };
-    let kept = fields::end_to_end(headers.clone(), fields::is_own);
+    let kept = fields::end_to_end(headers.clone(), fields::is_own, 0);
     for (name, value) in &kept {
         assert!(!fields::is_own(name));
         match name.as_str() {
@@ -210,7 +210,7 @@ pub fn header_rules(data: &[u8]) {
     for field in kept.iter().filter(|(name, _)| **name != header::TE) {
         assert!(all.any(|it| it == field), "{field:?} is not where it was");
     }
-    assert_eq!(fields::end_to_end(kept.clone(), fields::is_own), kept, "once is enough");
+    assert_eq!(fields::end_to_end(kept.clone(), fields::is_own, 0), kept, "once is enough");
     for name in fields::end_to_end_trailers(headers).keys() {
         assert!(!fields::is_own(name));
         let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE, header::TRAILER];

@@ -24,7 +24,7 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     }
     let mut response = Response::new(Vec::new());
     if request.method == Method::TRACE {
-        let kept = fields::end_to_end(request.headers.clone(), |name| is_own(name) || SECRETS.contains(name));
+        let kept = fields::end_to_end(request.headers.clone(), |name| is_own(name) || SECRETS.contains(name), 0);
         let (target, authority) = (&request.target, request.authority.as_str().as_bytes());
         head::write_request(response.body_mut(), &request.method, target, authority, &kept, Framing::None);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("message/http"));

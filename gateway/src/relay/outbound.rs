@@ -1,7 +1,5 @@
 //! The request as the agent gets it.
 
-use std::net::IpAddr;
-
 use bytes::Bytes;
 use gw_shared::http::fields::{
     self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
@@ -14,21 +12,25 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Scheme, Uri};
 use http::{Method, Request};
 
+use crate::client_address::Peer;
 use crate::error::{Error, request_id_value};
 
+/// Fields that a request gets here, at most: four of where it came from, its id, its trace.
+const ADDED_FIELDS: usize = 6;
+
 /// What ends at this hop is gone, what we add is there (RFC 9110 §7.6).
-pub(super) fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Result<Request<()>, Error> {
+pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<Request<()>, Error> {
     let RequestHead { method, target, authority, version, headers, upgrade, .. } = request;
     // Credentials were for us; what Host says is in the authority.
     const ENDS_HERE: [HeaderName; 4] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, X_GW_UPGRADE_METHOD, header::HOST];
-    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name));
-    append_to_list(&mut headers, X_FORWARDED_FOR, &peer.to_canonical().to_string());
+    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name), ADDED_FIELDS);
+    append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {
         Version::Http10 => "1.0 gw",
         Version::Http11 => "1.1 gw",
         Version::Http2 => "2 gw",
     };
-    append_to_list(&mut headers, header::VIA, via);
+    append_to_list(&mut headers, header::VIA, HeaderValue::from_static(via));
     headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("https"));
     let host = HeaderValue::from_str(authority.as_str()).map_err(|_| Error::BadRequest("Host field".to_owned()))?;
     headers.insert(X_FORWARDED_HOST, host);
@@ -57,14 +59,18 @@ pub(super) fn outbound(request: RequestHead, peer: IpAddr, id: RequestId) -> Res
 }
 
 /// Appends to a comma-separated field, keeping what earlier hops wrote in front.
-fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: &str) {
-    let mut earlier: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
+fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    if !headers.contains_key(&name) {
+        headers.insert(name, value);
+        return;
+    }
+    let mut list: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
         list.extend_from_slice(value.as_bytes());
         list.extend_from_slice(b", ");
         list
     });
-    earlier.extend_from_slice(value.as_bytes());
-    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(earlier)) {
+    list.extend_from_slice(value.as_bytes());
+    if let Ok(value) = HeaderValue::from_maybe_shared(Bytes::from(list)) {
         headers.insert(name, value);
     }
 }

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::{Exchange, find, refuse, set_out, stream};
 use crate::auth::Authenticated;
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::client_address::Peer;
 use crate::error::Error;
 use crate::exchange::ResponseHead;
 use crate::journey::Journey;
@@ -75,7 +76,7 @@ fn open(journey: &Journey, label: &str, request: RequestHead) -> Result<Exchange
     let service = find(journey, &directory, label, &request)?;
     let authenticated = Authenticated::administrator(service);
     journey.authenticated(Some(&authenticated.by));
-    set_out(journey, authenticated, request, journey.client)
+    set_out(journey, authenticated, request, &Peer::new(journey.client))
 }
 
 /// A body that is here already, of somebody who waits.

@@ -25,8 +25,9 @@ pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-ho
 /// What of `headers` goes on to the next hop, in order: everything but the fields of RFC 9110 §7.6.1, those that
 /// `Connection` names, and those that `drop` says.
 ///
-/// `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2).
-pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+/// `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2). There is room for `added` fields
+/// more, where something was dropped.
+pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -43,7 +44,7 @@ pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool) -> Hea
     // `Connection: TE` is how a sender of `TE` announces it.
     let trailers = accepts_trailers(&headers);
     // Built anew: `HeaderMap::remove` moves the last field into the gap.
-    let mut kept = HeaderMap::with_capacity(headers.len() + ADDED_FIELDS);
+    let mut kept = HeaderMap::with_capacity(headers.len() - 1 + added);
     let mut keep = None;
     for (name, value) in headers {
         // A field's further values come without its name.
@@ -59,9 +60,6 @@ pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool) -> Hea
     }
     kept
 }
-
-/// Room for what an intermediary adds.
-const ADDED_FIELDS: usize = 6;
 
 const HOP_BY_HOP: [HeaderName; 6] = [
     header::CONNECTION,
@@ -104,7 +102,7 @@ pub fn is_own(name: &HeaderName) -> bool {
 /// What of a trailer section goes on: not the fields that it must not carry (RFC 9110 §6.5.1), and not ours.
 pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
     const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
-    let mut kept = end_to_end(trailers, |name| is_own(name) || NEVER.contains(name));
+    let mut kept = end_to_end(trailers, |name| is_own(name) || NEVER.contains(name), 0);
     kept.remove(header::TE);
     kept
 }
@@ -136,7 +134,7 @@ mod tests {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("3"));
         headers.insert(header::PROXY_AUTHORIZATION, HeaderValue::from_static("p"));
         headers.append("x-second", HeaderValue::from_static("2b"));
-        let kept = end_to_end(headers, |name| name == "x-drop");
+        let kept = end_to_end(headers, |name| name == "x-drop", 0);
         let kept: Vec<(&str, &str)> =
             kept.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         let expected = [
@@ -154,7 +152,7 @@ mod tests {
     #[test]
     fn our_own_fields_cannot_be_forged() {
         let headers = map(&[("x-gw-status", "RateLimited"), ("x-gw-anything", "1"), ("x-gwen", "stays")]);
-        assert_eq!(end_to_end(headers, is_own), map(&[("x-gwen", "stays")]));
+        assert_eq!(end_to_end(headers, is_own, 0), map(&[("x-gwen", "stays")]));
     }
 
     #[test]

@@ -231,7 +231,12 @@ impl Socket {
     pub fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         loop {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags) {
+            let sent = match pieces {
+                // Spares the kernel reading the message's header and the list of pieces.
+                [piece] => rustix::net::send(self.as_fd(), piece, flags),
+                _ => rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags),
+            };
+            match sent {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(sent) => {
                     self.sent.set(self.sent.get() + sent as u64);
@@ -319,18 +324,23 @@ impl Closer {
     /// unread, closing is a reset (RFC 1122 §4.2.2.13), and the peer may never see what was sent to it last. For when
     /// nobody else reads any more.
     pub async fn linger(&self, most: usize) {
-        const ONCE: usize = 16 * 1024;
         self.shutdown(Shutdown::Write);
         let mut discarded = 0;
         while discarded < most {
-            match rustix::net::recv(raw_fd::borrow(&self.0), &mut [0u8; ONCE][..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return,
-                Ok((_, received)) => discarded += received,
+            match self.discard() {
+                Ok(0) => return,
+                Ok(received) => discarded += received,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) if self.0.readable(false).await.is_ok() => {}
                 Err(_) => return,
             }
         }
+    }
+
+    /// Reads what is there and throws it away. Not part of a future, which would have room for the buffer.
+    fn discard(&self) -> rustix::io::Result<usize> {
+        let (_, received) = rustix::net::recv(raw_fd::borrow(&self.0), &mut [0u8; 16 * 1024][..], RecvFlags::DONTWAIT)?;
+        Ok(received)
     }
 
     /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.

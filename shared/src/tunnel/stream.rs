@@ -65,7 +65,7 @@ pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<R
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}
-            Ok(data) if data.len() < GATHERED_BELOW => {
+            Ok(data) if data.len() < GATHERED_BELOW && !stream.is_end_stream() => {
                 return Poll::Ready(Ok(Received::Data(gather(stream, cx, data))));
             }
             Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
