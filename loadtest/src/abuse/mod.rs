@@ -51,7 +51,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         // Each against a fresh product: the budgets of one must not end another.
         let with = DemoOptions { workers: 1, core: Some(GATEWAY_CORE), slots: Some(SLOTS), ..Default::default() };
         let demo = Demo::start(gateway, &with)?;
-        move_others_than_workers(demo.pid())?;
+        arrange(demo.pid())?;
         if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
             say(format_args!("{}: {failure}", attack.name));
             failed.push(attack.name);
@@ -64,11 +64,11 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
 /// What one attack does to the callers that mean well.
 fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure> {
     // Warm: pools filled, code paged in.
-    Latency::measure(&demo.target, length / 3)?;
+    measure(demo, length / 3)?;
     let (mut quiet, mut attacked) = (Latency::MAX, Latency::MAX);
     let (rounds, ended) = (AtomicU64::new(0), AtomicU64::new(0));
     for _ in 0..ATTEMPTS {
-        quiet = quiet.min(Latency::measure(&demo.target, length)?);
+        quiet = quiet.min(measure(demo, length)?);
         let stop = AtomicBool::new(false);
         let cpu = procfs::cpu(demo.pid());
         let began = Instant::now();
@@ -77,7 +77,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
                 .map(|number| {
                     let (stop, rounds, ended) = (&stop, &rounds, &ended);
                     scope.spawn(move || {
-                        give_way()?;
+                        schedule(gettid(), Class::Leftovers)?;
                         while !stop.load(Ordering::Relaxed) {
                             rounds.fetch_add(1, Ordering::Relaxed);
                             // A failure is what should come of it: the product ended the connection.
@@ -90,7 +90,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
                 })
                 .collect();
             std::thread::sleep(BUILDS_UP);
-            let measured = Latency::measure(&demo.target, length);
+            let measured = measure(demo, length);
             stop.store(true, Ordering::Relaxed);
             joined(attackers).collect::<Result<(), _>>().and(measured)
         })?;
@@ -117,12 +117,40 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
     ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 is {ratio:.1} times the quiet one"))
 }
 
-/// Leaves this thread whatever nobody else wants of its core (`SCHED_IDLE`), so that it is the product that is measured:
-/// of lower priority alone it would finish its slice of some milliseconds before a caller's answer is looked at.
-fn give_way() -> Result<(), Failure> {
-    let thread = gettid().as_raw_nonzero().to_string();
-    let status = Command::new(process::find("chrt", "util-linux")?).args(["--idle", "--pid", "0", &thread]).status()?;
-    ensure(status.success(), || format!("chrt ended with {status}"))
+/// How callers fare that have a machine of their own, as far as one can be had here.
+fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
+    std::thread::scope(|scope| {
+        let callers = scope.spawn(|| {
+            // The threads of the callers inherit it.
+            schedule(gettid(), Class::Callers)?;
+            Latency::measure(&demo.target, length)
+        });
+        joined(vec![callers]).collect::<Result<Vec<_>, _>>()
+    })
+    .map(|measured| measured.into_iter().fold(Latency::MAX, Latency::min))
+}
+
+/// What a thread gets of its core. All share two cores that would have a dozen, and the kernel lets an ordinary thread
+/// finish its slice of some milliseconds before it looks at another: that would be measured, and not the product.
+#[derive(Clone, Copy)]
+enum Class {
+    /// Whenever it wants (`SCHED_FIFO`).
+    Callers,
+    /// Whenever no caller wants it: gateway, agent, backend.
+    Product,
+    /// Whatever nobody else wants (`SCHED_IDLE`): attackers.
+    Leftovers,
+}
+
+fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
+    let policy = match class {
+        Class::Callers => ["--fifo", "--pid", "2"],
+        Class::Product => ["--fifo", "--pid", "1"],
+        Class::Leftovers => ["--idle", "--pid", "0"],
+    };
+    let chrt = process::find("chrt", "util-linux")?;
+    let status = Command::new(chrt).args(policy).arg(thread.as_raw_nonzero().to_string()).status()?;
+    ensure(status.success(), || format!("chrt ended with {status}: as root?"))
 }
 
 fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
@@ -131,11 +159,16 @@ fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
     sched_setaffinity(thread, &cores).map_err(|error| Failure::during("pinning a thread", error))
 }
 
-/// Leaves the gateway's core to its worker: the demo runs agent and backend in the same process.
-fn move_others_than_workers(process: u32) -> Result<(), Failure> {
+/// Leaves the gateway's core to its worker, the demo runs agent and backend in the same process; and has all who are on
+/// a request's way run when they are wanted.
+fn arrange(process: u32) -> Result<(), Failure> {
     for (thread, name) in procfs::threads(process)? {
-        if !name.starts_with("gw-worker") {
+        let is_worker = name.starts_with("gw-worker");
+        if !is_worker {
             pin_to(Some(thread), CALLERS_CORE)?;
+        }
+        if is_worker || ["gw-agent", "gw-echo"].contains(&name.as_str()) {
+            schedule(thread, Class::Product)?;
         }
     }
     Ok(())
