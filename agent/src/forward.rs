@@ -1,6 +1,7 @@
 //! One request's way through the agent: from its tunnel stream to the backend and back.
 
 use std::cell::Cell;
+use std::task::{Context, Waker};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
@@ -57,6 +58,10 @@ pub(crate) async fn forward(
     request: Request<RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) {
+    if was_reset(&mut respond) {
+        // Before the backend had to know of it.
+        return;
+    }
     let (mut parts, mut body) = request.into_parts();
     if parts.method == Method::CONNECT {
         // In a box, as is connecting: what is rare is not to make the task of every request larger.
@@ -309,6 +314,11 @@ pub(crate) async fn relay_body(
         sent.map_err(|_| Failure::Over)?;
     }
     Ok(())
+}
+
+/// Whether the gateway has reset the stream already.
+fn was_reset(respond: &mut SendResponse<Bytes>) -> bool {
+    respond.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
 /// Waits for `future`, but not beyond a reset of the stream by the gateway.

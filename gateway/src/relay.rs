@@ -61,13 +61,14 @@ pub(crate) async fn relay(
     let journey = &Journey::begin(core, &request, client);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
     let outcome = match core.region.destination(host.as_str()) {
-        Destination::Tenant(label) => match open(journey, &label, request, peer) {
+        Destination::Tenant(label) => match open(journey, &label, request, peer, body.was_taken_back()) {
             // Boxed: it is rare, and every request would keep room for it.
             Ok(Opened::Exchange(exchange)) if upgrades => {
                 Box::pin(switch(journey, exchange, version, body, response)).await
             }
             Ok(Opened::Exchange(exchange)) => stream(journey, exchange, body, response).await,
             Ok(Opened::EndsHere(answer)) => answer_with(journey, *answer, response).await,
+            Ok(Opened::Nothing) => Outcome::CallerGone,
             Err(error) => refuse(journey, &error, response).await,
         },
         _ if core.is_ending() => refuse(journey, &Error::Overloaded("draining"), response).await,
@@ -84,10 +85,18 @@ enum Opened {
     Exchange(Exchange),
     /// It was for us, by its `Max-Forwards`.
     EndsHere(Box<Response<Vec<u8>>>),
+    /// Nobody waits for it any more: who takes back all that he asks for (CVE-2023-44487) gets no further than this.
+    Nothing,
 }
 
 /// Everything that can be decided before the first byte of the body, in the order that the checks have.
-fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: &Peer) -> Result<Opened, Error> {
+fn open(
+    journey: &Journey,
+    label: &str,
+    mut request: RequestHead,
+    peer: &Peer,
+    taken_back: bool,
+) -> Result<Opened, Error> {
     #[cfg(test)]
     assert_ne!(request.target.path(), tests::PANICKING_PATH, "injected");
     let directory = journey.core.directory();
@@ -97,6 +106,9 @@ fn open(journey: &Journey, label: &str, mut request: RequestHead, peer: &Peer) -
     }
     let authenticated = authenticate(journey, &directory, service, &request.headers)?;
     tracing::debug!(request_id = %journey.id, service = %service.label, by = ?authenticated.by, "admitting");
+    if taken_back {
+        return Ok(Opened::Nothing);
+    }
     if let Some(answer) = max_forwards::count_down(&mut request, journey.id) {
         return Ok(Opened::EndsHere(Box::new(answer)));
     }

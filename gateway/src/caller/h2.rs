@@ -324,6 +324,10 @@ impl RequestBody for Body<'_> {
         std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx)).await
     }
 
+    fn was_taken_back(&mut self) -> bool {
+        self.stream.borrow_mut().poll_reset(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
     fn switch_protocols(&mut self) {
         // The stream goes on as it is.
     }

@@ -53,6 +53,10 @@ pub(crate) trait RequestBody {
     fn is_done(&self) -> bool;
     /// Resolves when the caller is gone, and not before. Can be dropped and called again.
     async fn gone(&mut self) -> CallerGone;
+    /// The caller has taken the request back already, as far as can be seen at no cost.
+    fn was_taken_back(&mut self) -> bool {
+        false
+    }
     /// What follows is the caller's half of another protocol, until it ends that.
     fn switch_protocols(&mut self);
 }

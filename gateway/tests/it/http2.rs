@@ -210,6 +210,33 @@ fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
     });
 }
 
+#[test]
+fn requests_taken_back_at_once_do_not_reach_the_backend() {
+    let (heard, targets) = mpsc::channel();
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            heard.send(head.target.as_str().to_owned()).unwrap();
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    })));
+    let asked = || demo.gateway().control().reports().iter().map(|report| report.totals["requests"]).sum::<u64>();
+    let before = asked();
+    on_a_reactor(async {
+        let mut stream = tls(&demo.about).await;
+        let mut frames = [PREFACE, &settings()].concat();
+        for id in (1..40).step_by(2) {
+            frames.extend(get(&demo, id, "/taken-back"));
+            frames.extend(frame(3, 0, id, &u32::from(h2::Reason::CANCEL).to_be_bytes()));
+        }
+        frames.extend(get(&demo, 41, "/wanted"));
+        AsyncWriteExt::write_all(&mut stream, &frames).await.unwrap();
+        AsyncWriteExt::flush(&mut stream).await.unwrap();
+        while !matches!(read_frame(&mut stream).await, (1, 41, _)) {}
+    });
+    assert_eq!(targets.try_iter().collect::<Vec<_>>(), ["/wanted"]);
+    assert_eq!(asked() - before, 21, "all are counted");
+}
+
 /// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 

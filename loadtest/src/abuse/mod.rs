@@ -119,15 +119,13 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
 
 /// How callers fare that have a machine of their own, as far as one can be had here.
 fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
-    std::thread::scope(|scope| {
-        let callers = scope.spawn(|| {
-            // The threads of the callers inherit it.
-            schedule(gettid(), Class::Callers)?;
-            Latency::measure(&demo.target, length)
-        });
-        joined(vec![callers]).collect::<Result<Vec<_>, _>>()
-    })
-    .map(|measured| measured.into_iter().fold(Latency::MAX, Latency::min))
+    let callers = || {
+        // The threads of the callers inherit it.
+        schedule(gettid(), Class::Callers)?;
+        Latency::measure(&demo.target, length)
+    };
+    std::thread::scope(|scope| scope.spawn(callers).join())
+        .unwrap_or_else(|_| Err(Failure::new("the callers' thread panicked")))
 }
 
 /// What a thread gets of its core. All share two cores that would have a dozen, and the kernel lets an ordinary thread
@@ -136,7 +134,9 @@ fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
 enum Class {
     /// Whenever it wants (`SCHED_FIFO`).
     Callers,
-    /// Whenever no caller wants it: gateway, agent, backend.
+    /// Whenever no caller wants it.
+    Backend,
+    /// Whenever neither of them wants it: gateway and agent.
     Product,
     /// Whatever nobody else wants (`SCHED_IDLE`): attackers.
     Leftovers,
@@ -144,7 +144,8 @@ enum Class {
 
 fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
     let policy = match class {
-        Class::Callers => ["--fifo", "--pid", "2"],
+        Class::Callers => ["--fifo", "--pid", "3"],
+        Class::Backend => ["--fifo", "--pid", "2"],
         Class::Product => ["--fifo", "--pid", "1"],
         Class::Leftovers => ["--idle", "--pid", "0"],
     };
@@ -167,8 +168,11 @@ fn arrange(process: u32) -> Result<(), Failure> {
         if !is_worker {
             pin_to(Some(thread), CALLERS_CORE)?;
         }
-        if is_worker || ["gw-agent", "gw-echo"].contains(&name.as_str()) {
-            schedule(thread, Class::Product)?;
+        match name.as_str() {
+            "gw-echo" => schedule(thread, Class::Backend)?,
+            name if is_worker || name == "gw-agent" => schedule(thread, Class::Product)?,
+            // Not on a request's way.
+            _ => {}
         }
     }
     Ok(())
