@@ -8,6 +8,7 @@
 
 mod echo;
 mod hand_over;
+mod huge_pages;
 mod load;
 mod measure;
 mod readiness;
@@ -27,11 +28,14 @@ fn main() -> ExitCode {
         ["readiness-or-completion"] => readiness::probe(),
         ["cross-core-wakes"] => wakes::probe(),
         ["hand-over"] => hand_over::probe(),
+        ["huge-pages"] => huge_pages::probe(),
         // What probes start a process of their own for.
         [readiness::IDLE, style] => readiness::report_idle_memory(style),
         [hand_over::CALLER, port, connections] => hand_over::call(port, connections),
         _ => {
-            eprintln!("usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over");
+            eprintln!(
+                "usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over | huge-pages"
+            );
             return ExitCode::from(2);
         }
     }
