@@ -58,7 +58,10 @@ pub(super) const ATTACKS: &[Attack] = &[
         })
     }),
     attack("h2-too-many-streams", 4, |target, _, stop| {
-        flood(target, stop, NO_WINDOW, |id| headers(target, id, END_STREAM))
+        // For the gateway itself: of what the backend is allowed to get, its other callers have to wait.
+        let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
+        block.extend(remembered("max-forwards", "0"));
+        flood(target, stop, NO_WINDOW, move |id| http2::headers(id, END_STREAM, &block))
     }),
     attack("h2-no-window", 2, |target, _, stop| no_window(target, stop)),
     attack("h2-ping", 4, |target, _, stop| flood(target, stop, &[], |_| frame(PING, 0, 0, &[7; 8]))),
