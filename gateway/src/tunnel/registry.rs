@@ -1,5 +1,6 @@
 //! Where the tunnels of a service are.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,12 +24,14 @@ pub(crate) struct Registry {
     /// Sessions that a newer one has replaced and that still have requests.
     replaced: Vec<Rc<Session>>,
     generations: u64,
+    /// Counts requests, so that tunnels that are equally busy take turns.
+    picks: Cell<u64>,
     expected: Arc<Expected>,
 }
 
 impl Registry {
     pub(crate) fn new(expected: Arc<Expected>) -> Self {
-        Self { by_service: HashMap::new(), replaced: Vec::new(), generations: 0, expected }
+        Self { by_service: HashMap::new(), replaced: Vec::new(), generations: 0, picks: Cell::default(), expected }
     }
 
     /// The number of the next session: of two of one agent, the higher is the newer.
@@ -73,16 +76,20 @@ impl Registry {
         }
     }
 
-    /// The tunnel for an admitted request: of those that take requests, the one with the fewest in flight.
+    /// The tunnel for an admitted request: of those that take requests, the one with the fewest in flight; of these, the
+    /// one whose last turn is longest ago.
     pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
-        self.by_service
+        let picked = self
+            .by_service
             .get(&request.0.service.label)
             .into_iter()
             .flatten()
             .filter(|session| session.takes_requests())
-            .min_by_key(|session| session.requests_in_flight())
-            .map(Rc::clone)
-            .ok_or(Error::AgentUnavailable)
+            .min_by_key(|session| (session.requests_in_flight(), session.last_pick.get()))
+            .ok_or(Error::AgentUnavailable)?;
+        self.picks.set(self.picks.get() + 1);
+        picked.last_pick.set(self.picks.get());
+        Ok(Rc::clone(picked))
     }
 
     /// Tells the agents what they serve, those too that are about to lose a tunnel: without it they would not hear of it.

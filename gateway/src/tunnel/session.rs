@@ -36,6 +36,8 @@ pub(crate) struct Session {
     pub(crate) agent: AgentId,
     pub(crate) service: Arc<Service>,
     pub(crate) generation: u64,
+    /// Which of its service's requests, as the registry counts them, it was given last.
+    pub(super) last_pick: Cell<u64>,
     requests: h2::client::SendRequest<Bytes>,
     /// Counts the requests that are open on it.
     pub(super) pace: Pace,
@@ -106,6 +108,7 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         agent,
         service,
         generation,
+        last_pick: Cell::default(),
         requests,
         pace,
         closed_to_requests: Cell::new(false),
