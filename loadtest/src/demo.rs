@@ -43,6 +43,9 @@ pub(crate) struct Demo {
     process: Process,
     /// Where its requests go, and how.
     pub(crate) target: Target,
+    /// Of the region: `https://host:port`.
+    pub(crate) base_url: String,
+    pub(crate) ca_file: PathBuf,
     /// `http://address:port`
     pub(crate) admin_url: String,
     pub(crate) admin_token: String,
@@ -51,6 +54,7 @@ pub(crate) struct Demo {
 /// What of the demo's JSON line is needed here.
 #[derive(Deserialize)]
 struct About {
+    base_url: String,
     tenant_url: String,
     service_key: String,
     ca_file: PathBuf,
@@ -92,7 +96,8 @@ impl Demo {
         let mut process = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut process)?)?;
         let target = Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?;
-        Ok(Self { process, target, admin_url: about.admin_url, admin_token: about.admin_token })
+        let About { base_url, ca_file, admin_url, admin_token, .. } = about;
+        Ok(Self { process, target, base_url, ca_file, admin_url, admin_token })
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -17,6 +17,10 @@ use crate::process::{self, Process};
 pub(super) const ANSWER: &str =
     "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
 
+/// What the backend has besides: more than fits between it and a caller who does not read.
+pub(crate) const LARGE: &str = "/large";
+const LARGE_BYTES: u64 = 100_000_000;
+
 /// The peers' host name, as long as the one of a tenant.
 const HOST: &str = "demo--echo.eu1.gw.localhost";
 /// Peers authenticate nobody; they get a key as long as the product's, so that requests are alike.
@@ -25,7 +29,7 @@ const LISTEN_WITHIN: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(10);
 
 /// A folder with certificate and configurations, and the programs that use them.
-pub(super) struct Site {
+pub(crate) struct Site {
     folder: TempDir,
     nginx: PathBuf,
     haproxy: Option<PathBuf>,
@@ -35,19 +39,27 @@ pub(super) struct Site {
 impl Site {
     /// Makes a certificate and looks for the programs that `peers` need; the backend always is nginx.
     pub(super) fn prepare(peers: &[Peer]) -> Result<Self, Failure> {
-        let nginx = process::find("nginx", "nginx")?;
+        let site = Self::with_backend_alone()?;
         let haproxy = if peers.contains(&Peer::Haproxy) { Some(process::find("haproxy", "haproxy")?) } else { None };
-        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-        write_certificate(folder.path())?;
-        let [backend_port] = free_ports()?;
-        Ok(Self { folder, nginx, haproxy, backend_port })
+        Ok(Self { haproxy, ..site })
     }
 
-    pub(super) fn backend_url(&self) -> String {
+    /// For those who want something to relay to, and no peers.
+    pub(crate) fn with_backend_alone() -> Result<Self, Failure> {
+        let nginx = process::find("nginx", "nginx")?;
+        let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
+        write_certificate(folder.path())?;
+        // Takes no room on the disk.
+        File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
+        let [backend_port] = free_ports()?;
+        Ok(Self { folder, nginx, haproxy: None, backend_port })
+    }
+
+    pub(crate) fn backend_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.backend_port)
     }
 
-    pub(super) fn start_backend(&self) -> Result<Process, Failure> {
+    pub(crate) fn start_backend(&self) -> Result<Process, Failure> {
         self.start(&BACKEND, LOAD_CORE, self.backend_port, [0, 0])
     }
 
