@@ -56,9 +56,8 @@ pub(crate) const HTTP2_UNSEEN_RESETS: usize = 100;
 /// [`HTTP2_STREAMS`], or too large to be read, and count as frames that carry nothing.
 pub(crate) const HTTP2_HEADERS_AHEAD: u32 = 2 * HTTP2_STREAMS;
 /// What the frames of one HTTP/2 connection may cost before others have their turn. Reading a frame costs some 0.7 µs,
-/// which is a weight of 1; a request as much as four of them, and one more for each so many bytes of its head. Some
-/// forty small requests that come at once are one turn.
-pub(crate) const HTTP2_WEIGHT_PER_TURN: u32 = 192;
+/// which is a weight of 1; a request as much as four of them, and one more for each so many bytes of its head.
+pub(crate) const HTTP2_WEIGHT_PER_TURN: u32 = 128;
 pub(crate) const HTTP2_WEIGHT_OF_HEADERS: u32 = 4;
 pub(crate) const HTTP2_HEADER_BYTES_OF_WEIGHT: u32 = 128;
 /// Frames that carry nothing (PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA …) that one HTTP/2 connection may send;

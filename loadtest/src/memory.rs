@@ -40,12 +40,7 @@ const BACK_TO: u64 = 64 * 1024 * 1024;
 const TICK: Duration = Duration::from_millis(500);
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, {
-        let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        limit.current = limit.maximum;
-        limit
-    })
-    .map_err(|error| Failure::during("raising the limit of open files", error))?;
+    gw_shared::runtime::raise_open_file_limit();
     let site = Site::with_backend_alone()?;
     let _backend = site.start_backend()?;
     let scenarios: [(&str, usize, Open<'_>); 4] = [

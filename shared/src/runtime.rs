@@ -189,8 +189,8 @@ pub fn spawn(task: impl Future<Output = ()> + 'static) {
 
 /// Waits for `duration`, to the millisecond.
 ///
-/// Timers are in boxes: monoio's take 640 bytes aligned to 128, and every future that could come to wait for one would
-/// have room for it, the task of each request first.
+/// Timers are in boxes: monoio's are large and aligned to 128 bytes, and every future that could come to wait for one
+/// would have room for it, the task of each request first.
 pub fn sleep(duration: Duration) -> Pin<Box<Sleep>> {
     Box::pin(monoio::time::sleep(duration))
 }

@@ -11,6 +11,9 @@ use gw_gateway::demo::{Demo, Options};
 use http::Method;
 
 use crate::caller::{self, Caller, HOST, Tls, connect, get};
+use crate::frames::{
+    self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+};
 use crate::proxies::{connect_through, tcp4_of};
 use crate::{demo, eventually};
 
@@ -136,50 +139,9 @@ fn who_is_refused_again_and_again_loses_the_connection() {
     is_served(&demo, &mut connect(&demo));
 }
 
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-/// An HTTP/2 frame (RFC 9113 §4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend_from_slice(payload);
-    frame
-}
-
-/// Appends a field (RFC 7541 §6.2.2): a name of the static table, or one of its own.
-fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
-    let text = |block: &mut Vec<u8>, text: &str| {
-        assert!(text.len() < 127);
-        block.push(text.len() as u8);
-        block.extend_from_slice(text.as_bytes());
-    };
-    match name {
-        Ok(number) => block.push(number),
-        Err(name) => {
-            block.push(0);
-            text(block, name);
-        }
-    }
-    text(block, value);
-}
-
-/// The header block of `GET /slow`, which is answered long after the test.
+/// The header block of a request that is answered long after the test.
 fn slow_get(key: Option<&str>) -> Vec<u8> {
-    const SCHEME_HTTPS: u8 = 0x87;
-    let mut block = vec![SCHEME_HTTPS];
-    field(&mut block, Ok(1), HOST);
-    field(&mut block, Ok(2), "GET");
-    field(&mut block, Ok(4), "/slow?ms=60000");
-    key.into_iter().for_each(|key| field(&mut block, Err("x-gw-service-key"), key));
-    block
+    frames::get("/slow?ms=60000", key)
 }
 
 /// A connection that speaks HTTP/2.
@@ -191,7 +153,7 @@ fn tls(demo: &Demo) -> Tls {
 /// comes, and returns the error of the GOAWAY if there was one.
 fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
     let mut stream = tls(demo);
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(PREFACE).unwrap();
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
     stream.write_all(first).unwrap();
     stream.flush().unwrap();
@@ -283,7 +245,7 @@ fn refusals_that_are_not_read_are_given_up() {
     // Idle from now on, which may last longer than the first head.
     is_served(&demo, &mut bystander);
     let mut stream = tls(&demo);
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    stream.write_all(PREFACE).unwrap();
     // SETTINGS_INITIAL_WINDOW_SIZE of 0: no body can be sent.
     stream.write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).unwrap();
     for number in 0..REQUESTS {

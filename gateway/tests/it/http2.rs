@@ -15,6 +15,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::caller::HOST;
 use crate::caller2::{Connection, connect, data, on_a_reactor, tls, whole};
+use crate::frames::{
+    self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
+};
 use crate::{backend, demo, setup, tunnels};
 
 #[test]
@@ -193,13 +196,12 @@ fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
         AsyncWriteExt::write_all(&mut stream, &begin).await.unwrap();
         for slow in (1..40).step_by(4) {
             let next = slow + 2;
-            let cancel = frame(3, 0, slow, &u32::from(h2::Reason::CANCEL).to_be_bytes());
-            let taken_back = [cancel, get(&demo, next, "/")].concat();
+            let taken_back = [cancel(slow), get(&demo, next, "/")].concat();
             AsyncWriteExt::write_all(&mut stream, &taken_back).await.unwrap();
             AsyncWriteExt::flush(&mut stream).await.unwrap();
             let status = loop {
                 let (kind, id, payload) = read_frame(&mut stream).await;
-                if (kind, id) == (1, next) {
+                if (kind, id) == (HEADERS, next) {
                     break payload[0];
                 }
             };
@@ -223,50 +225,31 @@ fn requests_taken_back_at_once_do_not_reach_the_backend() {
     let before = asked();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
-        let mut frames = [PREFACE, &settings()].concat();
+        let mut sent = [PREFACE, &settings()].concat();
         for id in (1..40).step_by(2) {
-            frames.extend(get(&demo, id, "/taken-back"));
-            frames.extend(frame(3, 0, id, &u32::from(h2::Reason::CANCEL).to_be_bytes()));
+            sent.extend(get(&demo, id, "/taken-back"));
+            sent.extend(cancel(id));
         }
-        frames.extend(get(&demo, 41, "/wanted"));
-        AsyncWriteExt::write_all(&mut stream, &frames).await.unwrap();
+        sent.extend(get(&demo, 41, "/wanted"));
+        AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
         AsyncWriteExt::flush(&mut stream).await.unwrap();
-        while !matches!(read_frame(&mut stream).await, (1, 41, _)) {}
+        while !matches!(read_frame(&mut stream).await, (HEADERS, 41, _)) {}
     });
     assert_eq!(targets.try_iter().collect::<Vec<_>>(), ["/wanted"]);
     assert_eq!(asked() - before, 21, "all are counted");
 }
 
-/// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// An HTTP/2 frame (RFC 9113 §4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
-    frame.extend([kind, flags]);
-    frame.extend(stream.to_be_bytes());
-    frame.extend_from_slice(payload);
-    frame
-}
-
 fn settings() -> Vec<u8> {
-    frame(4, 0, 0, &[])
+    frame(SETTINGS, 0, 0, &[])
 }
 
-/// HEADERS with END_STREAM and END_HEADERS, of a request with the demo's key.
+/// A whole request with the demo's key.
 fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
-    let key = demo.about.service_key.as_str();
-    let fields = [(":method", "GET"), (":scheme", "https"), (":authority", HOST), (":path", target)];
-    let mut block = Vec::new();
-    for (name, value) in fields.into_iter().chain([("x-gw-service-key", key)]) {
-        // Literal, not indexed, new name; short lengths (RFC 7541 §6.2.2).
-        block.extend([0, u8::try_from(name.len()).unwrap()]);
-        block.extend_from_slice(name.as_bytes());
-        assert!(value.len() < 127);
-        block.push(value.len() as u8);
-        block.extend_from_slice(value.as_bytes());
-    }
-    frame(1, 0x1 | 0x4, stream, &block)
+    frame(HEADERS, END_HEADERS | END_STREAM, stream, &frames::get(target, Some(&demo.about.service_key)))
+}
+
+fn cancel(stream: u32) -> Vec<u8> {
+    frame(RST_STREAM, 0, stream, &u32::from(h2::Reason::CANCEL).to_be_bytes())
 }
 
 /// Kind, stream and payload of the next frame.
@@ -349,8 +332,8 @@ fn requests_taken_back_again_and_again_end_the_connection() {
 #[test]
 fn floods_of_frames_that_carry_nothing_end_the_connection() {
     let demo = demo(None);
-    let (ping, priority) = (frame(6, 0, 0, &[7; 8]), frame(2, 0, 1, &[0, 0, 0, 0, 16]));
-    for flood in [ping, settings(), priority, frame(0xfa, 0, 0, &[])] {
+    let (ping, priority) = (frame(PING, 0, 0, &[7; 8]), frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]));
+    for flood in [ping, settings(), priority, frame(UNKNOWN, 0, 0, &[])] {
         on_a_reactor(async {
             let mut stream = tls(&demo.about).await;
             AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat()).await.unwrap();

@@ -19,6 +19,7 @@ mod doctor;
 mod durability;
 mod enrollment;
 mod failures;
+mod frames;
 mod http;
 mod http2;
 mod interim;
