@@ -1,11 +1,13 @@
 //! Sockets and TLS on the reactor.
 
+pub mod buffers;
 pub mod listener;
 mod raw_fd;
 pub mod resolve;
 pub mod socket;
 pub mod tls;
 
+pub use buffers::{BufferUse, Buffers};
 pub use listener::Listener;
 pub use raw_fd::{TcpInfo, own, service_manager_sockets};
 pub use socket::{Closer, Gauge, Socket};

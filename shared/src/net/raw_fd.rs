@@ -1,8 +1,8 @@
 //! The one place where raw file descriptors become borrowed or owned ones.
-//! And the one socket option that no safe crate reads.
+//! And the two socket options that no safe crate reads.
 #![allow(
     unsafe_code,
-    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO needs libc"
+    reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO and SO_MEMINFO need libc"
 )]
 
 use std::io;
@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use monoio::net::TcpStream;
+
+use super::buffers::BufferUse;
 
 /// The descriptor of `stream`, borrowed for as long as the stream is.
 pub(crate) fn borrow(stream: &TcpStream) -> BorrowedFd<'_> {
@@ -74,6 +76,44 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
             .filter(|rtt| (1..u32::MAX).contains(rtt))
             .map(|rtt| Duration::from_micros(rtt.into())),
         smoothed_rtt: Some(info.tcpi_rtt).filter(|rtt| *rtt > 0).map(|rtt| Duration::from_micros(rtt.into())),
+    })
+}
+
+/// Numbers of `SO_MEMINFO` that are read (linux/sock_diag.h): bytes received, the receive buffer's limit, the send
+/// buffer's limit, bytes reserved ahead, bytes queued for sending, bytes received while the socket was in use.
+const RECEIVED: usize = 0;
+const RECEIVE_LIMIT: usize = 1;
+const SEND_LIMIT: usize = 3;
+const RESERVED: usize = 4;
+const QUEUED: usize = 5;
+const BACKLOG: usize = 7;
+const NUMBERS: usize = 9;
+
+/// Reads `SO_MEMINFO` of `socket`.
+pub(crate) fn memory_info(socket: BorrowedFd<'_>) -> io::Result<BufferUse> {
+    let mut numbers = [0u32; NUMBERS];
+    let mut length = libc::socklen_t::try_from(size_of_val(&numbers)).unwrap_or(0);
+    // SAFETY: `numbers` is writable for `length` bytes, which getsockopt does not exceed; the descriptor is open while
+    // it is borrowed.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            numbers.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let number = |at: usize| numbers[at] as usize;
+    Ok(BufferUse {
+        to_send: number(QUEUED),
+        to_read: number(RECEIVED) + number(BACKLOG),
+        reserved: number(RESERVED),
+        receive_limit: number(RECEIVE_LIMIT),
+        send_limit: number(SEND_LIMIT),
     })
 }
 

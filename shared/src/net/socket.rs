@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::buffers::Buffers;
 use super::raw_fd::{self, TcpInfo};
 use crate::runtime;
 
@@ -34,9 +35,26 @@ const RECEIVE_LARGE: usize = 64 * 1024;
 /// How soon a Unix socket whose queue of connections was full is tried again.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
+/// A connected stream, and what it has carried.
+pub(super) struct Connected {
+    pub(super) stream: TcpStream,
+    /// Bytes that the kernel has taken for sending.
+    pub(super) sent: Cell<u64>,
+    /// Bytes that were read.
+    pub(super) received: Cell<u64>,
+    /// Most bytes that the kernel is given at once.
+    pub(super) send_at_once: Cell<usize>,
+}
+
+impl AsFd for Connected {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        raw_fd::borrow(&self.stream)
+    }
+}
+
 /// A connected, non-blocking stream socket of this thread's reactor.
 pub struct Socket {
-    stream: Rc<TcpStream>,
+    connected: Rc<Connected>,
     read: RefCell<Wait>,
     write: RefCell<Wait>,
     /// The last read took all there was: the next one waits for readiness before it tries.
@@ -44,8 +62,6 @@ pub struct Socket {
     reads_in_a_row: Cell<u8>,
     /// Room that [`Self::poll_recv_buf`] takes next.
     room: Cell<usize>,
-    /// Bytes that the kernel has taken for sending.
-    sent: Cell<u64>,
     /// There once somebody asked for it: most sockets are spared reading the clock.
     last_received: OnceCell<Rc<Cell<Instant>>>,
 }
@@ -76,13 +92,17 @@ impl Socket {
 
     fn wrap(stream: TcpStream) -> Self {
         Self {
-            stream: Rc::new(stream),
+            connected: Rc::new(Connected {
+                stream,
+                sent: Cell::new(0),
+                received: Cell::new(0),
+                send_at_once: Cell::new(usize::MAX),
+            }),
             read: RefCell::default(),
             write: RefCell::default(),
             drained: Cell::new(true),
             reads_in_a_row: Cell::new(0),
             room: Cell::new(RECEIVE_SMALL),
-            sent: Cell::new(0),
             last_received: OnceCell::new(),
         }
     }
@@ -97,7 +117,7 @@ impl Socket {
         if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
             return None;
         }
-        Rc::try_unwrap(self.stream).ok().map(raw_fd::own)
+        Rc::try_unwrap(self.connected).ok().map(|connected| raw_fd::own(connected.stream))
     }
 
     /// Connects to `address`. No time limit: the caller sets one by dropping the future.
@@ -124,7 +144,7 @@ impl Socket {
 
     /// A handle that can end this connection from elsewhere on the same thread.
     pub fn closer(&self) -> Closer {
-        Closer(Rc::clone(&self.stream))
+        Closer(Rc::clone(&self.connected))
     }
 
     /// When bytes last arrived; shared, so that a watchdog can look without the socket.
@@ -134,7 +154,12 @@ impl Socket {
 
     /// What the kernel says about this connection, to ask from elsewhere on the same thread.
     pub fn gauge(&self) -> Gauge {
-        Gauge(Rc::clone(&self.stream))
+        Gauge(Rc::clone(&self.connected))
+    }
+
+    /// What the kernel holds for this connection, to ask and to bound from elsewhere on the same thread.
+    pub fn buffers(&self) -> Buffers {
+        Buffers::new(Rc::clone(&self.connected))
     }
 
     /// Takes no more for sending while `bytes` that the network has not taken yet wait in the kernel: what is written
@@ -165,12 +190,19 @@ impl Socket {
         let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
     }
 
+    /// Has the kernel give up on a connection that makes no progress for `within`, also after it was closed with bytes
+    /// that the peer does not take (`TCP_USER_TIMEOUT`, RFC 5482).
+    pub fn give_up_within(&self, within: Duration) {
+        // Fails only where the connection is gone already.
+        let _ = socket2::SockRef::from(self).set_tcp_user_timeout(Some(within));
+    }
+
     /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let stream = &self.stream;
+        let connected = &self.connected;
         self.read.borrow_mut().poll(cx, || {
-            let stream = Rc::clone(stream);
-            async move { stream.readable(false).await }
+            let connected = Rc::clone(connected);
+            async move { connected.stream.readable(false).await }
         })
     }
 
@@ -186,6 +218,7 @@ impl Socket {
                 Ok((_, received)) => {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
+                    self.connected.received.set(self.connected.received.get() + received as u64);
                     self.drained.set(received < buffer.len() || in_a_row >= READS_PER_TURN);
                     if let Some(last_received) = self.last_received.get() {
                         last_received.set(Instant::now());
@@ -229,17 +262,18 @@ impl Socket {
 
     /// Sends as much of `pieces` as the kernel takes now, without waiting. `WouldBlock` when it takes nothing.
     pub fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let (pieces, most) = within(pieces, self.connected.send_at_once.get());
         loop {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let sent = match pieces {
                 // Spares the kernel reading the message's header and the list of pieces.
-                [piece] => rustix::net::send(self.as_fd(), piece, flags),
+                [piece] => rustix::net::send(self.as_fd(), &piece[..piece.len().min(most)], flags),
                 _ => rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags),
             };
             match sent {
                 Err(rustix::io::Errno::INTR) => {}
                 Ok(sent) => {
-                    self.sent.set(self.sent.get() + sent as u64);
+                    self.connected.sent.set(self.connected.sent.get() + sent as u64);
                     return Ok(sent);
                 }
                 Err(error) => return Err(error.into()),
@@ -249,15 +283,15 @@ impl Socket {
 
     /// Bytes that the kernel has taken for sending so far.
     pub fn sent(&self) -> u64 {
-        self.sent.get()
+        self.connected.sent.get()
     }
 
     /// Waits until the kernel takes bytes again (or the connection failed).
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let stream = &self.stream;
+        let connected = &self.connected;
         self.write.borrow_mut().poll(cx, || {
-            let stream = Rc::clone(stream);
-            async move { stream.writable(false).await }
+            let connected = Rc::clone(connected);
+            async move { connected.stream.writable(false).await }
         })
     }
 
@@ -290,24 +324,35 @@ impl Socket {
     }
 }
 
+/// The pieces that are at most `most` bytes together, and at least one: of a first one that is larger, `most` bytes are
+/// to be taken.
+fn within<'a, 'b>(pieces: &'a [IoSlice<'b>], most: usize) -> (&'a [IoSlice<'b>], usize) {
+    let mut total = 0;
+    let count = pieces.iter().take_while(|piece| {
+        total += piece.len();
+        total <= most
+    });
+    (&pieces[..count.count().max(1).min(pieces.len())], most)
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        raw_fd::borrow(&self.stream)
+        self.connected.as_fd()
     }
 }
 
 /// Measures a connection that another task is reading from or writing to.
-pub struct Gauge(Rc<TcpStream>);
+pub struct Gauge(Rc<Connected>);
 
 impl Gauge {
     pub fn read(&self) -> io::Result<TcpInfo> {
-        raw_fd::tcp_info(raw_fd::borrow(&self.0))
+        raw_fd::tcp_info(raw_fd::borrow(&self.0.stream))
     }
 }
 
 /// Ends a connection that another task is reading from or writing to.
 #[derive(Clone)]
-pub struct Closer(Rc<TcpStream>);
+pub struct Closer(Rc<Connected>);
 
 impl Closer {
     /// The owner reads the end of the stream, and can still write what it has to say.
@@ -331,7 +376,7 @@ impl Closer {
                 Ok(0) => return,
                 Ok(received) => discarded += received,
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) if self.0.readable(false).await.is_ok() => {}
+                Err(rustix::io::Errno::AGAIN) if self.0.stream.readable(false).await.is_ok() => {}
                 Err(_) => return,
             }
         }
@@ -339,7 +384,8 @@ impl Closer {
 
     /// Reads what is there and throws it away. Not part of a future, which would have room for the buffer.
     fn discard(&self) -> rustix::io::Result<usize> {
-        let (_, received) = rustix::net::recv(raw_fd::borrow(&self.0), &mut [0u8; 16 * 1024][..], RecvFlags::DONTWAIT)?;
+        let (_, received) =
+            rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 16 * 1024][..], RecvFlags::DONTWAIT)?;
         Ok(received)
     }
 
@@ -354,13 +400,13 @@ impl Closer {
     }
 
     fn polls(&self, ended: PollFlags) -> bool {
-        let mut watched = [PollFd::from_borrowed_fd(raw_fd::borrow(&self.0), PollFlags::RDHUP)];
+        let mut watched = [PollFd::from_borrowed_fd(raw_fd::borrow(&self.0.stream), PollFlags::RDHUP)];
         let no_time = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut watched, Some(&no_time)).is_ok_and(|_| watched[0].revents().intersects(ended))
     }
 
     fn shutdown(&self, direction: Shutdown) {
         // Fails only when the peer is gone already, which is what was wanted.
-        let _ = rustix::net::shutdown(raw_fd::borrow(&self.0), direction);
+        let _ = rustix::net::shutdown(raw_fd::borrow(&self.0.stream), direction);
     }
 }

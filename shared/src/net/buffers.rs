@@ -1,0 +1,168 @@
+//! What the kernel holds for one socket, and the limits on it.
+//!
+//! A peer that stops reading or sending leaves bytes in the kernel, where autotuning lets each connection keep megabytes
+//! (`tcp_wmem`, `tcp_rmem`). All sockets of a machine share one limit (`tcp_mem`), and near it every connection is slow.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::net::Shutdown;
+
+use super::raw_fd;
+use super::socket::Connected;
+
+/// Bytes that a socket's buffers hold or may hold, bookkeeping of the kernel included (`SO_MEMINFO`, Linux 4.12).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BufferUse {
+    /// Sent by us: waiting to be sent, or sent and not acknowledged.
+    pub to_send: usize,
+    /// Received and not read by us.
+    pub to_read: usize,
+    /// Reserved by the socket and not in use now.
+    pub reserved: usize,
+    /// Most that the receive buffer may grow to without further autotuning.
+    pub receive_limit: usize,
+    /// The same of the send buffer.
+    pub send_limit: usize,
+}
+
+impl BufferUse {
+    /// All that the kernel counts for this socket now.
+    pub fn total(&self) -> usize {
+        self.to_send + self.to_read + self.reserved
+    }
+}
+
+/// The kernel buffers of a connection that another task reads from or writes to.
+#[derive(Clone)]
+pub struct Buffers(Rc<Connected>);
+
+impl Buffers {
+    pub(super) fn new(connected: Rc<Connected>) -> Self {
+        Self(connected)
+    }
+
+    /// Bytes that were sent and received so far.
+    pub fn carried(&self) -> u64 {
+        self.0.sent.get() + self.0.received.get()
+    }
+
+    /// Bytes that the kernel took for sending so far.
+    pub fn sent(&self) -> u64 {
+        self.0.sent.get()
+    }
+
+    /// Asks the kernel: one system call.
+    pub fn measure(&self) -> io::Result<BufferUse> {
+        raw_fd::memory_info(raw_fd::borrow(&self.0.stream))
+    }
+
+    /// Bounds the bytes that wait to be sent: the kernel takes no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and at
+    /// most `bytes` at once. What is sent and not acknowledged comes on top and follows the path.
+    pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
+        self.0.send_at_once.set(bytes as usize);
+        socket2::SockRef::from(&self.0.as_fd()).set_tcp_notsent_lowat(bytes)
+    }
+
+    /// Bounds the send buffer, acknowledged bytes excepted, and ends its autotuning. The kernel's own limit
+    /// (`net.core.wmem_max`) may make it smaller.
+    pub fn limit_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        // The kernel doubles the value, for its bookkeeping (socket(7)).
+        socket2::SockRef::from(&self.0.as_fd()).set_send_buffer_size(bytes / 2)
+    }
+
+    /// Bounds the receive buffer and ends its autotuning. What was received already stays. The kernel's own limit
+    /// (`net.core.rmem_max`) may make it smaller.
+    pub fn limit_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        socket2::SockRef::from(&self.0.as_fd()).set_recv_buffer_size(bytes / 2)
+    }
+
+    /// Ends the connection with a reset and frees its buffers once its owner has dropped it, which fails on it at once.
+    pub fn reset(&self) {
+        // Fails only where the connection is gone already.
+        let _ = socket2::SockRef::from(&self.0.as_fd()).set_linger(Some(Duration::ZERO));
+        let _ = rustix::net::shutdown(raw_fd::borrow(&self.0.stream), Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, Read};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::net::Socket;
+    use crate::runtime::Driver;
+
+    /// Runs `test` with a connected socket and its peer.
+    fn with_pair<F: Future<Output = ()>>(test: impl FnOnce(Socket, TcpStream) -> F + 'static) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        Driver::choose()
+            .unwrap()
+            .block_on(async move {
+                let socket = Socket::connect(address).await.unwrap();
+                test(socket, listener.accept().unwrap().0).await;
+            })
+            .unwrap();
+    }
+
+    /// Sends until the kernel takes no more; returns how much it took.
+    fn fill(socket: &Socket) -> usize {
+        let (data, mut taken) = (vec![7; 128 * 1024], 0);
+        while let Ok(sent) = socket.try_send(&[IoSlice::new(&data[..1000]), IoSlice::new(&data)]) {
+            taken += sent;
+        }
+        taken
+    }
+
+    #[test]
+    fn unsent_bytes_are_bounded_and_counted() {
+        with_pair(|socket, mut peer| async move {
+            // A small receive buffer at the peer, so that bytes wait on our side.
+            socket2::SockRef::from(&peer).set_recv_buffer_size(16 * 1024).unwrap();
+            let buffers = socket.buffers();
+            buffers.limit_unsent(16 * 1024).unwrap();
+            let taken = fill(&socket);
+            let held = buffers.measure().unwrap();
+            assert_eq!(buffers.sent(), taken as u64);
+            // At most the limit once below it and once at once; the rest is the kernel's bookkeeping.
+            assert!((16 * 1024..64 * 1024).contains(&held.to_send), "{held:?}");
+            let mut received = vec![0; taken];
+            peer.read_exact(&mut received).unwrap();
+            assert!(received.iter().all(|byte| *byte == 7));
+        });
+    }
+
+    #[test]
+    fn unread_bytes_are_bounded_and_counted() {
+        with_pair(|socket, peer| async move {
+            let buffers = socket.buffers();
+            buffers.limit_receive_buffer(64 * 1024).unwrap();
+            peer.set_nonblocking(true).unwrap();
+            let mut sent = 0;
+            while let Ok(more) = std::io::Write::write(&mut &peer, &[1; 64 * 1024]) {
+                sent += more;
+            }
+            let held = buffers.measure().unwrap();
+            assert!(sent > 0 && held.to_read > 0, "{held:?}");
+            assert_eq!(held.receive_limit, 64 * 1024);
+        });
+    }
+
+    #[test]
+    fn a_reset_reaches_the_peer_and_its_owner() {
+        with_pair(|socket, mut peer| async move {
+            fill(&socket);
+            socket.buffers().reset();
+            assert!(socket.try_send(&[IoSlice::new(b"x")]).is_err());
+            drop(socket);
+            // The reactor closes the descriptor in its next turn.
+            crate::runtime::yield_now().await;
+            let error = std::io::copy(&mut peer, &mut std::io::sink()).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        });
+    }
+}
