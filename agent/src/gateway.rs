@@ -82,7 +82,7 @@ pub(crate) async fn open(
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
     let session = ClientConnection::new(config, name).map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let addresses = resolve::resolve(host, port).await.map_err(GatewayError::Connect)?;
-    let socket = resolve::connect_any(&addresses).await.map_err(GatewayError::Connect)?;
+    let socket = resolve::connect_any(&addresses, None).await.map_err(GatewayError::Connect)?;
     let stream = TlsStream::new(socket, session);
     stream.handshake().await.map_err(GatewayError::tls)?;
     Ok(stream)

@@ -7,6 +7,7 @@ use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::{AlertDescription, CertificateError, ClientConnection};
 
+use super::buffers;
 use super::options::{Address, Backends, Endpoint, H2, Protocol};
 use super::stream::Stream;
 
@@ -67,7 +68,10 @@ impl Backends {
 
 async fn connect(address: &Address) -> io::Result<Socket> {
     match address {
-        Address::Tcp { host, port } => resolve::connect_any(&resolve::resolve_lately(host, *port).await?).await,
+        Address::Tcp { host, port } => {
+            let addresses = resolve::resolve_lately(host, *port).await?;
+            resolve::connect_any(&addresses, buffers::receive_limit_of_next()).await
+        }
         Address::Unix(path) => Socket::connect_unix(path).await,
     }
 }

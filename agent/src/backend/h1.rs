@@ -12,6 +12,7 @@ use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use super::ResponseError;
+use super::buffers::Bounded;
 use super::stream::Stream;
 
 /// Bounds on a backend's response head. They are the backend's owner's: generous, but a bound.
@@ -25,11 +26,18 @@ pub(crate) struct Connection {
     answered: Cell<bool>,
     /// Bytes that had been sent before the current request.
     sent_before: Cell<u64>,
+    buffers: Bounded,
 }
 
 impl Connection {
     pub(super) fn new(stream: Stream) -> Self {
-        Self { stream, buffer: RefCell::default(), answered: Cell::new(false), sent_before: Cell::new(0) }
+        let buffers = Bounded::new(stream.socket());
+        Self { stream, buffer: RefCell::default(), answered: Cell::new(false), sent_before: Cell::new(0), buffers }
+    }
+
+    /// To be called before a kept connection serves another request: bounds its kernel buffers as all others'.
+    pub(super) fn fit_buffers(&self) {
+        self.buffers.fit(self.stream.socket());
     }
 
     pub(super) fn is_quiet(&self) -> bool {

@@ -1,5 +1,6 @@
 //! The backends that requests are forwarded to.
 
+mod buffers;
 mod choice;
 mod connect;
 mod exchange;

@@ -220,6 +220,7 @@ impl Backend {
         let mut idle = self.idle.borrow_mut();
         while let Some((since, connection)) = idle.pop() {
             if since.elapsed() < IDLE_FOR && connection.is_quiet() {
+                connection.fit_buffers();
                 return Some(Connection::Http1(connection));
             }
         }

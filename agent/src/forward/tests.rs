@@ -37,7 +37,7 @@ fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: impl FnOnce
     let run = async {
         let pool = Rc::new(Pool::new(backends, 128));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let gateway = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+        let gateway = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
         let agent = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
         runtime::spawn(async move {
             let slots = Slots::new(128);

@@ -111,7 +111,7 @@ async fn read_exact(stream: &TlsStream, target: &mut [u8]) {
 /// A client and a server that have shaken hands.
 async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+    let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
     let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
     let (client, server) = sessions();
     let client = Rc::new(TlsStream::new(socket, client));

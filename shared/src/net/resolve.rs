@@ -56,8 +56,9 @@ pub async fn resolve_lately(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
     }
 }
 
-/// Connects to the first of `addresses` that answers, starting the next attempt when one fails or lags.
-pub async fn connect_any(addresses: &[SocketAddr]) -> io::Result<Socket> {
+/// Connects to the first of `addresses` that answers, starting the next attempt when one fails or lags. `receive_buffer`
+/// is as of [`Socket::connect`].
+pub async fn connect_any(addresses: &[SocketAddr], receive_buffer: Option<usize>) -> io::Result<Socket> {
     let mut attempts = FuturesUnordered::new();
     let mut waiting = addresses.iter().copied();
     let mut last_error = io::Error::new(io::ErrorKind::NotFound, "no address to connect to");
@@ -70,7 +71,7 @@ pub async fn connect_any(addresses: &[SocketAddr]) -> io::Result<Socket> {
                 None => Err(last_error),
             };
         };
-        attempts.push(Socket::connect(address));
+        attempts.push(Socket::connect(address, receive_buffer));
         match select(attempts.next(), pin!(runtime::sleep(ATTEMPT_DELAY))).await {
             Either::Left((Some(Ok(socket)), _)) => return Ok(socket),
             Either::Left((Some(Err(error)), _)) => last_error = error,
@@ -231,7 +232,7 @@ mod tests {
         let connected = Driver::choose()
             .unwrap()
             .block_on(async {
-                socket2::SockRef::from(&connect_any(&[refusing, good]).await.unwrap()).peer_addr().unwrap()
+                socket2::SockRef::from(&connect_any(&[refusing, good], None).await.unwrap()).peer_addr().unwrap()
             })
             .unwrap();
         assert_eq!(connected.as_socket(), Some(good));

@@ -121,8 +121,27 @@ impl Socket {
     }
 
     /// Connects to `address`. No time limit: the caller sets one by dropping the future.
-    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
-        Self::new(TcpStream::connect_addr(address).await?)
+    ///
+    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on: the
+    /// window that a peer was once told cannot be taken back. `None` leaves it to autotuning.
+    pub async fn connect(address: SocketAddr, receive_buffer: Option<usize>) -> io::Result<Self> {
+        let Some(receive_buffer) = receive_buffer else {
+            return Self::new(TcpStream::connect_addr(address).await?);
+        };
+        let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        // The kernel doubles the value, for its bookkeeping (socket(7)).
+        socket.set_recv_buffer_size(receive_buffer / 2)?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let stream = TcpStream::from_std(std::net::TcpStream::from(socket))?;
+        stream.writable(false).await?;
+        match socket2::SockRef::from(&raw_fd::borrow(&stream)).take_error()? {
+            Some(error) => Err(error),
+            None => Self::new(stream),
+        }
     }
 
     /// Connects to the Unix socket at `path`. What is of TCP alone fails on it or, like
@@ -188,13 +207,6 @@ impl Socket {
     pub fn reset_when_dropped(&self) {
         // Fails only when the connection is gone already.
         let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
-    }
-
-    /// Has the kernel give up on a connection that makes no progress for `within`, also after it was closed with bytes
-    /// that the peer does not take (`TCP_USER_TIMEOUT`, RFC 5482).
-    pub fn give_up_within(&self, within: Duration) {
-        // Fails only where the connection is gone already.
-        let _ = socket2::SockRef::from(self).set_tcp_user_timeout(Some(within));
     }
 
     /// Waits until a read would not block: there are bytes, the end of the stream, or an error.

@@ -464,7 +464,7 @@ mod tests {
         let session = ClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+        let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
         let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
         let client = TlsStream::new(socket, session);
         let accept = async {
@@ -590,7 +590,7 @@ mod tests {
             .unwrap()
             .block_on(async {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
                 assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
@@ -599,7 +599,7 @@ mod tests {
                 // Content type 21: alert (RFC 8446 §5.1).
                 assert_eq!(buffer[0], 21);
 
-                let socket = Socket::connect(listener.local_addr().unwrap()).await.unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
                 assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
