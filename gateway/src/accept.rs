@@ -163,7 +163,7 @@ fn admit(core: &Core, peer: SocketAddr) -> Option<Place> {
 
 /// A place among the worker's connections, and among those that shake hands.
 fn register(core: &Core, socket: &Socket) -> Option<Registered> {
-    let Some(mut registered) = core.connections.register(socket.closer(), Instant::now() + limits::HANDSHAKE) else {
+    let Some(mut registered) = core.connections.register(socket, Instant::now() + limits::HANDSHAKE) else {
         core.counters.shed.increment();
         core.counters.turned_away.increment("full");
         return None;

@@ -27,6 +27,7 @@ use crate::ownership::WorkerId;
 use crate::pipe::{self, Frame};
 use crate::request_log::LogQueue;
 use crate::server::policy;
+use crate::socket_memory::SocketBudget;
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::worker::{self, Peers, Setup};
@@ -64,6 +65,7 @@ impl IdleWorker {
             log: LogQueue::to_nowhere(),
             traces: None,
             up: crossbeam_channel::bounded(1).0,
+            socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
             connection_limit: 1,
         };
         let thread = std::thread::Builder::new().spawn(move || worker::run(setup, &driver))?;

@@ -1,10 +1,14 @@
 //! Whose request it is, when proxies stand in front of the gateway.
 
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use gw_shared::http::fields::X_FORWARDED_FOR;
+use gw_shared::id::AccountId;
 use http::{HeaderMap, HeaderValue};
 use ipnet::{IpNet, Ipv4Net};
+
+use crate::socket_memory::SocketUse;
 
 /// The proxies whose word is taken for where a connection or a request came from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,14 +44,21 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// The same as `X-Forwarded-For` has it: each request needs it, and formatting is slow.
     pub(crate) forwarded: HeaderValue,
+    /// Kernel memory of its connection; `None` for a request that came on none.
+    socket: Option<Rc<SocketUse>>,
 }
 
 impl Peer {
-    pub(crate) fn new(address: IpAddr) -> Self {
+    pub(crate) fn new(address: IpAddr, socket: Option<Rc<SocketUse>>) -> Self {
         let address = address.to_canonical();
         // Digits, letters, dots and colons are a valid value.
         let forwarded = address.to_string().parse().unwrap_or_else(|_| HeaderValue::from_static("unknown"));
-        Self { address, forwarded }
+        Self { address, forwarded, socket }
+    }
+
+    /// The connection carries an authenticated request for a service of `account`.
+    pub(crate) fn serves(&self, account: &AccountId) {
+        self.socket.iter().for_each(|socket| socket.serves(account));
     }
 }
 

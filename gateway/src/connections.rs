@@ -7,13 +7,14 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use gw_shared::net::Closer;
+use gw_shared::net::{Closer, Socket};
 use slab::Slab;
 
 use crate::counters::Counter;
 use crate::handshakes::UnderWay;
 use crate::limit::Place;
 use crate::limits;
+use crate::socket_memory::{SocketMemory, SocketUse, WatchedSocket};
 
 /// All connections of a worker, up to a limit.
 pub(crate) struct Connections {
@@ -25,6 +26,7 @@ pub(crate) struct Connections {
     evicting: Cell<usize>,
     /// Ended to make room so far.
     pub(crate) evicted: Counter,
+    socket_memory: Rc<SocketMemory>,
 }
 
 struct Entry {
@@ -52,24 +54,26 @@ pub(crate) struct Registered {
     connections: Rc<Connections>,
     key: usize,
     entry: Rc<Entry>,
+    socket: WatchedSocket,
     /// Held while the connection lasts.
     _place: Option<Place>,
     _handshake: Option<UnderWay>,
 }
 
 impl Connections {
-    pub(crate) fn new(limit: usize) -> Rc<Self> {
+    pub(crate) fn new(limit: usize, socket_memory: Rc<SocketMemory>) -> Rc<Self> {
         Rc::new(Self {
             entries: RefCell::default(),
             limit,
             draining: Cell::new(None),
             evicting: Cell::new(0),
             evicted: Counter::default(),
+            socket_memory,
         })
     }
 
     /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
-    pub(crate) fn register(self: &Rc<Self>, closer: Closer, deadline: Instant) -> Option<Registered> {
+    pub(crate) fn register(self: &Rc<Self>, socket: &Socket, deadline: Instant) -> Option<Registered> {
         let mut entries = self.entries.borrow_mut();
         if entries.len() - self.evicting.get() >= self.limit - self.slack() {
             self.make_room(&entries);
@@ -78,7 +82,7 @@ impl Connections {
             return None;
         }
         let entry = Rc::new(Entry {
-            closer,
+            closer: socket.closer(),
             deadline: Cell::new(Some(deadline)),
             idle: Cell::new(true),
             idle_since: Cell::new(Instant::now()),
@@ -91,7 +95,8 @@ impl Connections {
             leaving: Cell::new(false),
         });
         let key = entries.insert(Rc::clone(&entry));
-        Some(Registered { connections: Rc::clone(self), key, entry, _place: None, _handshake: None })
+        let socket = self.socket_memory.watch(socket);
+        Some(Registered { connections: Rc::clone(self), key, entry, socket, _place: None, _handshake: None })
     }
 
     /// Places kept free as long as there are idle connections.
@@ -180,6 +185,21 @@ impl Entry {
 }
 
 impl Registered {
+    /// To be called after parts of bodies were sent or received: kernel memory that the peer does not free is counted.
+    pub(crate) fn carried(&self) {
+        self.socket.carried();
+    }
+
+    /// What the connection holds in the kernel, to say for which account.
+    pub(crate) fn socket_use(&self) -> Rc<SocketUse> {
+        self.socket.usage()
+    }
+
+    /// The connection is about to be closed: bytes that its peer does not take are kept for a while, not for ever.
+    pub(crate) fn closes(&self) {
+        self.socket.closes();
+    }
+
     /// Something is to arrive by `deadline`.
     pub(crate) fn expect_by(&self, deadline: Instant) {
         self.entry.deadline.set(Some(deadline));
@@ -256,29 +276,32 @@ impl Drop for Registered {
 mod tests {
     use std::time::Duration;
 
-    use gw_shared::net::Socket;
+    use std::sync::Arc;
+
     use gw_shared::runtime::Driver;
 
     use super::*;
+    use crate::ownership::WorkerId;
+    use crate::socket_memory::SocketBudget;
 
     #[test]
     fn the_limit_holds_and_places_come_back() {
         with_socket(|socket| {
-            let connections = Connections::new(1);
-            let first = connections.register(socket.closer(), Instant::now());
-            assert!(first.is_some() && connections.register(socket.closer(), Instant::now()).is_none());
+            let connections = connections(1);
+            let first = connections.register(socket, Instant::now());
+            assert!(first.is_some() && connections.register(socket, Instant::now()).is_none());
             drop(first);
             assert_eq!(connections.len(), 0);
-            assert!(connections.register(socket.closer(), Instant::now()).is_some());
+            assert!(connections.register(socket, Instant::now()).is_some());
         });
     }
 
     #[test]
     fn deadlines_pass_on_virtual_time_and_running_requests_have_none() {
         with_socket(|socket| {
-            let (connections, start) = (Connections::new(1), Instant::now());
+            let (connections, start) = (connections(1), Instant::now());
             let second = Duration::from_secs(1);
-            let registered = connections.register(socket.closer(), start + second).unwrap();
+            let registered = connections.register(socket, start + second).unwrap();
             connections.sweep(start);
             assert!(!registered.entry.stopping.get());
             registered.busy();
@@ -296,10 +319,10 @@ mod tests {
     #[test]
     fn a_drain_shortens_what_is_idle_and_tells_who_wants_to_know() {
         with_socket(|socket| {
-            let (connections, start) = (Connections::new(3), Instant::now());
+            let (connections, start) = (connections(3), Instant::now());
             let second = Duration::from_secs(1);
             let [idle, early, busy] =
-                [75, 2, 75].map(|seconds| connections.register(socket.closer(), start + seconds * second).unwrap());
+                [75, 2, 75].map(|seconds| connections.register(socket, start + seconds * second).unwrap());
             busy.busy();
             let mut cx = Context::from_waker(Waker::noop());
             assert!(busy.poll_leave(&mut cx).is_pending());
@@ -316,8 +339,8 @@ mod tests {
     #[test]
     fn those_idle_for_longest_make_room_and_running_requests_do_not() {
         with_socket(|socket| {
-            let (connections, now) = (Connections::new(64), Instant::now());
-            let register = || connections.register(socket.closer(), now);
+            let (connections, now) = (connections(64), Instant::now());
+            let register = || connections.register(socket, now);
             let mut all: Vec<Registered> = (0..62).map(|_| register().unwrap()).collect();
             all[0].busy();
             all[1].idle_until(now);
@@ -342,9 +365,17 @@ mod tests {
         });
     }
 
+    fn connections(limit: usize) -> Rc<Connections> {
+        let budget = Arc::new(SocketBudget::new(usize::MAX, 1));
+        Connections::new(limit, SocketMemory::new(WorkerId(0), budget))
+    }
+
     fn with_socket(test: impl FnOnce(&Socket) + 'static) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        Driver::choose().unwrap().block_on(async move { test(&Socket::connect(address).await.unwrap()) }).unwrap();
+        Driver::choose()
+            .unwrap()
+            .block_on(async move { test(&Socket::connect(address, None).await.unwrap()) })
+            .unwrap();
     }
 }

@@ -138,6 +138,10 @@ pub struct WorkerReport {
     pub ended_early: BTreeMap<&'static str, u64>,
     pub connections: usize,
     pub crossings_served: usize,
+    /// Bytes that the kernel holds for callers' connections, as last measured.
+    pub socket_bytes: usize,
+    /// Most bytes that it may hold for those of all workers.
+    pub socket_limit: usize,
     pub busy_per_mille: u32,
     pub tunnels: Vec<TunnelReport>,
     /// Empty unless asked for.

@@ -18,6 +18,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
+use crate::socket_memory::TcpMemory;
 use crate::tls::{self, CertificateSource};
 use crate::{limits, pki};
 
@@ -56,6 +57,31 @@ fn kernel_settings(out: &mut Examination) {
     machine::setting(out, "net/ipv4/tcp_rmem", 4 * 1024 * 1024, long);
     machine::setting(out, "net/ipv4/tcp_wmem", 4 * 1024 * 1024, long);
     machine::setting(out, "net/ipv4/tcp_window_scaling", 1, long);
+    tcp_memory(out);
+}
+
+/// What the kernel gives to all TCP connections of the machine, and how much of it is in use.
+fn tcp_memory(out: &mut Examination) {
+    const CHECK: &str = "net.ipv4.tcp_mem";
+    let (Some(memory), Some(used)) = (TcpMemory::of_machine(), TcpMemory::used()) else {
+        return out.ok(CHECK, "cannot be read here");
+    };
+    let mib = |bytes: usize| bytes >> 20;
+    let about = format!(
+        "throttles at {} MiB, refuses at {} MiB; {} MiB in use",
+        mib(memory.pressure),
+        mib(memory.limit),
+        mib(used)
+    );
+    if used >= memory.mark() {
+        out.warning(
+            CHECK,
+            about,
+            "nearly used up: every connection becomes slow, and callers that hold most are reset; raise it",
+        );
+    } else {
+        out.ok(CHECK, about);
+    }
 }
 
 fn configured(out: &mut Examination, file: &Path, config: &Config) {

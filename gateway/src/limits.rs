@@ -10,6 +10,7 @@ use gw_shared::{net, tunnel};
 use crate::counters::services::ServiceStats;
 use crate::limit::{AddressLimits, Rate};
 use crate::request_log;
+use crate::socket_memory::TcpMemory;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -114,6 +115,22 @@ pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 
 /// Descriptors kept free for everything that is not a connection: listeners, rings, the store, logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
+
+/// Bytes that may wait in the kernel to be sent to one caller (`TCP_NOTSENT_LOWAT`): from many connections of an account
+/// down to few. Each can hold twice as much, and on top what is sent and not acknowledged, which follows the path.
+pub(crate) const UNSENT_LEAST: u32 = 8 * 1024;
+pub(crate) const UNSENT_MOST: u32 = 256 * 1024;
+/// Kernel buffers of one caller's connection are not made smaller than this, in bytes.
+pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
+/// How long the kernel tries to deliver what was sent before a connection was closed, while its peer takes nothing.
+pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
+
+/// Bytes that the kernel may hold for the callers' connections of all workers: half of what relayed requests may hold in
+/// all, and a third of what the kernel gives to TCP before it throttles every connection of the machine.
+pub(crate) fn socket_memory(relay_memory: usize) -> usize {
+    let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
+    third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2))
+}
 
 /// Most bytes of a PROXY protocol header behind its first 16 (proxy-protocol.txt §2.2): the largest addresses, those of
 /// Unix sockets, and 320 for extensions.

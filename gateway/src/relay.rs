@@ -105,6 +105,7 @@ fn open(
         return Err(Error::Overloaded("draining"));
     }
     let authenticated = authenticate(journey, &directory, service, &request.headers)?;
+    peer.serves(&service.account);
     tracing::debug!(request_id = %journey.id, service = %service.label, by = ?authenticated.by, "admitting");
     if taken_back {
         return Ok(Opened::Nothing);

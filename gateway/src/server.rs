@@ -26,6 +26,7 @@ use crate::mailbox::{Message, mailbox};
 use crate::ownership::WorkerId;
 use crate::request_log::{LogError, RequestLog};
 use crate::series::{Recording, Series};
+use crate::socket_memory::{PressureWatch, SocketBudget, TcpMemory};
 use crate::takeover::{Predecessor, Program, Successor, TakeoverError};
 use crate::trace;
 use crate::tunnel::expected::Expected;
@@ -58,6 +59,8 @@ pub struct Gateway {
     exporter: Option<Exporter>,
     has_predecessor: bool,
     has_successor: bool,
+    /// `None` where the kernel does not show its limits on TCP memory.
+    _pressure_watch: Option<PressureWatch>,
 }
 
 /// The thread that serves the admin listener; it ends when `stop` is dropped.
@@ -120,6 +123,7 @@ impl Gateway {
         let expected = Arc::new(expected);
         let (exporter, traces) = start_exporter(config)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
+        let socket_budget = Arc::new(SocketBudget::new(limits::socket_memory(config.relay_memory), config.workers));
         let mut workers = Vec::with_capacity(config.workers);
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
         for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
@@ -137,6 +141,7 @@ impl Gateway {
                 desk: desk.clone(),
                 log: request_log.queue(),
                 traces: traces.clone(),
+                socket_budget: Arc::clone(&socket_budget),
                 connection_limit: connections_per_worker(descriptors, config.workers),
                 up: up.clone(),
             };
@@ -169,6 +174,7 @@ impl Gateway {
             exporter,
             has_predecessor: predecessor.is_some(),
             has_successor: false,
+            _pressure_watch: watch_tcp_memory(&socket_budget)?,
         };
         gateway.serve_errands(errands)?;
         gateway.serve_admin()?;
@@ -497,6 +503,17 @@ fn spawn<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, StartError> {
     std::thread::Builder::new().name(name).spawn(run).map_err(StartError::Thread)
+}
+
+/// Has the workers told when the machine's TCP memory runs short.
+fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>, StartError> {
+    let held_mib = budget.total() >> 20;
+    let Some(memory) = TcpMemory::of_machine() else {
+        tracing::warn!(held_mib, "the kernel's limits on TCP memory (net.ipv4.tcp_mem) cannot be read");
+        return Ok(None);
+    };
+    tracing::info!(held_mib, pressure_mib = memory.pressure >> 20, "kernel memory for callers' connections");
+    PressureWatch::start(memory, Arc::clone(budget)).map(Some).map_err(StartError::Thread)
 }
 
 /// A worker's share of the descriptors, so that accepting never runs out of them.

@@ -34,13 +34,14 @@ use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
 use crate::platform::AddressTables;
 use crate::relay;
+use crate::relay_memory::RelayMemory;
 use crate::request_log::{CaptureBudget, LogQueue, Recorder};
+use crate::socket_memory::{SocketBudget, SocketMemory};
 use crate::store::Directory;
 use crate::tls::ServerConfigs;
 use crate::trace::{self, Tracing};
 use crate::tunnel::Registry;
 use crate::tunnel::expected::Expected;
-use crate::tunnel::pace::RelayMemory;
 
 /// How often certificates are looked at that may have expired.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -73,6 +74,8 @@ pub(crate) struct Setup {
     /// `None` where there is no collector of spans.
     pub(crate) traces: Option<trace::Destination>,
     pub(crate) connection_limit: usize,
+    /// Kernel memory of all workers' callers.
+    pub(crate) socket_budget: Arc<SocketBudget>,
     /// Told once the worker takes connections; dropped untold if it cannot.
     pub(crate) up: crossbeam_channel::Sender<()>,
 }
@@ -111,6 +114,7 @@ pub(crate) struct Core {
     pub(crate) buckets: RefCell<Buckets>,
     pub(crate) tunnels: RefCell<Registry>,
     pub(crate) relay_memory: Rc<RelayMemory>,
+    pub(crate) socket_memory: Rc<SocketMemory>,
     pub(crate) counters: Counters,
     pub(crate) recorder: RefCell<Recorder>,
     pub(crate) capture_budget: Rc<CaptureBudget>,
@@ -160,6 +164,7 @@ fn pin(id: WorkerId) {
 }
 
 async fn serve(setup: Setup) -> io::Result<()> {
+    let socket_memory = SocketMemory::new(setup.id, setup.socket_budget);
     let core = Rc::new(Core {
         id: setup.id,
         issuer: setup.region.base_url(),
@@ -170,12 +175,13 @@ async fn serve(setup: Setup) -> io::Result<()> {
             setup.policy.enrollment_requests,
             setup.policy.auth_failures,
         ),
-        relay_memory: RelayMemory::new(setup.policy.relay_memory),
+        relay_memory: RelayMemory::new(setup.policy.relay_memory, Rc::clone(&socket_memory)),
         arrivals: Arrivals::new(setup.policy.connections_per_address, setup.policy.new_connections),
         handshakes: Handshakes::new(limits::HANDSHAKES),
         policy: setup.policy,
         desk: setup.desk,
-        connections: Connections::new(setup.connection_limit),
+        connections: Connections::new(setup.connection_limit, Rc::clone(&socket_memory)),
+        socket_memory,
         buckets: RefCell::default(),
         tunnels: RefCell::new(Registry::new(Arc::clone(&setup.expected))),
         counters: Counters::default(),
@@ -198,6 +204,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
     runtime::spawn(setup.inbox.serve(Rc::clone(&core)));
     accept::accept_all(&core);
     runtime::spawn(keep_deadlines(Rc::clone(&core)));
+    runtime::spawn(Rc::clone(&core.socket_memory).keep_within_budget());
     runtime::spawn(cut_expired_tunnels(Rc::clone(&core)));
     runtime::spawn(publish_busy_share(Rc::clone(&core)));
     if let Some(flushing) = core.tracing.keep_flushing() {
@@ -362,6 +369,8 @@ impl Core {
             ended_early: self.ended_early(),
             connections: self.connections.len(),
             crossings_served: self.crossings_served.get(),
+            socket_bytes: self.socket_memory.held(),
+            socket_limit: self.socket_memory.limit(),
             busy_per_mille: self.busy_per_mille(self.id),
             tunnels: self.tunnels.borrow().report(self.id, &self.directory()),
             services: if with_services { self.counters.services.report() } else { Vec::new() },
@@ -370,9 +379,9 @@ impl Core {
 
     fn ended_early(&self) -> BTreeMap<&'static str, u64> {
         let mut reasons = self.counters.ended_early();
-        if self.connections.evicted.value() > 0 {
-            reasons.insert("idle", self.connections.evicted.value());
-        }
+        let elsewhere = [("idle", &self.connections.evicted), ("memory", &self.socket_memory.shed)];
+        let counted = elsewhere.into_iter().map(|(reason, counter)| (reason, counter.value()));
+        reasons.extend(counted.filter(|(_, count)| *count > 0));
         reasons
     }
 }

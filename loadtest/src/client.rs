@@ -27,6 +27,8 @@ pub(crate) struct Target {
     pub(crate) host: String,
     pub(crate) service_key: String,
     name: ServerName<'static>,
+    /// Size of the kernel's receive buffer; `None`: as the kernel likes.
+    receive_buffer: Option<usize>,
     tls: Arc<ClientConfig>,
 }
 
@@ -41,8 +43,20 @@ impl Target {
             host: host.to_owned(),
             service_key: service_key.to_owned(),
             name,
+            receive_buffer: None,
             tls: Arc::new(tls_config(ca_file)?),
         })
+    }
+
+    /// The same with connections whose kernel takes only so many bytes ahead of their reader.
+    pub(crate) fn with_receive_buffer(&self, bytes: usize) -> Self {
+        Self { receive_buffer: Some(bytes), ..self.clone() }
+    }
+
+    /// Another service of the same gateway.
+    pub(crate) fn for_service(&self, host: &str, service_key: &str) -> Result<Self, Failure> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
+        Ok(Self { host: host.to_owned(), service_key: service_key.to_owned(), name, ..self.clone() })
     }
 
     /// Opens a connection; the handshake is complete when this returns.
@@ -72,6 +86,9 @@ impl Target {
 
     pub(crate) fn socket_from(&self, source: usize) -> Result<TcpStream, Failure> {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        if let Some(bytes) = self.receive_buffer {
+            socket.set_recv_buffer_size(bytes)?;
+        }
         let loopback = u32::from(Ipv4Addr::LOCALHOST);
         if source > 0 {
             let address = Ipv4Addr::from_bits(loopback + u32::try_from(source).unwrap_or_default());

@@ -62,7 +62,11 @@ enum Scenario {
     /// A day of the request log that expires is not felt by callers.
     Expiry,
     /// What thousands of connections that do nothing hold, and that it is given back.
-    Memory,
+    Memory {
+        /// A tenth of each scenario.
+        #[arg(long)]
+        short: bool,
+    },
     /// What the request log's thread spends, and how fast it finds.
     Log(request_log::Options),
 }
@@ -78,7 +82,7 @@ fn main() -> ExitCode {
         Scenario::Abuse(options) => abuse::run(&gateway, &options),
         Scenario::Logging => logging::run(&gateway),
         Scenario::Expiry => expiry::run(&gateway),
-        Scenario::Memory => memory::run(&gateway),
+        Scenario::Memory { short } => memory::run(&gateway, short),
         Scenario::Log(options) => request_log::run(&options),
     };
     match result {

@@ -78,6 +78,16 @@ impl Memory {
     }
 }
 
+/// Bytes that all TCP sockets of the machine hold in the kernel.
+pub(crate) fn tcp_memory() -> Result<u64, Failure> {
+    const PATH: &str = "/proc/net/sockstat";
+    let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
+    let pages =
+        text.lines().find_map(|line| line.strip_prefix("TCP:")?.rsplit_once("mem ")?.1.trim().parse::<u64>().ok());
+    let pages = pages.ok_or_else(|| Failure::new(format!("{PATH}: no memory of TCP")))?;
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
 struct Stat {
     name: String,
     parent: u32,

@@ -107,6 +107,10 @@ fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
     gauge("gw_crossing_requests", "Requests under way for callers of other workers.", |report| {
         report.crossings_served as f64
     });
+    let help = "Bytes that the kernel holds for connections of callers, of those that hold some.";
+    gauge("gw_connections_kernel_bytes", help, |report| report.socket_bytes as f64);
+    let help = "Most bytes that the kernel may hold for connections of callers, those of other workers included.";
+    gauge("gw_connections_kernel_limit_bytes", help, |report| report.socket_limit as f64);
     gauge("gw_worker_busy_ratio", "Share of its time that the worker was busy of late, 0 to 1.", |report| {
         f64::from(report.busy_per_mille) / 1000.0
     });
@@ -291,6 +295,8 @@ mod tests {
             ended_early: BTreeMap::from([("frames", 1)]),
             connections: 3,
             crossings_served: 0,
+            socket_bytes: 0,
+            socket_limit: 0,
             busy_per_mille: 10,
             tunnels: Vec::new(),
             services: counters.services.report(),

@@ -32,7 +32,7 @@ const DISCARD_MAX: u64 = 64 * 1024;
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
     let mut buffer = BytesMut::new();
     let mut refusals = Refusals::new(&core, peer);
-    let peer = Peer::new(peer);
+    let peer = Peer::new(peer, Some(registered.socket_use()));
     registered.expect_by(Instant::now() + limits::HEAD);
     loop {
         let head = match read_head(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
@@ -58,6 +58,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         }
         registered.idle_until(Instant::now() + limits::IDLE);
     }
+    registered.closes();
     // The caller may be gone already.
     let _ = stream.close().await;
 }
@@ -190,6 +191,7 @@ async fn write_error(
 /// because closing with unread data resets the connection and can take the response with it (RFC 9112 §9.6).
 async fn linger(stream: &TlsStream, registered: &Registered) {
     registered.expect_by(Instant::now() + limits::LINGER);
+    registered.closes();
     if stream.close().await.is_ok() {
         stream.closer().linger(limits::LINGER_BYTES).await;
     }
@@ -227,7 +229,10 @@ impl Body<'_> {
                 return Poll::Ready(Ok(part));
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
-                Ok(1..) => self.awaits_continue.set(false),
+                Ok(1..) => {
+                    self.registered.carried();
+                    self.awaits_continue.set(false);
+                }
                 // Of another protocol this direction has ended; the other may go on.
                 Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
@@ -312,6 +317,7 @@ impl Response<'_> {
         };
         let mut pieces = [&self.out, start, data, end].map(IoSlice::new);
         self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
+        self.registered.carried();
         self.out.clear();
         self.body_ended = last;
         Ok(())

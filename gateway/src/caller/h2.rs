@@ -63,7 +63,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
     };
     registered.idle_until(Instant::now() + limits::IDLE);
     let connection = Rc::new(Connection {
-        peer: Peer::new(peer),
+        peer: Peer::new(peer, Some(registered.socket_use())),
         registered,
         open: Cell::new(0),
         resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
@@ -79,6 +79,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 return Poll::Ready(Either::Left(reason));
             }
             upload_window.look(&mut http2, connection.open.get());
+            connection.registered.carried();
             loop {
                 match ready!(http2.poll_accept(cx)) {
                     Some(Ok((request, respond))) => {
@@ -110,6 +111,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         }
     }
+    connection.registered.closes();
     drop(http2);
     if ending.abuse {
         // It has sent more than was read, and is to see why that was enough.

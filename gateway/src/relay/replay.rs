@@ -76,7 +76,7 @@ fn open(journey: &Journey, label: &str, request: RequestHead) -> Result<Exchange
     let service = find(journey, &directory, label, &request)?;
     let authenticated = Authenticated::administrator(service);
     journey.authenticated(Some(&authenticated.by));
-    set_out(journey, authenticated, request, &Peer::new(journey.client))
+    set_out(journey, authenticated, request, &Peer::new(journey.client, None))
 }
 
 /// A body that is here already, of somebody who waits.

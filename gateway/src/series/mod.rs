@@ -241,6 +241,8 @@ mod tests {
             ended_early: BTreeMap::new(),
             connections: 0,
             crossings_served: 0,
+            socket_bytes: 0,
+            socket_limit: 0,
             busy_per_mille: 0,
             tunnels: Vec::new(),
             services: services.iter().map(service).collect(),

@@ -18,43 +18,7 @@ use h2::RecvStream;
 
 use super::session::Session;
 use crate::error::Error;
-
-/// What the relayed requests of one worker may hold.
-pub(crate) struct RelayMemory {
-    budget: usize,
-    /// What all open streams can hold with their windows of now.
-    committed: Cell<usize>,
-    streams: Cell<usize>,
-}
-
-impl RelayMemory {
-    pub(crate) fn new(budget: usize) -> Rc<Self> {
-        Rc::new(Self { budget, committed: Cell::default(), streams: Cell::default() })
-    }
-
-    /// What a tunnel with `streams` that commits `own` may commit: its even share, and what others leave.
-    fn allowance(&self, streams: usize, own: usize) -> usize {
-        let share = self.budget / self.streams.get().max(1) * streams;
-        self.budget.saturating_sub(self.committed.get() - own).max(share).min(window::TUNNEL_BUDGET)
-    }
-
-    fn is_exceeded(&self) -> bool {
-        self.committed.get() > self.budget
-    }
-
-    /// Whether even the least windows have no room for another stream.
-    fn is_full(&self) -> bool {
-        (self.streams.get() + 1) * window::LEAST as usize > self.budget
-    }
-
-    fn add(&self, bytes: usize) {
-        self.committed.set(self.committed.get() + bytes);
-    }
-
-    fn remove(&self, bytes: usize) {
-        self.committed.set(self.committed.get() - bytes);
-    }
-}
+use crate::relay_memory::AccountMemory;
 
 /// The pace of one tunnel.
 pub(crate) struct Pace {
@@ -71,7 +35,7 @@ pub(crate) struct Pace {
     held: Held,
     /// Bytes committed to streams that hold more than a window, beyond that window.
     excess: Cell<usize>,
-    memory: Rc<RelayMemory>,
+    memory: AccountMemory,
     /// When the agent was told a window that it has not confirmed yet, and how many streams there were.
     told: Cell<Option<Instant>>,
     told_streams: Cell<usize>,
@@ -82,7 +46,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(socket: &Socket, memory: Rc<RelayMemory>) -> Self {
+    pub(crate) fn new(socket: &Socket, memory: AccountMemory) -> Self {
         let last_received = socket.last_received();
         Self {
             gauge: socket.gauge(),
@@ -127,13 +91,9 @@ impl Pace {
 
     /// Counts a request that is about to open its stream.
     pub(super) fn enter(&self) -> Result<(), Error> {
-        if self.memory.is_full() {
-            return Err(Error::Overloaded("at its limit of relayed requests"));
-        }
         let window = self.window.get() as usize;
+        self.memory.enter(window)?;
         self.streams.set(self.streams.get() + 1);
-        self.memory.streams.set(self.memory.streams.get() + 1);
-        self.memory.add(window);
         let exceeded = self.streams.get() * window > window::TUNNEL_BUDGET || self.memory.is_exceeded();
         if exceeded && self.window.get() > window::LEAST {
             self.next_look.set(self.last_received.get());
@@ -144,8 +104,7 @@ impl Pace {
     /// Counts a request out.
     pub(super) fn leave(&self) {
         self.streams.set(self.streams.get() - 1);
-        self.memory.streams.set(self.memory.streams.get() - 1);
-        self.memory.remove(self.window.get() as usize);
+        self.memory.leave(self.window.get() as usize);
         if self.streams.get() == 0 {
             self.quiet_since.set(self.last_received.get());
             self.set_excess(0);
@@ -232,42 +191,5 @@ impl Pace {
 impl Drop for Pace {
     fn drop(&mut self) {
         self.set_excess(0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WINDOW: usize = window::FIRST as usize;
-
-    #[test]
-    fn a_tunnel_may_commit_what_others_leave_and_never_less_than_its_share() {
-        let memory = RelayMemory::new(100 * WINDOW);
-        memory.streams.set(10);
-        memory.add(10 * WINDOW);
-        assert_eq!(memory.allowance(10, 10 * WINDOW), 100 * WINDOW);
-        memory.streams.set(100);
-        memory.add(80 * WINDOW);
-        assert_eq!(memory.allowance(10, 10 * WINDOW), 20 * WINDOW);
-        memory.add(60 * WINDOW);
-        assert!(memory.is_exceeded());
-        assert_eq!(memory.allowance(10, 10 * WINDOW), 10 * WINDOW);
-    }
-
-    #[test]
-    fn what_one_tunnel_may_commit_is_bounded_however_much_is_left() {
-        let memory = RelayMemory::new(usize::MAX);
-        assert_eq!(memory.allowance(1, 0), window::TUNNEL_BUDGET);
-        assert!(!memory.is_full());
-    }
-
-    #[test]
-    fn least_windows_beyond_the_budget_are_refused() {
-        let memory = RelayMemory::new(3 * window::LEAST as usize);
-        memory.streams.set(2);
-        assert!(!memory.is_full());
-        memory.streams.set(3);
-        assert!(memory.is_full());
     }
 }

@@ -92,7 +92,7 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
     if let Err(error) = stream.socket().limit_unsent(settings::UNSENT) {
         tracing::warn!(%error, "cannot bound what a tunnel's socket takes ahead");
     }
-    let pace = Pace::new(stream.socket(), Rc::clone(&core.relay_memory));
+    let pace = Pace::new(stream.socket(), core.relay_memory.account(&service.account));
     let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(stream).await {
         Ok(begun) => begun,
         Err(error) => {

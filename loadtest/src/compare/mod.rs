@@ -18,7 +18,7 @@ use crate::failure::{Failure, ensure};
 use crate::process::Process;
 use crate::report::{median, say};
 use load::{Load, Outcome};
-pub(crate) use peers::{LARGE, Site};
+pub(crate) use peers::{LARGE, MEGABYTE, Site};
 
 /// What can be changed about the comparison.
 #[derive(Debug, Args)]

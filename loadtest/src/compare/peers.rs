@@ -20,6 +20,8 @@ pub(super) const ANSWER: &str =
 /// What the backend has besides: more than fits between it and a caller who does not read.
 pub(crate) const LARGE: &str = "/large";
 const LARGE_BYTES: u64 = 100_000_000;
+/// 1 MB: fits into buffers that the kernel sizes itself.
+pub(crate) const MEGABYTE: &str = "/megabyte";
 
 /// The peers' host name, as long as the one of a tenant.
 const HOST: &str = "demo--echo.eu1.gw.localhost";
@@ -34,6 +36,8 @@ pub(crate) struct Site {
     nginx: PathBuf,
     haproxy: Option<PathBuf>,
     backend_port: u16,
+    /// More options of the backend's `listen`.
+    backend_buffers: &'static str,
 }
 
 impl Site {
@@ -51,8 +55,15 @@ impl Site {
         write_certificate(folder.path())?;
         // Takes no room on the disk.
         File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
+        File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
         let [backend_port] = free_ports()?;
-        Ok(Self { folder, nginx, haproxy: None, backend_port })
+        Ok(Self { folder, nginx, haproxy: None, backend_port, backend_buffers: "" })
+    }
+
+    /// The same with a backend that keeps little in the kernel for each connection: of many stalled downloads it would
+    /// otherwise hold more than the product, and use up what the machine has for TCP.
+    pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
+        Ok(Self { backend_buffers: " sndbuf=8k", ..Self::with_backend_alone()? })
     }
 
     pub(crate) fn backend_url(&self) -> String {
@@ -113,6 +124,7 @@ impl Site {
             .replace("{front_port}", &front_port.to_string())
             .replace("{middle_port}", &middle_port.to_string())
             .replace("{backend_port}", &self.backend_port.to_string())
+            .replace("{backend_buffers}", self.backend_buffers)
     }
 }
 
@@ -167,7 +179,7 @@ mod tests {
     #[test]
     fn templates_are_filled_in_whole() {
         let folder = tempfile::tempdir().unwrap();
-        let site = Site { folder, nginx: PathBuf::new(), haproxy: None, backend_port: 3 };
+        let site = Site { folder, nginx: PathBuf::new(), haproxy: None, backend_port: 3, backend_buffers: "" };
         for server in NGINX.iter().chain(&HAPROXY).chain([&BACKEND]) {
             let config = site.fill_in(server.template, [1, 2]);
             for name in ["{dir}", "{host}", "{answer}", "port}"] {

@@ -79,6 +79,13 @@ impl Buffers {
         socket2::SockRef::from(&self.0.as_fd()).set_recv_buffer_size(bytes / 2)
     }
 
+    /// Has the kernel give up on a connection that makes no progress for `within`, also after it was closed with bytes
+    /// that the peer does not take (`TCP_USER_TIMEOUT`, RFC 5482).
+    pub fn give_up_within(&self, within: Duration) {
+        // Fails only where the connection is gone already.
+        let _ = socket2::SockRef::from(&self.0.as_fd()).set_tcp_user_timeout(Some(within));
+    }
+
     /// Ends the connection with a reset and frees its buffers once its owner has dropped it, which fails on it at once.
     pub fn reset(&self) {
         // Fails only where the connection is gone already.
@@ -92,7 +99,6 @@ mod tests {
     use std::io::{IoSlice, Read};
     use std::net::{TcpListener, TcpStream};
 
-    use super::*;
     use crate::net::Socket;
     use crate::runtime::Driver;
 
@@ -103,7 +109,7 @@ mod tests {
         Driver::choose()
             .unwrap()
             .block_on(async move {
-                let socket = Socket::connect(address).await.unwrap();
+                let socket = Socket::connect(address, None).await.unwrap();
                 test(socket, listener.accept().unwrap().0).await;
             })
             .unwrap();

@@ -1,0 +1,105 @@
+//! The machine's memory for TCP: what the kernel allows, and how much is in use.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::SocketBudget;
+
+/// How often the use is looked at.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The kernel's limits on what all TCP sockets of the machine hold (`net.ipv4.tcp_mem`, tcp(7)), in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TcpMemory {
+    /// Beyond it the kernel throttles every connection.
+    pub(crate) pressure: usize,
+    /// Beyond it nothing is sent or received.
+    pub(crate) limit: usize,
+}
+
+impl TcpMemory {
+    /// `None` where the kernel does not show it, as in some containers.
+    pub(crate) fn of_machine() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").ok()?)
+    }
+
+    /// Three numbers of pages: low, pressure, high.
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_whitespace().skip(1).map_while(|number| number.parse::<usize>().ok());
+        let pages = |count: usize| count.saturating_mul(rustix::param::page_size());
+        Some(Self { pressure: pages(numbers.next()?), limit: pages(numbers.next()?) })
+    }
+
+    /// Bytes that all TCP sockets of the machine hold now.
+    pub(crate) fn used() -> Option<usize> {
+        parse_used(&fs::read_to_string("/proc/net/sockstat").ok()?)
+    }
+
+    /// Use beyond which connections are reset: before the kernel's own mark.
+    pub(crate) fn mark(self) -> usize {
+        self.pressure / 8 * 7
+    }
+}
+
+/// `mem` of the line of TCP, in pages.
+fn parse_used(sockstat: &str) -> Option<usize> {
+    let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
+    let mut words = line.split_whitespace().skip_while(|word| *word != "mem").skip(1);
+    Some(words.next()?.parse::<usize>().ok()?.saturating_mul(rustix::param::page_size()))
+}
+
+/// A thread that tells the workers when the machine's memory for TCP runs short. Ends when it is dropped.
+pub(crate) struct PressureWatch {
+    stop: Option<crossbeam_channel::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PressureWatch {
+    pub(crate) fn start(memory: TcpMemory, budget: Arc<SocketBudget>) -> std::io::Result<Self> {
+        let (stop, stopped) = crossbeam_channel::bounded::<()>(0);
+        let watch = move || {
+            while stopped.recv_timeout(INTERVAL) == Err(crossbeam_channel::RecvTimeoutError::Timeout) {
+                let is_pressed = TcpMemory::used().is_some_and(|used| used >= memory.mark());
+                if budget.is_pressed.swap(is_pressed, Ordering::Relaxed) != is_pressed && is_pressed {
+                    let limit_mib = memory.pressure >> 20;
+                    tracing::warn!(
+                        limit_mib,
+                        "the machine's TCP memory is nearly used up: connections that hold most are reset; raise net.ipv4.tcp_mem"
+                    );
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("tcp-memory".into()).spawn(watch)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for PressureWatch {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there is reported by its own thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_pages_become_bytes() {
+        let page = rustix::param::page_size();
+        let memory = TcpMemory::parse("287898\t383867\t575796\n").unwrap();
+        assert_eq!(memory, TcpMemory { pressure: 383_867 * page, limit: 575_796 * page });
+        assert_eq!(TcpMemory::parse("1 2"), None);
+        assert_eq!(TcpMemory::parse("a b c"), None);
+        let sockstat = "sockets: used 14\nTCP: inuse 1 orphan 0 tw 0 alloc 1 mem 109\nUDP: inuse 0 mem 7\n";
+        assert_eq!(parse_used(sockstat), Some(109 * page));
+        assert_eq!(parse_used("UDP: inuse 0 mem 7\n"), None);
+    }
+}

@@ -1,0 +1,139 @@
+use std::io::IoSlice;
+use std::net::{TcpListener, TcpStream};
+
+use gw_shared::runtime::Driver;
+
+use super::*;
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+#[test]
+fn an_account_may_hold_half_or_an_even_share() {
+    assert_eq!(allowance(100, 1, 0, 0), 50);
+    assert_eq!(allowance(100, 1, 60, 60), 50);
+    // Another account holds 60: 40 are left.
+    assert_eq!(allowance(100, 2, 60, 0), 50);
+    assert_eq!(allowance(100, 4, 70, 0), 30);
+    assert_eq!(allowance(100, 4, 100, 0), 25);
+}
+
+#[test]
+fn more_connections_of_an_account_have_fewer_unsent_bytes_each() {
+    let limit = |sockets| unsent_limit(240 * MIB, sockets) as usize;
+    assert_eq!(limit(0), 256 * KIB);
+    assert_eq!((limit(60), limit(61), limit(121)), (256 * KIB, 128 * KIB, 64 * KIB));
+    assert_eq!(limit(100_000), 8 * KIB);
+    // All stall, each with twice what it was allowed when it came.
+    let held: usize = (1..=9000).map(|sockets| 2 * limit(sockets)).sum();
+    assert!(held <= 240 * MIB, "{} MiB", held / MIB);
+}
+
+/// A worker's memory with its connections.
+struct Site {
+    memory: Rc<SocketMemory>,
+    listener: TcpListener,
+}
+
+impl Site {
+    fn run<F: Future<Output = ()>>(total: usize, test: impl FnOnce(Self) -> F + 'static) {
+        let memory = move || SocketMemory::new(WorkerId(0), Arc::new(SocketBudget::new(total, 1)));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Driver::choose().unwrap().block_on(async move { test(Self { memory: memory(), listener }).await }).unwrap();
+    }
+
+    /// A connection for the service of `account`, and its peer, which reads nothing.
+    async fn connect(&self, account: &str) -> (Socket, WatchedSocket, TcpStream) {
+        let socket = Socket::connect(self.listener.local_addr().unwrap(), None).await.unwrap();
+        let peer = self.listener.accept().unwrap().0;
+        socket2::SockRef::from(&peer).set_recv_buffer_size(16 * KIB).unwrap();
+        let watched = self.memory.watch(&socket);
+        watched.usage().serves(&account.parse().unwrap());
+        (socket, watched, peer)
+    }
+}
+
+/// Sends until the kernel takes no more.
+fn fill(socket: &Socket, watched: &WatchedSocket) {
+    let data = vec![0; 64 * KIB];
+    while socket.try_send(&[IoSlice::new(&data)]).is_ok() {
+        watched.carried();
+    }
+}
+
+#[test]
+fn connections_count_while_their_peers_read_nothing() {
+    Site::run(64 * MIB, |site| async move {
+        let (socket, watched, mut peer) = site.connect("one").await;
+        assert_eq!(site.memory.held(), 0);
+        fill(&socket, &watched);
+        site.memory.sweep().await;
+        let held = site.memory.held();
+        assert!((128 * KIB..MIB).contains(&held), "{held}");
+        // Its peer reads all there is and closes, which acknowledges it.
+        socket.shutdown_write();
+        std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
+        drop(peer);
+        site.memory.sweep().await;
+        assert_eq!((site.memory.held(), site.memory.accounts.borrow().len()), (0, 0));
+        assert!(!watched.usage().is_counted());
+    });
+}
+
+#[test]
+fn a_connection_that_ends_counts_no_more() {
+    Site::run(64 * MIB, |site| async move {
+        let (socket, watched, _peer) = site.connect("one").await;
+        fill(&socket, &watched);
+        assert!(site.memory.held() > 0);
+        drop(watched);
+        assert_eq!((site.memory.held(), site.memory.sockets.borrow().len()), (0, 0));
+    });
+}
+
+#[test]
+fn an_account_beyond_its_share_loses_stalled_connections_and_no_other_account_does() {
+    Site::run(4 * MIB, |site| async move {
+        let mut connections = vec![site.connect("modest").await];
+        for _ in 0..200 {
+            connections.push(site.connect("greedy").await);
+        }
+        for (socket, watched, _) in &connections {
+            fill(socket, watched);
+        }
+        site.memory.sweep().await;
+        site.memory.sweep().await;
+        let ended = |socket: &Socket| {
+            socket.try_send(&[IoSlice::new(b"x")]).is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+        };
+        let (shed, kept): (Vec<_>, Vec<_>) = connections.drain(1..).partition(|(socket, ..)| ended(socket));
+        assert!(!shed.is_empty() && !kept.is_empty(), "{} of 200", shed.len());
+        assert_eq!(site.memory.shed.value(), shed.len() as u64);
+        assert!(!ended(&connections[0].0), "the other account keeps its connection");
+        // Those that were reset end; the rest is within the share.
+        drop(shed);
+        site.memory.sweep().await;
+        assert!(site.memory.held() <= 2 * MIB + 512 * KIB, "{}", site.memory.held());
+    });
+}
+
+#[test]
+fn pressure_on_the_machine_frees_an_eighth_of_the_largest_account() {
+    Site::run(8 * MIB, |site| async move {
+        let mut connections = Vec::new();
+        for account in ["small", "large", "large", "large", "large", "large", "large", "large", "large"] {
+            connections.push(site.connect(account).await);
+        }
+        for (socket, watched, _) in &connections {
+            fill(socket, watched);
+        }
+        site.memory.sweep().await;
+        assert_eq!(site.memory.shed.value(), 0);
+        site.memory.budget.is_pressed.store(true, Ordering::Relaxed);
+        site.memory.sweep().await;
+        assert!((1..=3).contains(&site.memory.shed.value()), "{}", site.memory.shed.value());
+        let (socket, ..) = &connections[0];
+        let error = socket.try_send(&[IoSlice::new(b"x")]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    });
+}
