@@ -3,18 +3,20 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gw_shared::logging::LogFormat;
 use gw_shared::trace;
 use ipnet::IpNet;
 
+use crate::certificate;
 use crate::client_address::TrustedProxies;
+use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::limits;
-use crate::tls::{self, CertificateSource};
+use crate::tls::CertificateSource;
 
 /// Everything a gateway needs to know to start; valid by construction.
 #[derive(Debug, Clone)]
@@ -119,6 +121,33 @@ impl Config {
     /// Reads TOML `text`; every key can be overridden by the variable `GW_` + its name in capitals, with `_` for the dot
     /// of one in a table.
     pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+        Self::parse_with(text, environment, |_, _, _| Vec::new())
+    }
+
+    /// The same, and reads the certificate that the configuration names: all mistakes of both are reported together.
+    /// Returns what some callers will not accept, too.
+    pub fn check(
+        text: &str,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Self, Vec<String>), ConfigErrors> {
+        let mut warnings = Vec::new();
+        let config =
+            Self::parse_with(text, environment, |file, key, region| match certificate::read_pair(file, key, region) {
+                Ok(pair) => {
+                    warnings = pair.warnings(file, Timestamp::now());
+                    Vec::new()
+                }
+                Err(mistakes) => mistakes.0,
+            })?;
+        Ok((config, warnings))
+    }
+
+    /// `check_certificate` gets both files, and the region if that is right; it returns what is wrong with them.
+    fn parse_with(
+        text: &str,
+        environment: impl Fn(&str) -> Option<String>,
+        check_certificate: impl FnOnce(&Path, &Path, Option<&Region>) -> Vec<String>,
+    ) -> Result<Self, ConfigErrors> {
         let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
         let mut keys = Keys { table, environment: &environment, errors: Vec::new() };
         keys.open_table("traces");
@@ -153,6 +182,10 @@ impl Config {
         let traces = trace::Settings::resolve(collector, sample_ratio, &environment, &mut keys.errors);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
+        }
+        if let (Some(certificate), Some(key)) = (&certificate, &key) {
+            let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
+            keys.errors.extend(check_certificate(certificate, key, region.as_ref()));
         }
         keys.refuse_unknown();
 
@@ -190,19 +223,6 @@ impl Config {
             traces,
             ..defaults
         })
-    }
-
-    /// Reads the files that the configuration names, as a start would.
-    pub fn check_files(&self) -> Result<(), ConfigErrors> {
-        let CertificateSource::Files { certificate, key } = &self.certificate else { return Ok(()) };
-        let errors: Vec<String> = [
-            tls::read_chain(certificate).err().map(|error| format!("tls_certificate: {error}")),
-            tls::read_key(key).err().map(|error| format!("tls_key: {error}")),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors(errors)) }
     }
 }
 

@@ -8,26 +8,20 @@ use std::time::Duration;
 
 use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::tls::SPEAK_TLS;
-use rustls::client::verify_server_name;
-use rustls::crypto::aws_lc_rs;
-use rustls::server::ParsedCertificate;
-use rustls::sign::CertifiedKey;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use x509_parser::prelude::{FromDer, X509Certificate};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::certificate::{self, TENANT, Validity};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
+use crate::limits;
 use crate::socket_memory::TcpMemory;
-use crate::tls::{self, CertificateSource};
-use crate::{limits, pki};
+use crate::tls::CertificateSource;
 
 /// Open files of a busy gateway.
 const OPEN_FILES: u64 = 65_536;
 /// Certificates that expire so soon should have been replaced.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
-/// A label that stands for every tenant's.
-const TENANT: &str = "doctor--doctor";
 /// How long a name may take to be resolved, and a running gateway to answer.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
@@ -98,14 +92,18 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         port(out, check, address, bound.as_ref().err(), runs);
     }
     match &config.certificate {
-        CertificateSource::Files { certificate, key } => match (tls::read_chain(certificate), tls::read_key(key)) {
-            (Ok(chain), Ok(key)) => server_certificate(out, &chain, &key, &config.region, Timestamp::now()),
-            (chain, key) => {
-                let errors = chain.err().into_iter().chain(key.err()).map(|error| error.to_string());
-                let advice = "tls_certificate and tls_key name PEM files that the gateway's user can read";
-                out.failed("certificate", errors.collect::<Vec<_>>().join("; "), advice);
+        CertificateSource::Files { certificate, key } => {
+            match (certificate::read_chain(certificate), certificate::read_key(key)) {
+                (Ok(chain), Ok(key)) => server_certificate(out, &chain, &key, &config.region, Timestamp::now()),
+                (chain, private_key) => {
+                    let chain = chain.err().map(|error| format!("{}: {error}", certificate.display()));
+                    let private_key = private_key.err().map(|error| format!("{}: {error}", key.display()));
+                    let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
+                    let advice = "tls_certificate and tls_key name PEM files that the gateway's user can read";
+                    out.failed("certificate", errors.join("; "), advice);
+                }
             }
-        },
+        }
         CertificateSource::Development { .. } => out.warning(
             "certificate",
             "of a development authority, made at the start",
@@ -169,25 +167,17 @@ fn server_certificate(
 ) {
     let (key_check, names_check, order_check, time_check) =
         ("certificate: key", "certificate: names", "certificate: chain", "certificate: time");
-    match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &aws_lc_rs::default_provider()) {
-        Ok(_) => out.ok(key_check, "the key is the certificate's"),
-        Err(error) => out.failed(key_check, error.to_string(), "tls_key has to be the key of the first certificate"),
+    match certificate::check_key(chain, key) {
+        Ok(()) => out.ok(key_check, "the key is the certificate's"),
+        Err(error) => out.failed(key_check, error, "tls_key has to be the key of the first certificate"),
     }
-    let is_for = |name: &str| {
-        let parsed = ParsedCertificate::try_from(&chain[0]);
-        parsed
-            .is_ok_and(|parsed| ServerName::try_from(name).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
-    };
-    let wanted = [region.apex().to_owned(), format!("*.{}", region.apex())];
-    let names = [region.apex().to_owned(), format!("{TENANT}.{}", region.apex())];
-    let missing: Vec<&str> =
-        wanted.iter().zip(&names).filter(|(_, name)| !is_for(name)).map(|(wanted, _)| wanted.as_str()).collect();
+    let missing = certificate::missing_names(chain, region);
     if missing.is_empty() {
-        out.ok(names_check, format!("valid for {} and {}", wanted[0], wanted[1]));
+        out.ok(names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
     } else {
         out.failed(names_check, format!("not valid for {}", missing.join(" and ")), "have it issued for both");
     }
-    match first_out_of_order(chain) {
+    match certificate::first_out_of_order(chain) {
         None if chain.len() == 1 => out.warning(
             order_check,
             "one certificate",
@@ -201,23 +191,19 @@ fn server_certificate(
         ),
     }
     const RENEW: &str = "renew it, then SIGHUP (systemctl reload) has the gateway read it";
-    match chain.iter().filter_map(pki::not_after).min() {
-        None => out.failed(time_check, "it cannot be read", "tls_certificate has to be X.509 in PEM"),
-        Some(until) if until <= now => out.failed(time_check, format!("expired on {until}"), RENEW),
-        Some(until) if until.since(now) < EXPIRES_SOON => out.warning(time_check, format!("expires on {until}"), RENEW),
-        Some(until) => out.ok(time_check, format!("valid until {until}")),
+    match certificate::validity(chain, now) {
+        Validity::Unreadable => {
+            out.failed(time_check, "it cannot be read", "tls_certificate has to be X.509 in PEM");
+        }
+        Validity::Expired { at } => out.failed(time_check, format!("expired on {at}"), RENEW),
+        Validity::NotYet { from } => {
+            out.failed(time_check, format!("not valid before {from}"), "set the clock, or wait");
+        }
+        Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
+            out.warning(time_check, format!("expires on {until}"), RENEW);
+        }
+        Validity::Until(until) => out.ok(time_check, format!("valid until {until}")),
     }
-}
-
-/// The number, from 1, of the first certificate that the one after it has not issued.
-fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> {
-    let is_issued_by = |pair: &[CertificateDer<'_>]| {
-        let parsed = (X509Certificate::from_der(&pair[0]), X509Certificate::from_der(&pair[1]));
-        let (Ok((_, certificate)), Ok((_, issuer))) = parsed else { return false };
-        certificate.issuer().as_raw() == issuer.subject().as_raw()
-            && certificate.verify_signature(Some(issuer.public_key())).is_ok()
-    };
-    chain.windows(2).position(|pair| !is_issued_by(pair)).map(|at| at + 1)
 }
 
 fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
@@ -294,6 +280,8 @@ mod tests {
         assert_eq!(of(&chain, &Region::new("eu2", "example.com"), IN_2029), [Ok, Ok, Failed, Ok]);
         assert_eq!(of(&chain, &region, Timestamp(1_893_456_000 - 86_400)), [Ok, Ok, Ok, Warning]);
         assert_eq!(of(&chain, &region, Timestamp(1_893_456_000)), [Ok, Ok, Ok, Failed]);
+        // rcgen's certificates begin in 1975.
+        assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
         let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
         let found = verdicts(|out| server_certificate(out, &chain, &other, &region, IN_2029));
         assert_eq!(found["certificate: key"], Failed);

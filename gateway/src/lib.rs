@@ -8,6 +8,7 @@ pub mod auth;
 #[doc(hidden)]
 pub mod bench_support;
 mod caller;
+mod certificate;
 mod client_address;
 pub mod clock;
 pub mod config;

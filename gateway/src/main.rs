@@ -48,7 +48,11 @@ fn main() -> ExitCode {
 
 fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     if check {
-        return checked_config(path).map(drop);
+        let (_, warnings) = checked_config(path)?;
+        for warning in warnings {
+            let _ = writeln!(io::stderr(), "gw-gateway: warning: {warning}");
+        }
+        return Ok(());
     }
     let run = |error: io::Error| Failure::Run(error.to_string());
     let program = Program::of_this_process();
@@ -69,15 +73,17 @@ fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
-    let config = checked_config(path)?;
+    // What is only a warning is logged where the certificate is loaded.
+    let (config, _) = checked_config(path)?;
     logging::start(config.log_format, "info");
     Gateway::start_after(&config, predecessor).map_err(|error| Failure::Run(error.to_string()))
 }
 
-fn checked_config(path: &Path) -> Result<Config, Failure> {
-    let config = load_config(path, |name| std::env::var(name).ok())?;
-    config.check_files().map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))?;
-    Ok(config)
+/// The configuration, and what some callers will not accept of it.
+fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::check(&text, |name| std::env::var(name).ok())
+        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {

@@ -1,6 +1,6 @@
 //! TLS configurations: one for callers, one for tunnels; both of the same server certificate.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gw_shared::tunnel;
@@ -11,6 +11,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::caller::h2;
+use crate::certificate::{self, Mistakes, Pair};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::pki::{self, Issued, PkiError};
@@ -37,8 +38,8 @@ pub enum CertificateSource {
 pub enum TlsError {
     #[error("{path}: {error}")]
     Pem { path: String, error: rustls_pki_types::pem::Error },
-    #[error("{path}: no certificate in it")]
-    NoCertificate { path: String },
+    #[error(transparent)]
+    Mistakes(#[from] Mistakes),
     #[error("server certificate: {0}")]
     Rustls(#[from] rustls::Error),
     #[error("agents' authority: {0}")]
@@ -76,9 +77,30 @@ impl TlsMaterial {
         *self.not_after.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the certificate and builds both configurations.
+    /// Reads the certificate and builds both configurations. One that some callers will refuse is served, and the log
+    /// says why they do: the clock may be wrong.
     pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
-        let (chain, key) = self.read()?;
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source {
+            for warning in pair.warnings(certificate, Timestamp::now()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        self.build(pair)
+    }
+
+    /// The same while another certificate is in use, which is the better one if the new one is not valid now.
+    pub(crate) fn reload(&self) -> Result<ServerConfigs, TlsError> {
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source
+            && let Some(untimely) = pair.untimely(Timestamp::now())
+        {
+            return Err(Mistakes(vec![format!("tls_certificate: {}: {untimely}", certificate.display())]).into());
+        }
+        self.build(pair)
+    }
+
+    fn build(&self, Pair { chain, key }: Pair) -> Result<ServerConfigs, TlsError> {
         let expiry = chain.iter().filter_map(pki::not_after).min();
         let provider = Arc::new(crypto::aws_lc_rs::default_provider());
         let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -118,30 +140,18 @@ impl TlsMaterial {
         }
     }
 
-    fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+    fn read(&self) -> Result<Pair, TlsError> {
         match &self.source {
-            CertificateSource::Files { certificate, key } => Ok((read_chain(certificate)?, read_key(key)?)),
+            CertificateSource::Files { certificate, key } => {
+                Ok(certificate::read_pair(certificate, key, Some(&self.region))?)
+            }
             CertificateSource::Development { data_dir } => {
                 let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;
                 let pem = |error| TlsError::Pem { path: "development certificate".into(), error };
                 let leaf = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
                 let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
-                Ok((vec![leaf], key))
+                Ok(Pair { chain: vec![leaf], key })
             }
         }
     }
-}
-
-/// Reads a PEM file of at least one certificate, the server's first.
-pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let name = || path.display().to_string();
-    let chain: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| TlsError::Pem { path: name(), error })?;
-    if chain.is_empty() { Err(TlsError::NoCertificate { path: name() }) } else { Ok(chain) }
-}
-
-/// Reads a PEM file with a private key.
-pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    PrivateKeyDer::from_pem_file(path).map_err(|error| TlsError::Pem { path: path.display().to_string(), error })
 }

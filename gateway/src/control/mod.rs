@@ -344,7 +344,7 @@ impl Control {
 
     /// Reads the server certificate again. On failure the old one stays in use.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
-        let certificates = Arc::new(self.tls.load()?);
+        let certificates = Arc::new(self.tls.reload()?);
         self.tell_workers(|| Message::Certificates(Arc::clone(&certificates)));
         Ok(())
     }

@@ -13,8 +13,12 @@ use crate::demo;
 
 /// Writes a self-signed certificate for the region; it is its own authority.
 fn write_certificate(directory: &Path) -> Vec<u8> {
+    write_certificate_for(directory, &["eu1.gw.localhost", "*.eu1.gw.localhost"])
+}
+
+fn write_certificate_for(directory: &Path, names: &[&str]) -> Vec<u8> {
     let key = KeyPair::generate().unwrap();
-    let names = vec!["eu1.gw.localhost".to_owned(), "*.eu1.gw.localhost".to_owned()];
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
     fs::write(directory.join("server.key"), key.serialize_pem()).unwrap();
     fs::write(directory.join("server.crt"), certificate.pem()).unwrap();
@@ -58,5 +62,15 @@ fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken()
     fs::write(file("server.key"), "not a key").unwrap();
     let error = gateway.control().reload_certificates().unwrap_err().to_string();
     assert!(error.contains("server.key"), "{error}");
+    assert_eq!(served(&about).0, second);
+    let about = About { ca_file: file("second.crt"), ..about };
+    fs::copy(file("server.crt"), &about.ca_file).unwrap();
+    let refused = || gateway.control().reload_certificates().unwrap_err().to_string();
+    fs::write(file("server.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    let error = refused();
+    assert!(error.contains("tls_key") && error.contains("server.key"), "{error}");
+    write_certificate_for(directory.path(), &["*.eu1.gw.localhost"]);
+    let error = refused();
+    assert!(error.contains("tls_certificate") && error.contains("eu1.gw.localhost"), "{error}");
     assert_eq!(served(&about).0, second);
 }

@@ -125,6 +125,86 @@ fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
     assert_eq!(missing.status.code(), Some(2));
 }
 
+/// A certificate for these names and its key, as PEM.
+fn issue(names: &[&str], not_after: (i32, u8, u8)) -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    let mut params = rcgen::CertificateParams::new(names).unwrap();
+    params.not_after = rcgen::date_time_ymd(not_after.0, not_after.1, not_after.2);
+    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+}
+
+#[test]
+fn a_check_says_what_is_wrong_with_the_certificate_together_with_everything_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let (good, key) = issue(&["eu1.gw.localhost", "*.eu1.gw.localhost"], (2100, 1, 1));
+    let (elsewhere, other_key) = issue(&["example.com"], (2100, 1, 1));
+    let (expired, expired_key) = issue(&["eu1.gw.localhost", "*.eu1.gw.localhost"], (2001, 1, 1));
+    for (name, contents) in [
+        ("good.crt", &good),
+        ("good.key", &key),
+        ("elsewhere.crt", &elsewhere),
+        ("elsewhere.key", &other_key),
+        ("expired.crt", &expired),
+        ("expired.key", &expired_key),
+        ("empty.pem", &"nothing\n".to_owned()),
+    ] {
+        fs::write(file(name), contents).unwrap();
+    }
+    let check = |arguments: &[&str], certificate: &str, key: &str, more: &str| {
+        let text = format!(
+            "{}tls_certificate = \"{}\"\ntls_key = \"{}\"\n{more}",
+            config_text(&file("data"), 0),
+            file(certificate).display(),
+            file(key).display()
+        );
+        fs::write(file("gateway.toml"), text).unwrap();
+        let output = gw_gateway().arg("serve").args(arguments).arg("--config").arg(file("gateway.toml")).output();
+        let output = output.unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let path = |name: &str| file(name).display().to_string();
+    assert_eq!(check(&["--check"], "good.crt", "good.key", ""), (0, String::new()));
+    let wrong: [(&str, &str, &str, &[String]); 6] = [
+        ("good.crt", "elsewhere.key", "", &[format!("\n  tls_key: {}: ", path("elsewhere.key")), path("good.crt")]),
+        (
+            "elsewhere.crt",
+            "good.key",
+            "colour = 1\n",
+            &[
+                format!("\n  tls_key: {}: ", path("good.key")),
+                format!("\n  tls_certificate: {}: ", path("elsewhere.crt")),
+                "eu1.gw.localhost and *.eu1.gw.localhost".to_owned(),
+                "example.com".to_owned(),
+                "\n  colour: ".to_owned(),
+            ],
+        ),
+        ("empty.pem", "good.key", "", &[format!("\n  tls_certificate: {}: no certificate", path("empty.pem"))]),
+        ("good.crt", "empty.pem", "", &[format!("\n  tls_key: {}: no private key", path("empty.pem"))]),
+        (
+            "missing.crt",
+            "missing.key",
+            "",
+            &[format!("tls_certificate: {}: ", path("missing.crt")), format!("tls_key: {}: ", path("missing.key"))],
+        ),
+        ("good.key", "good.crt", "", &["no certificate".to_owned(), "no private key".to_owned()]),
+    ];
+    for (certificate, key, more, expected) in wrong {
+        // A start says the same, and does not begin to serve.
+        for arguments in [&["--check"][..], &[]] {
+            let (code, message) = check(arguments, certificate, key, more);
+            assert_eq!(code, 2, "{message}");
+            for part in expected {
+                assert!(message.contains(part), "{part} in {message}");
+            }
+        }
+    }
+    // It can be served, and perhaps the clock is wrong.
+    let (code, message) = check(&["--check"], "expired.crt", "expired.key", "");
+    assert!(code == 0 && message.contains("tls_certificate") && message.contains("expired"), "{code} {message}");
+}
+
 #[test]
 fn the_demo_prints_one_line_of_json_and_ends_with_0() {
     let mut child = gw_gateway()

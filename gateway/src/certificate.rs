@@ -1,0 +1,213 @@
+//! Whether a server certificate can be served: it has its key, the region's names, its chain in order and time left.
+
+use std::fmt;
+use std::path::Path;
+
+use rustls::client::verify_server_name;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::clock::Timestamp;
+use crate::hostname::Region;
+
+/// A label that stands for every tenant's.
+pub(crate) const TENANT: &str = "doctor--doctor";
+
+/// A certificate with its chain, the server's first, and its key.
+pub(crate) struct Pair {
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: PrivateKeyDer<'static>,
+}
+
+/// All that keeps a certificate from being served. Each begins with the configuration key that it is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistakes(pub(crate) Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for Mistakes {}
+
+/// When a chain can be used: as long as all of its certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Validity {
+    Unreadable,
+    NotYet { from: Timestamp },
+    Expired { at: Timestamp },
+    Until(Timestamp),
+}
+
+/// Reads `tls_certificate` and `tls_key`, and checks that a gateway of `region` can serve them. Without a region, names
+/// are not checked.
+pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>) -> Result<Pair, Mistakes> {
+    let (chain, private_key) = (read_chain(certificate), read_key(key));
+    let mut mistakes = Vec::new();
+    if let Err(error) = &chain {
+        mistakes.push(format!("tls_certificate: {}: {error}", certificate.display()));
+    }
+    if let Err(error) = &private_key {
+        mistakes.push(format!("tls_key: {}: {error}", key.display()));
+    }
+    if let Ok(chain) = &chain {
+        match (ParsedCertificate::try_from(&chain[0]), &private_key) {
+            (Err(error), _) => mistakes.push(format!(
+                "tls_certificate: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
+                certificate.display()
+            )),
+            (Ok(_), Ok(private_key)) => {
+                if let Err(error) = check_key(chain, private_key) {
+                    mistakes.push(format!(
+                        "tls_key: {}: {error}; it must be the key of the first certificate in {}",
+                        key.display(),
+                        certificate.display()
+                    ));
+                }
+            }
+            (Ok(_), Err(_)) => {}
+        }
+        let missing = region.map(|region| missing_names(chain, region)).unwrap_or_default();
+        if !missing.is_empty() && ParsedCertificate::try_from(&chain[0]).is_ok() {
+            mistakes.push(format!(
+                "tls_certificate: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every \
+                 name below it",
+                certificate.display(),
+                names(&chain[0]).join(", "),
+                missing.join(" and ")
+            ));
+        }
+    }
+    match (chain, private_key) {
+        (Ok(chain), Ok(key)) if mistakes.is_empty() => Ok(Pair { chain, key }),
+        _ => Err(Mistakes(mistakes)),
+    }
+}
+
+impl Pair {
+    /// What some callers will refuse, although it can be served: `certificate` is the file that it came from.
+    pub(crate) fn warnings(&self, certificate: &Path, now: Timestamp) -> Vec<String> {
+        let order = first_out_of_order(&self.chain)
+            .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
+        let time = self.untimely(now);
+        let warnings = order.into_iter().chain(time);
+        warnings.map(|warning| format!("tls_certificate: {}: {warning}", certificate.display())).collect()
+    }
+
+    /// Why it is not valid at `now`.
+    pub(crate) fn untimely(&self, now: Timestamp) -> Option<String> {
+        match validity(&self.chain, now) {
+            Validity::Until(_) => None,
+            Validity::Unreadable => Some("its validity cannot be read".to_owned()),
+            Validity::NotYet { from } => Some(format!("not valid before {from}, and the clock says {now}")),
+            Validity::Expired { at } => Some(format!("expired on {at}")),
+        }
+    }
+}
+
+/// Reads a PEM file of at least one certificate, the server's first.
+pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    match chain {
+        Ok(chain) if chain.is_empty() => Err("no certificate in it; it must be a PEM file of certificates".to_owned()),
+        Ok(chain) => Ok(chain),
+        Err(error) => Err(pem_error(error)),
+    }
+}
+
+/// Reads a PEM file with a private key.
+pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_file(path).map_err(|error| match error {
+        pem::Error::NoItemsFound => {
+            "no private key in it; it must be a PEM file with a key that is not encrypted".to_owned()
+        }
+        error => pem_error(error),
+    })
+}
+
+fn pem_error(error: pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => format!("cannot be read: {error}"),
+        error => format!("not PEM: {error}"),
+    }
+}
+
+/// Whether `key` is that of the first certificate.
+pub(crate) fn check_key(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
+    match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &aws_lc_rs::default_provider()) {
+        Ok(_) => Ok(()),
+        Err(rustls::Error::InconsistentKeys(_)) => Err("does not match the certificate".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The names that a gateway of `region` serves.
+pub(crate) fn wanted_names(region: &Region) -> [String; 2] {
+    [region.apex().to_owned(), format!("*.{}", region.apex())]
+}
+
+/// Those of [`wanted_names`] that the first certificate is not valid for.
+pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Vec<String> {
+    let is_for = |name: &str| {
+        let parsed = ParsedCertificate::try_from(&chain[0]);
+        parsed
+            .is_ok_and(|parsed| ServerName::try_from(name).is_ok_and(|name| verify_server_name(&parsed, &name).is_ok()))
+    };
+    let examples = [region.apex().to_owned(), format!("{TENANT}.{}", region.apex())];
+    let missing = wanted_names(region).into_iter().zip(examples).filter(|(_, example)| !is_for(example));
+    missing.map(|(wanted, _)| wanted).collect()
+}
+
+/// The DNS names that a certificate has (RFC 5280 §4.2.1.6), `no name` if none.
+fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    const MOST: usize = 10;
+    let mut names = Vec::new();
+    if let Ok((_, certificate)) = X509Certificate::from_der(certificate)
+        && let Ok(Some(extension)) = certificate.subject_alternative_name()
+    {
+        let dns = extension.value.general_names.iter().filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            _ => None,
+        });
+        names.extend(dns.take(MOST));
+    }
+    if names.is_empty() {
+        names.push("no name".to_owned());
+    }
+    names
+}
+
+/// The number, from 1, of the first certificate that the one after it has not issued.
+pub(crate) fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> {
+    let is_issued_by = |pair: &[CertificateDer<'_>]| {
+        let parsed = (X509Certificate::from_der(&pair[0]), X509Certificate::from_der(&pair[1]));
+        let (Ok((_, certificate)), Ok((_, issuer))) = parsed else { return false };
+        certificate.issuer().as_raw() == issuer.subject().as_raw()
+            && certificate.verify_signature(Some(issuer.public_key())).is_ok()
+    };
+    chain.windows(2).position(|pair| !is_issued_by(pair)).map(|at| at + 1)
+}
+
+/// Whether `chain` can be used at `now`, and until when.
+pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> Validity {
+    let of = |certificate: &CertificateDer<'_>| {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let validity = certificate.validity();
+        Some((Timestamp(validity.not_before.timestamp()), Timestamp(validity.not_after.timestamp())))
+    };
+    let Some(times) = chain.iter().map(of).collect::<Option<Vec<_>>>() else { return Validity::Unreadable };
+    let from = times.iter().map(|(from, _)| *from).max();
+    let until = times.iter().map(|(_, until)| *until).min();
+    match (from, until) {
+        (_, Some(at)) if at <= now => Validity::Expired { at },
+        (Some(from), _) if from > now => Validity::NotYet { from },
+        (_, Some(until)) => Validity::Until(until),
+        (_, None) => Validity::Unreadable,
+    }
+}
