@@ -22,6 +22,8 @@ pub(crate) struct Connections {
     limit: usize,
     /// In a drain, how long a connection may be idle.
     draining: Cell<Option<Duration>>,
+    /// When the drain began.
+    draining_since: Cell<Option<Instant>>,
     /// Ended to make room, and still there.
     evicting: Cell<usize>,
     /// Ended to make room so far.
@@ -34,6 +36,10 @@ struct Entry {
     deadline: Cell<Option<Instant>>,
     /// No request is being served.
     idle: Cell<bool>,
+    /// The peer has something to send: a handshake, its first request, the rest of a head.
+    expected: Cell<bool>,
+    /// How long a request may take that was sent before the drain began, once that was asked.
+    on_its_way: Cell<Option<Duration>>,
     /// Since when that is so.
     idle_since: Cell<Instant>,
     evicted: Cell<bool>,
@@ -66,6 +72,7 @@ impl Connections {
             entries: RefCell::default(),
             limit,
             draining: Cell::new(None),
+            draining_since: Cell::new(None),
             evicting: Cell::new(0),
             evicted: Counter::default(),
             socket_memory,
@@ -85,6 +92,8 @@ impl Connections {
             closer: socket.closer(),
             deadline: Cell::new(Some(deadline)),
             idle: Cell::new(true),
+            expected: Cell::new(true),
+            on_its_way: Cell::new(None),
             idle_since: Cell::new(Instant::now()),
             evicted: Cell::new(false),
             stopping: Cell::new(false),
@@ -148,6 +157,7 @@ impl Connections {
     /// From now on a connection may be idle for `idle` and no longer; those that can say goodbye are told to.
     pub(crate) fn drain(&self, now: Instant, idle: Duration) {
         self.draining.set(Some(idle));
+        self.draining_since.set(Some(now));
         for (_, entry) in self.entries.borrow().iter() {
             if entry.idle.get() && !entry.stopping.get() {
                 let earlier = entry.deadline.get().map_or(now + idle, |deadline| deadline.min(now + idle));
@@ -156,11 +166,40 @@ impl Connections {
             entry.say_goodbye();
         }
     }
+
+    /// Whether, in a drain, no connection has a request, not even one that was on its way when the drain began.
+    pub(crate) fn are_quiet(&self, now: Instant) -> bool {
+        let Some(since) = self.draining_since.get() else { return false };
+        self.entries.borrow().iter().all(|(_, entry)| entry.is_quiet(since, now))
+    }
+
+    /// Ends those without a request now.
+    pub(crate) fn end_quiet(&self, now: Instant) {
+        let Some(since) = self.draining_since.get() else { return };
+        for (_, entry) in self.entries.borrow().iter() {
+            if entry.is_quiet(since, now) && !entry.stopping.get() && !entry.closer.has_unread() {
+                entry.stop(now);
+            }
+        }
+    }
 }
 
 impl Entry {
     fn has_left(&self) -> bool {
         if self.half_closed.get() { self.closer.is_broken() } else { self.closer.is_hung_up() }
+    }
+
+    /// Whether no request runs or arrives, nor can be on its way since before `drain_began`.
+    fn is_quiet(&self, drain_began: Instant, now: Instant) -> bool {
+        if !self.idle.get() || self.expected.get() {
+            return false;
+        }
+        let on_its_way = self.on_its_way.get().unwrap_or_else(|| {
+            let round_trip = self.closer.round_trip().unwrap_or(limits::DRAIN_IDLE);
+            (limits::DRAIN_QUIET + round_trip).min(limits::DRAIN_IDLE)
+        });
+        self.on_its_way.set(Some(on_its_way));
+        now >= self.idle_since.get().max(drain_began) + on_its_way
     }
 
     /// Whether somebody does so now.
@@ -202,6 +241,7 @@ impl Registered {
 
     /// Something is to arrive by `deadline`.
     pub(crate) fn expect_by(&self, deadline: Instant) {
+        self.entry.expected.set(true);
         self.entry.deadline.set(Some(deadline));
     }
 
@@ -222,6 +262,7 @@ impl Registered {
     /// No request is running; one may begin until `deadline`.
     pub(crate) fn idle_until(&self, deadline: Instant) {
         self.entry.idle.set(true);
+        self.entry.expected.set(false);
         self.entry.idle_since.set(Instant::now());
         let draining = self.connections.draining.get().map(|idle| Instant::now() + idle);
         self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
@@ -258,6 +299,7 @@ impl Registered {
     /// A request is running, for as long as it takes.
     pub(crate) fn busy(&self) {
         self.entry.idle.set(false);
+        self.entry.expected.set(false);
         self.entry.deadline.set(None);
         self.entry.watcher.take();
     }
@@ -333,6 +375,35 @@ mod tests {
             assert_eq!(busy.entry.deadline.get(), None);
             busy.idle_until(start + 75 * second);
             assert!(busy.entry.deadline.get().unwrap() < start + 75 * second);
+        });
+    }
+
+    #[test]
+    fn a_drain_waits_for_requests_on_their_way_and_for_no_other() {
+        with_socket(|socket| {
+            let connections = Connections::new(4);
+            let register = || connections.register(socket.closer(), Instant::now() + limits::IDLE).unwrap();
+            let (idle, busy) = (register(), register());
+            idle.idle_until(Instant::now() + limits::IDLE);
+            busy.busy();
+            let began = Instant::now();
+            // Longer than any request is on its way.
+            let later = began + limits::DRAIN_IDLE;
+            assert!(!connections.are_quiet(later), "no drain");
+            connections.drain(began, limits::DRAIN_IDLE);
+            assert!(!connections.are_quiet(later), "a request runs");
+            drop(busy);
+            assert!(!connections.are_quiet(began) && connections.are_quiet(later));
+            idle.expect_by(later);
+            assert!(!connections.are_quiet(later), "a head has begun");
+            idle.idle_until(later + limits::IDLE);
+            let fresh = register();
+            assert!(!connections.are_quiet(later), "a handshake");
+            drop(fresh);
+            connections.end_quiet(began);
+            assert!(!idle.entry.stopping.get());
+            connections.end_quiet(later);
+            assert!(idle.entry.stopping.get());
         });
     }
 

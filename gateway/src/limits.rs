@@ -165,6 +165,9 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(30);
 /// that the connection ends. With a successor there is reason to wait for a caller's next request: then none fails.
 pub(crate) const DRAIN_IDLE: Duration = Duration::from_secs(1);
 pub(crate) const DRAIN_IDLE_SUCCEEDED: Duration = Duration::from_secs(5);
+/// Without a successor, and once no request runs in the whole process, a connection stays only for a request that was
+/// sent before the drain began: so long beyond one round trip, which is twice the way.
+pub(crate) const DRAIN_QUIET: Duration = Duration::from_millis(20);
 /// How long agents may take to end their tunnels once no request is on them.
 pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
 /// How long requests that a drain cuts off may take to tell their callers, and then to be gone.

@@ -41,6 +41,10 @@ pub(crate) enum Message {
     Scrape(Scrape),
     /// Accept nothing more, finish what runs; with a successor, leave it the connections that nobody has accepted.
     Drain { successor: bool },
+    /// In a drain: report whether no request runs or may be on its way.
+    ReportQuiet(Sender<bool>),
+    /// Nothing runs anywhere: end connections without a request.
+    EndQuiet,
     /// The drain is over: take no more requests, let the agents end their tunnels.
     End,
     /// Stop now.

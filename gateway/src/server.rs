@@ -32,7 +32,8 @@ use crate::trace;
 use crate::tunnel::expected::Expected;
 use crate::worker::{self, Peers, Policy, Setup};
 
-/// How often a drain looks whether the last request has ended.
+/// How often a drain looks whether the last request has ended: in its first second, and later.
+const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 /// How long administration requests under way may take once the admin listener is to stop.
 const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
@@ -280,9 +281,14 @@ impl Gateway {
         let successor = self.has_successor;
         self.control.tell_workers(|| Message::Drain { successor });
         self.listeners = None;
-        self.wait_within(self.drain_within, |report| report.connections == 0 && report.crossings_served == 0);
+        self.wait_within(self.drain_within, || {
+            if !successor {
+                self.end_quiet_connections();
+            }
+            self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
+        });
         self.control.tell_workers(|| Message::End);
-        self.wait_within(limits::TUNNELS_END, |report| report.tunnels.is_empty());
+        self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
         // While the workers still answer: what happened last is in it.
         if let Some(recording) = self.recording.take() {
             recording.stop();
@@ -302,16 +308,30 @@ impl Gateway {
         self.request_log.close();
     }
 
-    fn wait_within(&self, limit: Duration, is_done: impl Fn(&WorkerReport) -> bool) {
-        let deadline = Instant::now() + limit;
-        let workers = self.control.workers();
+    /// Once no request runs on any worker, ends the connections without one: nothing else is left to wait for.
+    fn end_quiet_connections(&self) {
+        let quiet = self.control.ask_workers(Message::ReportQuiet);
+        if quiet.len() == self.control.workers() && !quiet.contains(&false) {
+            self.control.tell_workers(|| Message::EndQuiet);
+        }
+    }
+
+    fn all_report(&self, is_so: impl Fn(&WorkerReport) -> bool) -> bool {
+        let reports = self.control.reports();
+        reports.len() == self.control.workers() && reports.iter().all(is_so)
+    }
+
+    fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {
+        let began = Instant::now();
         // Twice in a row: one look misses a connection on its way from one worker to another.
         let mut times_done = 0;
-        while Instant::now() < deadline && times_done < 2 {
-            let reports = self.control.reports();
-            let done = reports.len() == workers && reports.iter().all(&is_done);
-            times_done = if done { times_done + 1 } else { 0 };
-            std::thread::sleep(DRAIN_TICK);
+        loop {
+            times_done = if is_done() { times_done + 1 } else { 0 };
+            if times_done == 2 || began.elapsed() >= limit {
+                return;
+            }
+            let is_first_second = began.elapsed() < Duration::from_secs(1);
+            std::thread::sleep(if is_first_second { DRAIN_TICK_FIRST } else { DRAIN_TICK });
         }
     }
 

@@ -335,7 +335,9 @@ impl Core {
             }
             Message::Charge(charge) => self.addresses.serve(*charge),
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
-            // Whoever asked may have stopped waiting.
+            // Fails, like the other answers, when it comes too late.
+            Message::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
+            Message::EndQuiet => self.connections.end_quiet(Instant::now()),
             Message::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),
             Message::Drain { successor } => self.drain(successor),
             Message::End => {
@@ -358,6 +360,10 @@ impl Core {
         let idle = if has_successor { limits::DRAIN_IDLE_SUCCEEDED } else { limits::DRAIN_IDLE };
         self.connections.drain(Instant::now(), idle);
         self.tunnels.borrow().drain();
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.journeys.get() == 0 && self.crossings_served.get() == 0 && self.connections.are_quiet(Instant::now())
     }
 
     fn report(&self, with_services: bool) -> WorkerReport {

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::secret::Secret;
@@ -360,12 +361,17 @@ impl Control {
     }
 
     fn scrape(&self, with_services: bool) -> Vec<WorkerReport> {
-        let (reply, reports) = crossbeam_channel::bounded(self.peers.mailboxes.len());
-        self.tell_workers(|| Message::Scrape(Scrape { reply: reply.clone(), with_services }));
-        drop(reply);
-        let mut received: Vec<WorkerReport> = std::iter::from_fn(|| reports.recv_timeout(REPORT_WITHIN).ok()).collect();
-        received.sort_by_key(|report| report.worker);
+        let mut received = self.ask_workers(|reply| Message::Scrape(Scrape { reply, with_services }));
+        received.sort_by_key(|report: &WorkerReport| report.worker);
         received
+    }
+
+    /// Asks every worker; the answers of those that answer in time.
+    pub(crate) fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+        let (reply, answers) = crossbeam_channel::bounded(self.peers.mailboxes.len());
+        self.tell_workers(|| question(reply.clone()));
+        drop(reply);
+        std::iter::from_fn(|| answers.recv_timeout(REPORT_WITHIN).ok()).collect()
     }
 
     pub(crate) fn workers(&self) -> usize {

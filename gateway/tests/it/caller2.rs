@@ -60,10 +60,14 @@ pub(crate) async fn connect(demo: &Demo) -> Connection {
 }
 
 pub(crate) async fn connect_with(demo: &Demo, builder: &Builder) -> Connection {
-    let (requests, connection) = builder.handshake(tls(&demo.about).await).await.unwrap();
+    connect_to(&demo.about, builder).await
+}
+
+pub(crate) async fn connect_to(about: &About, builder: &Builder) -> Connection {
+    let (requests, connection) = builder.handshake(tls(about).await).await.unwrap();
     let (end, ended) = tokio::sync::oneshot::channel();
     runtime::spawn(async move { drop(end.send(connection.await)) });
-    Connection { requests, key: demo.about.service_key.clone(), ended }
+    Connection { requests, key: about.service_key.clone(), ended }
 }
 
 impl Connection {

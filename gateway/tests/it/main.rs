@@ -33,6 +33,7 @@ mod relaying;
 mod request_log;
 mod requests;
 mod setup;
+mod stopping;
 mod takeover;
 mod tokens;
 mod traces;

@@ -74,7 +74,7 @@ impl Prepared {
         Running::new(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
-    fn about(&self, address: SocketAddr) -> About {
+    pub(crate) fn about(&self, address: SocketAddr) -> About {
         About {
             base_url: format!("https://eu1.gw.localhost:{}", address.port()),
             tenant_url: String::new(),

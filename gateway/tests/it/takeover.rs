@@ -51,7 +51,7 @@ fn replace(id: u32, log: &Log) -> Successor {
 }
 
 /// A backend that answers `/held` once it is told to, `/slow` after some milliseconds, and everything else at once.
-fn start_backend() -> (String, mpsc::Sender<()>) {
+pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let url = backend::start(move |mut peer| {
@@ -68,7 +68,7 @@ fn start_backend() -> (String, mpsc::Sender<()>) {
 }
 
 /// What an administrator gets from `path`, and with which status.
-fn admin(address: SocketAddr, path: &str) -> (u16, String) {
+pub(crate) fn admin(address: SocketAddr, path: &str) -> (u16, String) {
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
     let mut response = ureq::Agent::from(config).get(format!("http://{address}{path}")).call().unwrap();
     (response.status().as_u16(), response.body_mut().read_to_string().unwrap())

@@ -1,0 +1,90 @@
+//! How long a stop takes, and what it still serves.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::process::{Served, config_text};
+use crate::processes::Prepared;
+use crate::takeover::{admin, start_backend};
+use crate::{caller2, eventually};
+
+/// Less than the time that an idle connection may stay while requests run (1 s), and than tunnels may take to end (2 s).
+const AT_ONCE: Duration = Duration::from_millis(900);
+
+#[test]
+fn an_idle_gateway_stops_at_once() {
+    let prepared = Prepared::new();
+    let (backend, _) = start_backend();
+    let Served { mut process, address, admin_address, .. } =
+        prepared.serve_with(&config_text(&prepared.path("data"), 0));
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    // As browsers connect ahead.
+    let ahead = TcpStream::connect(admin_address).unwrap();
+    // Kept by its caller, and without a request.
+    let mut kept = prepared.connect(address);
+    kept.send(prepared.get("/"));
+    assert_eq!(kept.response().status, 200);
+    let begin = Instant::now();
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+    let took = begin.elapsed();
+    assert!(took < AT_ONCE, "{took:?}");
+    assert!(kept.is_closed());
+    drop(ahead);
+}
+
+#[test]
+fn an_idle_http_2_connection_is_told_goodbye_and_delays_nothing() {
+    let prepared = Prepared::new();
+    let (backend, _) = start_backend();
+    let Served { mut process, address, .. } = prepared.serve_with(&config_text(&prepared.path("data"), 0));
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let took = caller2::on_a_reactor(async {
+        let caller = caller2::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        assert_eq!(caller.get("/").await.status, 200);
+        let begin = Instant::now();
+        process.signal("TERM");
+        // GOAWAY without an error, and the end.
+        caller.ended.await.unwrap().unwrap();
+        begin.elapsed()
+    });
+    assert!(took < AT_ONCE, "{took:?}");
+    assert_eq!(process.exit_code(), Some(0));
+}
+
+#[test]
+fn a_request_that_is_on_its_way_when_the_gateway_stops_is_served() {
+    let prepared = Prepared::new();
+    let (backend, release) = start_backend();
+    let Served { mut process, address, admin_address, .. } =
+        prepared.serve_with(&config_text(&prepared.path("data"), 0));
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let (mut half, mut running, mut idle) =
+        (prepared.connect(address), prepared.connect(address), prepared.connect(address));
+    for caller in [&mut half, &mut idle] {
+        caller.send(prepared.get("/"));
+        assert_eq!(caller.response().status, 200);
+    }
+    let request = prepared.get("/held");
+    let (first, second) = request.split_at(40);
+    half.send(first);
+    running.send(prepared.get("/held"));
+    process.signal("TERM");
+    eventually("the drain has begun", || (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(()));
+    eventually("new connections are refused", || TcpStream::connect(address).is_err().then_some(()));
+    // As long as anything runs there is time for others.
+    half.send(second);
+    idle.send(prepared.get("/"));
+    assert_eq!(idle.response().status, 200);
+    release.send(()).unwrap();
+    release.send(()).unwrap();
+    for caller in [&mut half, &mut running] {
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
+    }
+    drop((half, running, idle));
+    assert_eq!(process.exit_code(), Some(0));
+}
