@@ -60,6 +60,7 @@ impl IdleWorker {
             directory: Arc::default(),
             certificates: Arc::new(no_certificates()?),
             expected: Arc::default(),
+            levels: Some(Arc::default()),
             policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
             desk: control::desk().0,
             log: LogQueue::to_nowhere(),

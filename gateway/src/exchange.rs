@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
 use crate::auth::Authenticated;
 use crate::error::Error;
+use crate::limit::{self, Admitted};
 use crate::limits;
 use crate::mailbox::Message;
 use crate::pipe::{self, Closed, Frame};
@@ -121,8 +122,10 @@ pub(crate) struct Crossing {
 /// Admits the request and opens it on its service's tunnel, wherever those are.
 pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
     let owner = request.service.owner;
-    if owner == core.id {
-        return open_here(core, request, head, has_body);
+    // Elsewhere or not, what may have to wait for its bucket is opened by a task of its own.
+    if owner == core.id && core.buckets.borrow().are_here() {
+        let admitted = core.buckets.borrow_mut().admit(request, Instant::now())?;
+        return open_here(core, &admitted, head, has_body);
     }
     let (ours, theirs) = (core.mailbox(core.id), core.mailbox(owner));
     let (upload_in, upload_out) = has_body.then(|| pipe::pipe(ours, theirs)).unzip();
@@ -137,9 +140,8 @@ pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_b
     })
 }
 
-fn open_here(core: &Core, request: Authenticated, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
-    let admitted = core.buckets.borrow_mut().admit(request, Instant::now())?;
-    let session = core.tunnels.borrow().pick(&admitted)?;
+fn open_here(core: &Core, admitted: &Admitted, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
+    let session = core.tunnels.borrow().pick(admitted)?;
     let (response, upload, in_flight) = session.open(head, !has_body)?;
     Ok(Exchange {
         upload: if has_body { Upload::Tunnel(upload) } else { Upload::None },
@@ -157,7 +159,8 @@ pub(crate) fn serve_crossing(core: &Rc<Core>, crossing: Crossing) {
     let served = ServedCrossing(Rc::clone(core));
     runtime::spawn(async move {
         let Crossing { request, head, upload, response, opened } = crossing;
-        match open_here(&served.0, request, head, upload.is_some()) {
+        let admitted = limit::admit(&served.0, request).await;
+        match admitted.and_then(|admitted| open_here(&served.0, &admitted, head, upload.is_some())) {
             Ok(exchange) => {
                 if let Some(here) = exchange.response.passage().opened {
                     // Noted once: a request crosses once.

@@ -174,6 +174,13 @@ pub(crate) const TUNNELS_END: Duration = Duration::from_secs(2);
 pub(crate) const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How long the last spans may take to be exported when everything else has ended.
 pub(crate) const SPANS_END: Duration = Duration::from_secs(5);
+/// Levels of services' buckets that are handed to the next process, the emptiest first, and what each may take as text.
+pub(crate) const LEVELS: usize = 100_000;
+pub(crate) const LEVEL_BYTES: usize = 192;
+/// Requests of a predecessor that wait for its successor to admit them, and for how long. More: 503; longer: the
+/// successor counts as gone.
+pub(crate) const CHARGES: usize = 16 * KIB;
+pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a successor may take for each step of a takeover.
 pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// How long a successor's callers wait for the tunnels that its predecessor had: for the first of a service, and for

@@ -13,11 +13,13 @@ use gw_shared::runtime;
 use crate::accept::Arrival;
 use crate::counters::Scrape;
 use crate::exchange::Crossing;
+use crate::limit::Level;
 use crate::limits;
 use crate::pipe;
 use crate::platform::Charge;
 use crate::relay::Replay;
 use crate::store::Directory;
+use crate::takeover::{Charges, Take};
 use crate::tls::ServerConfigs;
 use crate::worker::Core;
 
@@ -37,6 +39,14 @@ pub(crate) enum Message {
     Directory(Arc<Directory>),
     /// Shake hands with these certificates from now on.
     Certificates(Arc<ServerConfigs>),
+    /// Take over the levels of the buckets of your services, and admit by them.
+    Levels(Arc<Vec<Level>>),
+    /// Take a request of the predecessor out of a bucket of yours.
+    Take(Box<Take>),
+    /// Another process takes over: leave it your buckets.
+    Succeeded(Box<Succeeded>),
+    /// Report the levels of your buckets.
+    ReportLevels(Sender<Vec<Level>>),
     /// Report counters and state.
     Scrape(Scrape),
     /// Accept nothing more, finish what runs; with a successor, leave it the connections that nobody has accepted.
@@ -49,6 +59,13 @@ pub(crate) enum Message {
     End,
     /// Stop now.
     Stop,
+}
+
+/// What a worker needs to know of the process that takes over.
+pub(crate) struct Succeeded {
+    pub(crate) charges: Charges,
+    /// Told the levels of the buckets that are not full.
+    pub(crate) levels: Sender<Vec<Level>>,
 }
 
 /// The sending end. Cheap to clone.

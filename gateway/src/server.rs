@@ -1,14 +1,18 @@
 //! Starting, replacing and stopping a gateway: listeners, workers, control plane.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use crossbeam_channel::Receiver;
 use futures_util::FutureExt;
+use gw_shared::files;
 use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::trace::{Exporter, Identity, SpanCounts};
@@ -20,14 +24,15 @@ use crate::admin::{self, Admin};
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Desk, Errands};
 use crate::counters::WorkerReport;
+use crate::limit::levels;
 use crate::limits;
 use crate::listeners::{Inherited, ListenError, Listeners};
-use crate::mailbox::{Message, mailbox};
+use crate::mailbox::{Message, Succeeded, mailbox};
 use crate::ownership::WorkerId;
 use crate::request_log::{LogError, RequestLog};
 use crate::series::{Recording, Series};
 use crate::socket_memory::{PressureWatch, SocketBudget, TcpMemory};
-use crate::takeover::{Predecessor, Program, Successor, TakeoverError};
+use crate::takeover::{self, Predecessor, Program, Successor, TakeoverError};
 use crate::trace;
 use crate::tunnel::expected::Expected;
 use crate::worker::{self, Peers, Policy, Setup};
@@ -35,6 +40,8 @@ use crate::worker::{self, Peers, Policy, Setup};
 /// How often a drain looks whether the last request has ended: in its first second, and later.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 const DRAIN_TICK: Duration = Duration::from_millis(20);
+/// Where a stop keeps the levels of rate limits for the next start, in the data folder.
+const LEVELS_FILE: &str = "rate-limits.json";
 /// How long administration requests under way may take once the admin listener is to stop.
 const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
@@ -51,6 +58,7 @@ pub struct Gateway {
     listeners: Option<Listeners>,
     draining: Arc<AtomicBool>,
     drain_within: Duration,
+    levels_path: PathBuf,
     workers: Vec<JoinHandle<()>>,
     desk: Desk,
     /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
@@ -58,7 +66,8 @@ pub struct Gateway {
     admin: Option<AdminThread>,
     /// Of spans.
     exporter: Option<Exporter>,
-    has_predecessor: bool,
+    /// Disconnects when the process that this one has taken over from has ended; `None` if there was none.
+    predecessor: Option<Receiver<Infallible>>,
     has_successor: bool,
     /// `None` where the kernel does not show its limits on TCP memory.
     _pressure_watch: Option<PressureWatch>,
@@ -101,7 +110,7 @@ impl Gateway {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
         driver.log();
-        let inherited = match &predecessor {
+        let inherited = match &mut predecessor {
             Some(predecessor) => predecessor.listeners()?,
             None => Inherited::from_service_manager()?,
         };
@@ -120,6 +129,11 @@ impl Gateway {
         let request_log = Arc::new(RequestLog::open(&config.data_dir.join("requests"))?);
         let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
         let (directory, certificates) = control.initial_state()?;
+        let levels_path = config.data_dir.join(LEVELS_FILE);
+        let levels = match &predecessor {
+            Some(_) => None,
+            None => Some(Arc::new(levels::load(&levels_path, SystemTime::now()))),
+        };
         let (desk, errands) = control::desk();
         let expected = Arc::new(expected);
         let (exporter, traces) = start_exporter(config)?.unzip();
@@ -138,6 +152,7 @@ impl Gateway {
                 directory: Arc::clone(&directory),
                 certificates: Arc::clone(&certificates),
                 expected: Arc::clone(&expected),
+                levels: levels.clone(),
                 policy: policy(config),
                 desk: desk.clone(),
                 log: request_log.queue(),
@@ -158,6 +173,10 @@ impl Gateway {
             control.tell_workers(|| Message::Stop);
             return Err(StartError::Worker);
         }
+        // Read once: after a crash it would say less than what was taken.
+        if let Err(error) = files::remove_if_there(&levels_path) {
+            tracing::warn!(path = %levels_path.display(), %error, "levels of rate limits that were used stay");
+        }
         let mut gateway = Self {
             recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
             series,
@@ -168,12 +187,13 @@ impl Gateway {
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
+            levels_path,
             workers,
             desk,
             errands: None,
             admin: None,
             exporter,
-            has_predecessor: predecessor.is_some(),
+            predecessor: None,
             has_successor: false,
             _pressure_watch: watch_tcp_memory(&socket_budget)?,
         };
@@ -181,7 +201,7 @@ impl Gateway {
         gateway.serve_admin()?;
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
         if let Some(predecessor) = predecessor {
-            predecessor.serving()?;
+            gateway.predecessor = Some(predecessor.serving(&gateway.control)?);
         }
         Ok(gateway)
     }
@@ -215,9 +235,17 @@ impl Gateway {
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
         let errands = self.pause_control_plane();
-        let given = successor.give_store(self.live_tunnels());
-        // Ended, if it does not serve: the store is free.
-        drop(successor);
+        let given = match successor.give_store(self.live_tunnels()) {
+            Ok(()) => {
+                self.give_buckets(successor);
+                Ok(())
+            }
+            Err(error) => {
+                // Ended: the store is free.
+                drop(successor);
+                Err(error)
+            }
+        };
         if given.is_err()
             && let Err(error) = self.control.reopen_store()
         {
@@ -242,6 +270,26 @@ impl Gateway {
         let errands = self.errands.take().and_then(joined);
         self.control.close_store();
         errands
+    }
+
+    /// Has the successor admit all requests from here on, those of this process included.
+    fn give_buckets(&self, successor: Successor) {
+        let (charges, asked) = takeover::charges();
+        let levels = self
+            .control
+            .ask_workers(|levels| Message::Succeeded(Box::new(Succeeded { charges: charges.clone(), levels })));
+        if let Err(error) = successor.follow(levels.concat(), asked, &self.control) {
+            tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
+            self.control.tell_workers(|| Message::End);
+        }
+    }
+
+    /// Keeps the levels of rate limits for the next start.
+    fn keep_levels(&self) {
+        let levels = self.control.ask_workers(Message::ReportLevels).concat();
+        if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
+            tracing::error!(path = %self.levels_path.display(), %error, "rate limits will start full");
+        }
     }
 
     fn serve_errands(&mut self, errands: Errands) -> Result<(), StartError> {
@@ -278,7 +326,7 @@ impl Gateway {
     /// has the agents end their tunnels, then stops.
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
-        let successor = self.has_successor;
+        let (successor, began) = (self.has_successor, Instant::now());
         self.control.tell_workers(|| Message::Drain { successor });
         self.listeners = None;
         self.wait_within(self.drain_within, || {
@@ -287,8 +335,15 @@ impl Gateway {
             }
             self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
         });
+        if successor && let Some(predecessor) = &self.predecessor {
+            // It hears only from here what the successor says. Nothing is ever sent: this is the wait for its end.
+            let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
+        }
         self.control.tell_workers(|| Message::End);
         self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
+        if !successor {
+            self.keep_levels();
+        }
         // While the workers still answer: what happened last is in it.
         if let Some(recording) = self.recording.take() {
             recording.stop();
@@ -405,7 +460,7 @@ impl Signals {
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
         let Self { runtime, mut heard } = self;
         let result = runtime.block_on(async {
-            if !gateway.has_predecessor {
+            if gateway.predecessor.is_none() {
                 notify(&[NotifyState::Ready]);
             }
             heard.until_stopped(&mut gateway, program).await;

@@ -11,17 +11,22 @@
 //! | | `serving`: the predecessor can drain |
 //!
 //! Until the last one the predecessor can go on as before: when the successor says `failed`, or nothing for too long,
-//! it is ended.
+//! it is ended. What they say after that is in [`link`].
+
+mod link;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, discriminant};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use crossbeam_channel::Receiver;
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -29,8 +34,14 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::control::Control;
+use crate::limit::{Level, levels};
 use crate::limits;
 use crate::listeners::{Inherited, Listeners};
+use crate::store::Record;
+
+use link::Charge;
+pub(crate) use link::{Charges, Take, charges};
 
 /// Names the predecessor by its process id, so that it means nothing to whoever else inherits it.
 const VARIABLE: &str = "GW_PREDECESSOR";
@@ -43,7 +54,7 @@ const ADMIN: u8 = b'a';
 const END_OF_OURS: u8 = b'.';
 const END_OF_SERVICE_MANAGERS: u8 = b's';
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Message {
     Ready,
@@ -55,6 +66,31 @@ enum Message {
     Failed {
         reason: String,
     },
+    Levels {
+        levels: Vec<Level>,
+    },
+    Records {
+        records: Vec<Record>,
+    },
+    Charge {
+        number: u64,
+        /// Label of the service.
+        service: String,
+    },
+    Charged {
+        number: u64,
+        /// `None`: it was taken.
+        wait_ms: Option<u64>,
+    },
+}
+
+impl Message {
+    fn write_to(&self, line: &mut Vec<u8>) -> Result<(), TakeoverError> {
+        let begin = line.len();
+        serde_json::to_writer(&mut *line, self).map_err(io::Error::from)?;
+        line.push(b'\n');
+        if (line.len() - begin) as u64 > LINE_MAX { Err(TakeoverError::TooLong) } else { Ok(()) }
+    }
 }
 
 /// Why another process did not take over.
@@ -72,6 +108,8 @@ pub enum TakeoverError {
     Ended,
     #[error("the other process failed: {0}")]
     Failed(String),
+    #[error("a message would be longer than {LINE_MAX} bytes")]
+    TooLong,
     #[error("the other process does not speak our language: {0}")]
     NotUnderstood(String),
     #[error(transparent)]
@@ -106,10 +144,12 @@ impl Program {
 
 /// The process that is to take over, as its predecessor sees it. Dropped before it serves, it is ended.
 pub(crate) struct Successor {
-    /// `None` once it serves.
-    child: Option<Child>,
+    child: Guarded,
     talk: Talk,
 }
+
+/// A process that is ended when this is dropped; `None` once it serves.
+struct Guarded(Option<Child>);
 
 impl Successor {
     /// Starts `program` and gives it the listening sockets.
@@ -124,14 +164,14 @@ impl Successor {
             let program = program.name.to_string_lossy().into_owned();
             TakeoverError::Spawn { program, error }
         })?;
-        let mut successor = Self { child: Some(child), talk: Talk::new(ours)? };
+        let mut successor = Self { child: Guarded(Some(child)), talk: Talk::new(ours)? };
         let sent = send_listeners(successor.talk.0.get_ref(), listeners);
         sent.map_err(|error| successor.talk.reason_of(error.into()))?;
         Ok(successor)
     }
 
     pub(crate) fn id(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.child.0.as_ref().map(Child::id)
     }
 
     /// Waits until it needs nothing but the store.
@@ -143,14 +183,25 @@ impl Successor {
     pub(crate) fn give_store(&mut self, tunnels: BTreeMap<String, usize>) -> Result<(), TakeoverError> {
         self.talk.say(&Message::Store { tunnels })?;
         self.talk.expect(&Message::Serving)?;
-        self.child = None;
+        self.child.0 = None;
         Ok(())
+    }
+
+    /// Gives it the buckets, and from then on follows what it says. Once it is gone, workers are told to end.
+    pub(crate) fn follow(
+        mut self,
+        levels: Vec<Level>,
+        charges: Receiver<Charge>,
+        control: &Arc<Control>,
+    ) -> Result<(), TakeoverError> {
+        self.talk.say(&Message::Levels { levels: levels::bounded(levels) })?;
+        link::follow(self.talk, charges, Arc::clone(control))
     }
 }
 
-impl Drop for Successor {
+impl Drop for Guarded {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
+        if let Some(child) = &mut self.0 {
             // Fails when it has ended already.
             let _ = child.kill();
             // Only then nothing of ours is in its hands.
@@ -160,7 +211,7 @@ impl Drop for Successor {
 }
 
 /// The process that this one takes over from.
-pub struct Predecessor(Talk);
+pub struct Predecessor(Option<Talk>);
 
 impl Predecessor {
     /// The process that started this one to take over from it, if that is how it was started.
@@ -172,14 +223,15 @@ impl Predecessor {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         // Held only here: its end is then seen at the other end.
         rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
-        Talk::new(socket).map(|talk| Some(Self(talk)))
+        Talk::new(socket).map(|talk| Some(Self(Some(talk))))
     }
 
     /// Its listening sockets. The first thing to ask for.
-    pub(crate) fn listeners(&self) -> Result<Inherited, TakeoverError> {
+    pub(crate) fn listeners(&mut self) -> Result<Inherited, TakeoverError> {
+        let socket = self.talk()?.0.get_ref();
         let mut inherited = Inherited::default();
         loop {
-            match receive_socket(self.0.0.get_ref())? {
+            match receive_socket(socket)? {
                 (CALLERS, Some(fd)) => inherited.callers.push(TcpListener::from(fd)),
                 (ADMIN, Some(fd)) => inherited.admin = Some(TcpListener::from(fd)),
                 (END_OF_OURS, None) => return Ok(inherited),
@@ -191,38 +243,48 @@ impl Predecessor {
 
     /// Says that nothing but the store is missing, and waits for it. Returns where its live tunnels are.
     pub(crate) fn take_store(&mut self) -> Result<BTreeMap<String, usize>, TakeoverError> {
-        self.0.say(&Message::Ready)?;
-        match self.0.hear()? {
+        self.talk()?.say(&Message::Ready)?;
+        match self.talk()?.hear()? {
             Message::Store { tunnels } => Ok(tunnels),
             other => Err(TakeoverError::NotUnderstood(format!("{other:?}"))),
         }
     }
 
-    /// Says that it can drain.
-    pub(crate) fn serving(&mut self) -> Result<(), TakeoverError> {
-        self.0.say(&Message::Serving)
+    /// Says that it can drain, and from then on tells it what changes and admits its requests. The channel disconnects
+    /// when it has ended.
+    pub(crate) fn serving(&mut self, control: &Arc<Control>) -> Result<Receiver<Infallible>, TakeoverError> {
+        self.talk()?.say(&Message::Serving)?;
+        link::lead(self.0.take().ok_or(TakeoverError::Ended)?, control)
+    }
+
+    fn talk(&mut self) -> Result<&mut Talk, TakeoverError> {
+        self.0.as_mut().ok_or(TakeoverError::Ended)
     }
 
     /// Says why it has to go on by itself.
     pub fn failed(&mut self, reason: &str) {
         // It also sees our end.
-        let _ = self.0.say(&Message::Failed { reason: reason.to_owned() });
+        let _ = self.talk().and_then(|talk| talk.say(&Message::Failed { reason: reason.to_owned() }));
     }
 }
 
 /// One end of the conversation.
-struct Talk(BufReader<UnixStream>);
+struct Talk(
+    BufReader<UnixStream>,
+    /// The beginning of a line whose end has not come yet.
+    Vec<u8>,
+);
 
 impl Talk {
     fn new(socket: UnixStream) -> io::Result<Self> {
         socket.set_read_timeout(Some(limits::TAKEOVER_STEP))?;
         socket.set_write_timeout(Some(limits::TAKEOVER_STEP))?;
-        Ok(Self(BufReader::new(socket)))
+        Ok(Self(BufReader::new(socket), Vec::new()))
     }
 
     fn say(&mut self, message: &Message) -> Result<(), TakeoverError> {
-        let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
-        line.push(b'\n');
+        let mut line = Vec::new();
+        message.write_to(&mut line)?;
         self.0.get_mut().write_all(&line).map_err(|error| self.reason_of(error.into()))
     }
 
@@ -235,11 +297,14 @@ impl Talk {
     }
 
     fn hear(&mut self) -> Result<Message, TakeoverError> {
-        let mut line = String::new();
-        if self.0.by_ref().take(LINE_MAX).read_line(&mut line)? == 0 {
-            return Err(TakeoverError::Ended);
+        let Self(reader, line) = self;
+        // On an error, such as a time limit, what has come stays there.
+        reader.by_ref().take(LINE_MAX - line.len() as u64).read_until(b'\n', line)?;
+        if !line.ends_with(b"\n") {
+            let is_whole = line.len() as u64 >= LINE_MAX;
+            return Err(if is_whole { TakeoverError::TooLong } else { TakeoverError::Ended });
         }
-        match serde_json::from_str(&line) {
+        match serde_json::from_slice(&std::mem::take(line)) {
             Ok(Message::Failed { reason }) => Err(TakeoverError::Failed(reason)),
             Ok(message) => Ok(message),
             Err(error) => Err(TakeoverError::NotUnderstood(error.to_string())),
@@ -248,7 +313,7 @@ impl Talk {
 
     fn expect(&mut self, expected: &Message) -> Result<(), TakeoverError> {
         match self.hear()? {
-            message if message == *expected => Ok(()),
+            message if discriminant(&message) == discriminant(expected) => Ok(()),
             other => Err(TakeoverError::NotUnderstood(format!("{other:?}"))),
         }
     }
@@ -298,12 +363,15 @@ mod tests {
 
     fn pair() -> (Successor, Predecessor) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Successor { child: None, talk: Talk::new(ours).unwrap() }, Predecessor(Talk::new(theirs).unwrap()))
+        (
+            Successor { child: Guarded(None), talk: Talk::new(ours).unwrap() },
+            Predecessor(Some(Talk::new(theirs).unwrap())),
+        )
     }
 
     #[test]
     fn sockets_come_across_however_many_there_are() {
-        let (successor, predecessor) = pair();
+        let (successor, mut predecessor) = pair();
         let listeners: Vec<TcpListener> = (0..400).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = |listeners: &[TcpListener]| -> Vec<_> {
             listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
@@ -332,7 +400,7 @@ mod tests {
         let expected = tunnels.clone();
         let taking = thread::spawn(move || {
             assert_eq!(predecessor.take_store().unwrap(), expected);
-            predecessor.serving().unwrap();
+            predecessor.talk().unwrap().say(&Message::Serving).unwrap();
         });
         successor.wait_until_ready().unwrap();
         successor.give_store(tunnels).unwrap();
@@ -355,10 +423,21 @@ mod tests {
     }
 
     #[test]
+    fn a_line_may_come_in_pieces_with_time_limits_between() {
+        let (mut successor, mut predecessor) = pair();
+        let socket = predecessor.talk().unwrap().0.get_mut();
+        successor.talk.0.get_ref().set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        socket.write_all(b"{\"type\":").unwrap();
+        assert!(matches!(successor.talk.hear(), Err(TakeoverError::Silent)));
+        socket.write_all(b"\"serving\"}\n").unwrap();
+        assert!(matches!(successor.talk.hear(), Ok(Message::Serving)));
+    }
+
+    #[test]
     fn what_speaks_otherwise_is_not_understood() {
         for line in ["{\"type\":\"serving\"}\n", "hello\n"] {
             let (mut successor, mut predecessor) = pair();
-            predecessor.0.0.get_mut().write_all(line.as_bytes()).unwrap();
+            predecessor.talk().unwrap().0.get_mut().write_all(line.as_bytes()).unwrap();
             assert!(matches!(successor.wait_until_ready(), Err(TakeoverError::NotUnderstood(_))), "{line}");
         }
     }

@@ -28,7 +28,7 @@ use crate::counters::{Counters, WorkerReport};
 use crate::exchange;
 use crate::handshakes::Handshakes;
 use crate::hostname::Region;
-use crate::limit::{Arrivals, Buckets, Rate};
+use crate::limit::{self, Arrivals, Buckets, Level, Rate};
 use crate::limits;
 use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
@@ -68,6 +68,8 @@ pub(crate) struct Setup {
     pub(crate) certificates: Arc<ServerConfigs>,
     /// Tunnels that were the predecessor's.
     pub(crate) expected: Arc<Expected>,
+    /// Of the process before this one; `None` while that has yet to tell them.
+    pub(crate) levels: Option<Arc<Vec<Level>>>,
     pub(crate) policy: Policy,
     pub(crate) desk: Desk,
     pub(crate) log: LogQueue,
@@ -182,7 +184,10 @@ async fn serve(setup: Setup) -> io::Result<()> {
         desk: setup.desk,
         connections: Connections::new(setup.connection_limit, Rc::clone(&socket_memory)),
         socket_memory,
-        buckets: RefCell::default(),
+        buckets: RefCell::new(match setup.levels {
+            Some(levels) => Buckets::new(&levels, &setup.directory, setup.id, Instant::now()),
+            None => Buckets::awaited(),
+        }),
         tunnels: RefCell::new(Registry::new(Arc::clone(&setup.expected))),
         counters: Counters::default(),
         recorder: RefCell::new(Recorder::new(setup.log)),
@@ -335,7 +340,16 @@ impl Core {
             }
             Message::Charge(charge) => self.addresses.serve(*charge),
             Message::Certificates(certificates) => drop(self.certificates.replace(certificates)),
-            // Fails, like the other answers, when it comes too late.
+            Message::Levels(levels) => {
+                self.buckets.borrow_mut().take_over(&levels, &self.directory(), self.id, Instant::now());
+            }
+            Message::Take(request) => limit::serve_predecessor(self, *request),
+            // Fails, like each of these answers, when it comes too late.
+            Message::Succeeded(succeeded) => {
+                let levels = self.buckets.borrow_mut().hand_over(succeeded.charges, Instant::now());
+                drop(succeeded.levels.try_send(levels));
+            }
+            Message::ReportLevels(reply) => drop(reply.try_send(self.buckets.borrow().levels(Instant::now()))),
             Message::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
             Message::EndQuiet => self.connections.end_quiet(Instant::now()),
             Message::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),

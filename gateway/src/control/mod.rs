@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Receiver, Sender};
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::secret::Secret;
@@ -47,9 +47,12 @@ use crate::counters::{Scrape, WorkerReport};
 use crate::hostname::Region;
 use crate::limit::{Bucket, Rate};
 use crate::mailbox::Message;
+use crate::ownership::WorkerId;
 use crate::pki::{Authority, PkiError};
 use crate::request_log::LogError;
-use crate::store::{AuditEntry, AuditQuery, Directory, NumberedEntry, Records, SqliteStore, Step, Store, StoreError};
+use crate::store::{
+    AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
+};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 use crate::worker::Peers;
 
@@ -82,6 +85,8 @@ struct State {
     issuance: HashMap<AgentId, Bucket>,
     /// The last snapshots that workers were given: held on to, so that freeing a whole one falls to none of them that keeps up.
     published: [Arc<Directory>; 2],
+    /// Told that the records have changed.
+    watcher: Option<Sender<()>>,
 }
 
 /// In whose name something changes.
@@ -210,6 +215,7 @@ impl Control {
                 store: Some(Box::new(store)),
                 issuance: HashMap::new(),
                 published: Default::default(),
+                watcher: None,
             }),
             agents,
             tls,
@@ -266,7 +272,7 @@ impl Control {
 
     /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
     #[doc(hidden)]
-    pub fn put(&self, record: crate::store::Record) -> Result<(), ControlError> {
+    pub fn put(&self, record: Record) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
             Ok(Plan {
                 target: format!("{:?}", record.id()),
@@ -322,6 +328,31 @@ impl Control {
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
         self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
+        if let Some(watcher) = &state.watcher {
+            // Full: told already. Disconnected: not wanted any more.
+            let _ = watcher.try_send(());
+        }
+    }
+
+    /// A channel that has a message whenever the records have changed since the last one. There is one at a time.
+    pub(crate) fn watch_changes(&self) -> Receiver<()> {
+        let (watcher, changes) = crossbeam_channel::bounded(1);
+        self.state().watcher = Some(watcher);
+        changes
+    }
+
+    /// Ends the channel of [`Self::watch_changes`]: changes are not known here any more.
+    pub(crate) fn end_watch(&self) {
+        self.state().watcher = None;
+    }
+
+    /// Has workers act on the records of the process that has the store now.
+    pub(crate) fn follow(&self, records: Vec<Record>) {
+        let mut state = self.state();
+        if state.store.is_none() {
+            state.records = records.into_iter().collect();
+            self.publish(&mut state);
+        }
     }
 
     /// Closes the store, for another process to open. Until it is opened again, nothing can be changed here.
@@ -382,6 +413,13 @@ impl Control {
         for mailbox in &self.peers.mailboxes {
             // Fails only for a worker that has ended.
             let _ = mailbox.post_blocking(message());
+        }
+    }
+
+    pub(crate) fn tell_worker(&self, worker: WorkerId, message: Message) {
+        if let Some(mailbox) = self.peers.mailboxes.get(worker.0) {
+            // Fails only for a worker that has ended.
+            let _ = mailbox.post_blocking(message);
         }
     }
 

@@ -68,6 +68,15 @@ impl Bucket {
         Self { rate, full_at: now }
     }
 
+    /// A bucket that is full after `until_full`, or empty if that is longer than it takes to fill.
+    pub fn filling(rate: Rate, until_full: Duration, now: Instant) -> Self {
+        Self { rate, full_at: now + until_full.min(rate.time_to_fill()) }
+    }
+
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
     /// Takes one request out, or says after what time there will be one.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let wait = self.until_one(now);
@@ -163,6 +172,21 @@ mod tests {
         assert_eq!((seconds(bucket.until_one(later)), seconds(bucket.until_full(later))), (0.0, 0.5));
         assert!(!bucket.is_full(later));
         bucket.take(later).unwrap();
+    }
+
+    #[test]
+    fn a_bucket_goes_on_where_another_was() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(rate(10, 60), start);
+        (0..7).for_each(|_| bucket.take(start).unwrap());
+        let mut next = Bucket::filling(bucket.rate(), bucket.until_full(start), start);
+        assert_eq!((0..10).filter(|_| next.take(start).is_ok()).count(), 3);
+        // Nothing makes it emptier than empty.
+        let empty = Bucket::filling(rate(10, 60), Duration::from_hours(1), start);
+        assert_eq!(
+            (empty.until_one(start), empty.until_full(start)),
+            (Duration::from_secs(1), Duration::from_secs(10))
+        );
     }
 
     #[test]

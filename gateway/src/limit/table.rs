@@ -1,35 +1,158 @@
-//! The buckets of the services that one worker owns.
+//! The buckets of the services that one worker owns. While one process takes over from another they are in one of the
+//! two, and requests of both are taken out of them there.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::Bucket;
+use gw_shared::runtime;
+use tokio::sync::watch;
+
+use super::{Bucket, Level};
 use crate::auth::Authenticated;
 use crate::error::Error;
-use crate::store::Directory;
+use crate::ownership::WorkerId;
+use crate::store::{Directory, Service};
+use crate::takeover::{Charges, Take};
+use crate::worker::Core;
 
 /// A request that was authenticated and then admitted by its service's bucket, on the service's owner.
 pub(crate) struct Admitted(pub(crate) Authenticated);
 
 /// Bounded by the number of services: only requests of existing ones come here.
-#[derive(Default)]
-pub(crate) struct Buckets(HashMap<Arc<str>, Bucket>);
+pub(crate) struct Buckets {
+    by_label: HashMap<Arc<str>, Bucket>,
+    place: Place,
+}
+
+/// Where requests are taken out of buckets.
+enum Place {
+    Here,
+    /// Here, once the predecessor has told their levels.
+    Coming(watch::Sender<()>),
+    /// In the process that has taken over from this one.
+    AtSuccessor(Charges),
+}
 
 impl Buckets {
+    /// Full buckets except those in `levels`.
+    pub(crate) fn new(levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) -> Self {
+        let mut buckets = Self { by_label: HashMap::new(), place: Place::Here };
+        buckets.take_over(levels, directory, worker, now);
+        buckets
+    }
+
+    /// Buckets whose levels [`Self::take_over`] brings. Requests wait for it.
+    pub(crate) fn awaited() -> Self {
+        Self { by_label: HashMap::new(), place: Place::Coming(watch::Sender::new(())) }
+    }
+
+    /// Takes over the levels of the services that `worker` owns. Has no effect once another process has
+    /// taken over.
+    pub(crate) fn take_over(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
+        let ours = levels.iter().filter_map(|level| {
+            let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
+            let until_full = Duration::from_millis(level.until_full_ms);
+            Some((Arc::clone(&service.label), Bucket::filling(level.rate, until_full, now)))
+        });
+        if !matches!(self.place, Place::AtSuccessor(_)) {
+            self.by_label.extend(ours);
+            // Dropped, the sender wakes those that wait.
+            self.place = Place::Here;
+        }
+    }
+
+    /// Leaves the buckets to the process that takes over: the levels of those that are not full.
+    pub(crate) fn hand_over(&mut self, charges: Charges, now: Instant) -> Vec<Level> {
+        let levels = self.levels(now);
+        self.place = Place::AtSuccessor(charges);
+        self.by_label.clear();
+        levels
+    }
+
+    /// The levels of the buckets that are not full.
+    pub(crate) fn levels(&self, now: Instant) -> Vec<Level> {
+        let filling = self.by_label.iter().filter(|(_, bucket)| !bucket.is_full(now));
+        let level = |(label, bucket): (&Arc<str>, &Bucket)| Level {
+            service: label.to_string(),
+            rate: bucket.rate(),
+            until_full_ms: u64::try_from(bucket.until_full(now).as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
+        };
+        filling.map(level).collect()
+    }
+
+    /// Whether [`Self::admit`] decides; otherwise [`admit`] does, which may wait.
+    pub(crate) fn are_here(&self) -> bool {
+        matches!(self.place, Place::Here)
+    }
+
+    /// Admits a request where the buckets are here.
     pub(crate) fn admit(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
-        let service = &request.service;
-        let bucket = match self.0.get_mut(&service.label) {
+        if !self.are_here() {
+            return Err(Error::Overloaded("draining"));
+        }
+        self.take(&request.service, now).map_err(|retry_after| Error::RateLimited { retry_after })?;
+        Ok(Admitted(request))
+    }
+
+    fn take(&mut self, service: &Service, now: Instant) -> Result<(), Duration> {
+        let bucket = match self.by_label.get_mut(&service.label) {
             Some(bucket) => bucket,
-            None => self.0.entry(Arc::clone(&service.label)).or_insert_with(|| Bucket::new(service.rate, now)),
+            None => self.by_label.entry(Arc::clone(&service.label)).or_insert_with(|| Bucket::new(service.rate, now)),
         };
         bucket.set_rate(service.rate, now);
-        bucket.take(now).map_err(|retry_after| Error::RateLimited { retry_after })?;
-        Ok(Admitted(request))
+        bucket.take(now)
     }
 
     /// Forgets the buckets of services that are gone, and full ones: a new bucket would be no different.
     pub(crate) fn retain(&mut self, directory: &Directory, now: Instant) {
-        self.0.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
+        self.by_label.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
     }
+}
+
+/// Admits a request, wherever its bucket is.
+pub(crate) async fn admit(core: &Core, request: Authenticated) -> Result<Admitted, Error> {
+    take(core, &request.service).await?;
+    Ok(Admitted(request))
+}
+
+async fn take(core: &Core, service: &Service) -> Result<(), Error> {
+    loop {
+        let (mut coming, at_successor) = match &core.buckets.borrow().place {
+            Place::Here => (None, None),
+            Place::Coming(levels) => (Some(levels.subscribe()), None),
+            Place::AtSuccessor(charges) => (None, Some(charges.clone())),
+        };
+        if let Some(levels) = &mut coming {
+            // An error is the end of the wait, too.
+            let _ = levels.changed().await;
+        } else if let Some(charges) = at_successor {
+            return charges.take(&service.label).await;
+        } else {
+            let taken = core.buckets.borrow_mut().take(service, Instant::now());
+            return taken.map_err(|retry_after| Error::RateLimited { retry_after });
+        }
+    }
+}
+
+/// Takes a request of the predecessor out of its bucket.
+pub(crate) fn serve_predecessor(core: &Rc<Core>, request: Take) {
+    let Some(service) = core.directory().service(&request.service).cloned() else {
+        // Deleted: it has no bucket, and the predecessor is told that it is gone.
+        return request.answer(None);
+    };
+    if core.buckets.borrow().are_here() {
+        let taken = core.buckets.borrow_mut().take(&service, Instant::now());
+        return request.answer(taken.err());
+    }
+    let core = Rc::clone(core);
+    runtime::spawn(async move {
+        match take(&core, &service).await {
+            Ok(()) => request.answer(None),
+            Err(Error::RateLimited { retry_after }) => request.answer(Some(retry_after)),
+            // The predecessor sees the end of this process soon.
+            Err(_) => request.answer(Some(Duration::from_secs(1))),
+        }
+    });
 }

@@ -158,7 +158,8 @@ pub struct SigningKeyRecord {
 }
 
 /// One record of any kind.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Record {
     Account(AccountRecord),
     Service(ServiceRecord),
@@ -215,7 +216,27 @@ impl Record {
     }
 }
 
+impl FromIterator<Record> for Records {
+    fn from_iter<T: IntoIterator<Item = Record>>(all: T) -> Self {
+        let mut records = Self::default();
+        all.into_iter().for_each(|record| records.put(record));
+        records
+    }
+}
+
 impl Records {
+    pub fn into_vec(self) -> Vec<Record> {
+        let Self { accounts, services, credentials, service_keys, enrollment_tokens, agents, signing_keys } = self;
+        let mut all: Vec<Record> = accounts.into_values().map(Record::Account).collect();
+        all.extend(services.into_values().map(Record::Service));
+        all.extend(credentials.into_values().map(Record::Credential));
+        all.extend(service_keys.into_values().map(Record::ServiceKey));
+        all.extend(enrollment_tokens.into_values().map(Record::EnrollmentToken));
+        all.extend(agents.into_values().map(Record::Agent));
+        all.extend(signing_keys.into_values().map(Record::SigningKey));
+        all
+    }
+
     pub fn apply(&mut self, step: Step) {
         match step {
             Step::Put(record) => self.put(record),

@@ -34,6 +34,7 @@ mod request_log;
 mod requests;
 mod setup;
 mod stopping;
+mod succession;
 mod takeover;
 mod tokens;
 mod traces;

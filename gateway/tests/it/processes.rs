@@ -42,6 +42,11 @@ impl Prepared {
         Self { directory, service_key }
     }
 
+    /// The id of the service key.
+    pub(crate) fn key_id(&self) -> &str {
+        self.service_key.trim_start_matches("gw_sk_").split('.').next().unwrap()
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }

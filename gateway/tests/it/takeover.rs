@@ -21,7 +21,7 @@ const REQUESTS: usize = 4000;
 const CALLERS: usize = 8;
 
 /// A process that its predecessor has started: nobody's child once that has ended.
-struct Successor(u32);
+pub(crate) struct Successor(pub(crate) u32);
 
 impl Drop for Successor {
     fn drop(&mut self) {
@@ -30,19 +30,19 @@ impl Drop for Successor {
 }
 
 impl Successor {
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         // Whoever adopts it may leave it a zombie.
         fs::read_to_string(format!("/proc/{}/stat", self.0)).map_or(true, |stat| stat.contains(") Z "))
     }
 
-    fn stop(self) {
+    pub(crate) fn stop(self) {
         assert!(send_signal(self.0, "TERM"));
         eventually("the successor has ended", || self.has_ended().then_some(()));
     }
 }
 
 /// Has a process replaced; returns once its successor serves.
-fn replace(id: u32, log: &Log) -> Successor {
+pub(crate) fn replace(id: u32, log: &Log) -> Successor {
     assert!(send_signal(id, "USR2"));
     log.find(|line| {
         assert_ne!(line["message"], "not replaced: this process goes on", "{line}");

@@ -1,0 +1,212 @@
+//! What a process that takes over, or starts after a stop, keeps of the one before: levels of rate limits, and for as
+//! long as the one before drains, revocations.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::caller::Caller;
+use crate::process::{Served, config_text, send_signal};
+use crate::processes::Prepared;
+use crate::takeover::{admin, replace, start_backend};
+use crate::{SOON, eventually};
+
+/// How long a revocation may take to be in force.
+const REVOKED_WITHIN: Duration = Duration::from_secs(1);
+const SERVICE: &str = "/api/v1/accounts/demo/services/echo";
+
+/// Has the administration API do something; the status of its answer.
+fn administer(prepared: &Prepared, address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
+    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(SOON))
+        .allow_non_standard_methods(true);
+    let request = ::http::Request::builder()
+        .method(method)
+        .uri(format!("http://{address}{path}"))
+        .header("Authorization", format!("Bearer {}", token.trim()))
+        .header("Content-Type", "application/json")
+        .body(body.to_string())
+        .unwrap();
+    ureq::Agent::from(config.build()).run(request).unwrap().status().as_u16()
+}
+
+fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
+    let rate = json!({ "burst": burst, "refill_per_minute": 1 });
+    assert_eq!(administer(prepared, admin_address, "PATCH", SERVICE, &rate), 200);
+}
+
+/// The status of one request.
+fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
+    caller.send(prepared.get("/"));
+    caller.response().status.as_u16()
+}
+
+/// Asks on new connections until a request is refused; how many were not, of at most `most`.
+fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
+    for count in 0..most {
+        match ask(prepared, &mut prepared.connect(address)) {
+            200 => {}
+            429 => return count,
+            other => panic!("{other}"),
+        }
+    }
+    most
+}
+
+fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> Vec<Caller> {
+    let kept = (0..count).map(|_| {
+        let mut caller = prepared.connect(address);
+        assert_eq!(ask(prepared, &mut caller), 200);
+        caller
+    });
+    kept.collect()
+}
+
+#[test]
+fn a_replacement_admits_no_more_than_one_process_would() {
+    let prepared = Prepared::new();
+    let (backend, _) = start_backend();
+    let config = config_text(&prepared.path("data"), 0);
+    let Served { process, address, admin_address, log } = prepared.serve_with(&config);
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let begin = Instant::now();
+    // A bucket that nothing was taken from.
+    set_rate(&prepared, admin_address, 60);
+    let mut kept = kept_connections(&prepared, address, 20);
+    // The next process has another number of workers: buckets are in other places.
+    fs::write(prepared.path("gateway.toml"), config.replace("workers = 2", "workers = 3")).unwrap();
+    let successor = replace(process.id(), &log);
+    // Both processes admit now.
+    let (old, rest) = kept.split_at_mut(10);
+    let by_old = old.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
+    assert_eq!(by_old, 10);
+    let by_new = admitted(&prepared, address, 100);
+    let total = 20 + by_old + by_new;
+    let refilled = usize::try_from(begin.elapsed().as_secs() / 60).unwrap() + 1;
+    // What was taken before the rate was changed counts too.
+    assert!(
+        (50..=60 + refilled).contains(&total),
+        "{total} admitted: {by_old} by the old process, {by_new} by the new"
+    );
+    // The old process knows that nothing is left.
+    let late = rest.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
+    assert!(late <= refilled, "{late} admitted by the old process");
+    successor.stop();
+}
+
+#[test]
+fn a_stop_and_a_start_keep_what_was_taken() {
+    let prepared = Prepared::new();
+    let (backend, _) = start_backend();
+    let config = config_text(&prepared.path("data"), 0);
+    let Served { mut process, address, admin_address, .. } = prepared.serve_with(&config);
+    let agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    set_rate(&prepared, admin_address, 10);
+    assert!(admitted(&prepared, address, 20) <= 10);
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+    let levels = prepared.path("data/rate-limits.json");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+
+    let again = config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
+    let Served { mut process, .. } = prepared.serve_with(&again);
+    assert!(!levels.exists(), "used once");
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/"));
+    let response = caller.response();
+    assert_eq!(response.status, 429);
+    let retry_after: u64 = response.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&retry_after), "{retry_after}");
+    process.signal("TERM");
+    assert_eq!(process.exit_code(), Some(0));
+
+    // What is not understood is no reason not to start.
+    fs::write(&levels, "{").unwrap();
+    let Served { process, .. } = prepared.serve_with(&again);
+    // The bucket comes before the tunnel.
+    assert_ne!(ask(&prepared, &mut prepared.connect(address)), 429);
+    drop((process, agent));
+}
+
+/// Asks on one kept connection after another, for as long as a revocation may take, until one is refused with `code`.
+fn wait_for_refusal(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) {
+    let begin = Instant::now();
+    let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
+    while let Some(mut caller) = kept.pop() {
+        assert!(begin.elapsed() < REVOKED_WITHIN, "not {code} within {REVOKED_WITHIN:?}");
+        caller.send(prepared.get("/"));
+        let response = caller.response();
+        if response.status != 200 && response.code() == code {
+            return;
+        }
+        std::thread::sleep(pause);
+    }
+    panic!("none of the requests was refused with {code}");
+}
+
+#[test]
+fn revocations_reach_processes_that_were_replaced() {
+    let prepared = Prepared::new();
+    let (backend, _release) = start_backend();
+    let config = config_text(&prepared.path("data"), 0);
+    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let (mut running, mut others) = (prepared.connect(address), kept_connections(&prepared, address, 30));
+    running.send(prepared.get("/held"));
+    let mut kept = others.split_off(15);
+    let second = replace(process.id(), &log);
+    // A chain of them: the first two drain.
+    let third = replace(second.0, &log);
+
+    let key = format!("/api/v1/accounts/demo/service-keys/{}", prepared.key_id());
+    assert_eq!(administer(&prepared, admin_address, "DELETE", &key, &json!({})), 204);
+    wait_for_refusal(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
+    assert_eq!(administer(&prepared, admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
+    wait_for_refusal(&prepared, &mut kept, "GW_SERVICE_DISABLED");
+    // The request that runs is not touched by that, but needs its agent.
+    let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
+    let agent: Value = serde_json::from_slice(&agents).unwrap();
+    let agent = format!("/api/v1/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
+    assert_eq!(administer(&prepared, admin_address, "POST", &agent, &json!({})), 200);
+    assert_eq!(running.response().code(), "GW_RELAY_ERROR");
+    drop(running);
+    assert_eq!(process.exit_code(), Some(0));
+    third.stop();
+    drop(second);
+}
+
+#[test]
+fn a_process_whose_successor_dies_takes_no_more_requests_and_ends_those_that_run() {
+    let prepared = Prepared::new();
+    let (backend, release) = start_backend();
+    let config = config_text(&prepared.path("data"), 0);
+    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
+    running.send(prepared.get("/held"));
+    let second = replace(process.id(), &log);
+    // That of its successor, too: what changes is told from one to the next.
+    let third = replace(second.0, &log);
+    assert!(send_signal(third.0, "KILL"));
+    // Nothing could tell it of a revocation.
+    wait_for_refusal(&prepared, &mut kept, "GW_OVERLOADED");
+    release.send(()).unwrap();
+    assert_eq!(running.response().status, 200);
+    drop((running, kept));
+    assert_eq!(process.exit_code(), Some(0));
+    eventually("the second process has ended", || second.has_ended().then_some(()));
+    assert!(admin_is_gone(admin_address));
+}
+
+fn admin_is_gone(address: SocketAddr) -> bool {
+    std::net::TcpStream::connect(address).is_err() || admin(address, "/healthz").0 != 200
+}
