@@ -14,6 +14,7 @@ use crossbeam_channel::Receiver;
 use futures_util::FutureExt;
 use gw_shared::files;
 use gw_shared::id::RequestIds;
+use gw_shared::mask::Masker;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::trace::{Exporter, Identity, SpanCounts};
 use sd_notify::NotifyState;
@@ -126,7 +127,8 @@ impl Gateway {
         let busy = (0..config.workers).map(|_| AtomicU32::new(0)).collect();
         let peers = Arc::new(Peers { mailboxes, busy });
         let control = Arc::new(Control::open(config, Arc::clone(&peers))?);
-        let request_log = Arc::new(RequestLog::open(&config.data_dir.join("requests"))?);
+        let masker = Masker::new([control.admin_token()]);
+        let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker)?);
         let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
         let (directory, certificates) = control.initial_state()?;
         let levels_path = config.data_dir.join(LEVELS_FILE);

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use gw_shared::id::RequestId;
-use gw_shared::mask::mask;
+use gw_shared::mask::Masker;
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -137,12 +137,18 @@ impl Encoder {
 
 impl<'e, 'r> Builder<'e, 'r> {
     /// Adds a record of the block's second, of the service with this number. `capture` is the key of what was captured.
-    pub(super) fn add(&mut self, service: i64, record: &'r Record, capture: Option<i64>) -> Result<(), LogError> {
+    pub(super) fn add(
+        &mut self,
+        service: i64,
+        record: &'r Record,
+        capture: Option<i64>,
+        masker: &Masker,
+    ) -> Result<(), LogError> {
         let id = record.id.as_bytes();
         let mut random = [0; 10];
         random.copy_from_slice(&id[6..]);
         let target = &record.target[..record.target.floor_char_boundary(TARGET_MAX)];
-        let target = match mask(target.as_bytes()) {
+        let target = match masker.mask(target.as_bytes()) {
             None => Cow::Borrowed(target),
             Some(masked) => Cow::Owned(String::from_utf8_lossy(&masked).into_owned()),
         };

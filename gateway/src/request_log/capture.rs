@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use gw_shared::mask::mask;
+use gw_shared::mask::Masker;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
@@ -30,6 +30,7 @@ pub(super) struct Head<'a> {
 /// Head and body of `message` as columns.
 pub(super) fn pack<'a>(
     message: &'a CapturedMessage,
+    masker: &Masker,
     compressor: &mut Compressor<'_>,
 ) -> Result<(Vec<u8>, Cow<'a, [u8]>), LogError> {
     let body = &message.body.bytes[..message.body.bytes.len().min(CAPTURE_MAX)];
@@ -38,7 +39,7 @@ pub(super) fn pack<'a>(
     let packed = packed.filter(|packed| packed.len() < body.len());
     let headers = message.headers.iter().map(|(name, value)| {
         let value = value.as_bytes();
-        (Cow::Borrowed(name.as_str()), mask(value).map_or(Cow::Borrowed(value), Cow::Owned))
+        (Cow::Borrowed(name.as_str()), masker.mask(value).map_or(Cow::Borrowed(value), Cow::Owned))
     });
     let head = Head {
         headers: headers.collect(),

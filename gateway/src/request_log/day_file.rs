@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gw_shared::mask::Masker;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
@@ -103,6 +104,7 @@ pub(super) struct Arrived {
 pub(super) struct Tools {
     pub(super) encoder: Encoder,
     pub(super) compressor: Compressor<'static>,
+    pub(super) masker: Masker,
 }
 
 impl Entry<'_> {
@@ -257,8 +259,9 @@ impl Arrival {
                 && let Some((service, record)) = records.next()
             {
                 let capture = record.capture.as_deref();
-                let capture = capture.map(|capture| write_capture(connection, capture, &mut tools.compressor));
-                builder.add(service, record, capture.transpose()?)?;
+                let capture =
+                    capture.map(|capture| write_capture(connection, capture, &tools.masker, &mut tools.compressor));
+                builder.add(service, record, capture.transpose()?, &tools.masker)?;
                 self.fingerprints.extend_from_slice(&fingerprint(record.id.as_bytes()));
                 rows += 1;
             }
@@ -292,10 +295,13 @@ impl Arrival {
 fn write_capture(
     connection: &Connection,
     capture: &Capture,
+    masker: &Masker,
     compressor: &mut Compressor<'static>,
 ) -> Result<i64, LogError> {
     let mut pack = |side: &'_ Option<_>| match side {
-        Some(message) => capture::pack(message, compressor).map(|(head, body)| (Some(head), Some(body.into_owned()))),
+        Some(message) => {
+            capture::pack(message, masker, compressor).map(|(head, body)| (Some(head), Some(body.into_owned())))
+        }
         None => Ok((None, None)),
     };
     let (request, request_body) = pack(&capture.request)?;

@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use gw_shared::files;
 use gw_shared::id::RequestId;
+use gw_shared::mask::Masker;
 use http::Method;
 use rusqlite::ErrorCode;
 
@@ -99,24 +100,30 @@ pub struct CapturedRequest {
 impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
-        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN)
+        Self::open_masking(folder, Masker::default())
+    }
+
+    /// As [`Self::open`]; `masker` knows the secrets that are not written.
+    pub fn open_masking(folder: &Path, masker: Masker) -> Result<Self, LogError> {
+        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker)
     }
 
     /// As [`Self::open`], with another clock, which is believed at once.
     pub fn open_at(folder: &Path, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Result<Self, LogError> {
-        Self::with_clock(folder, now, Duration::ZERO)
+        Self::with_clock(folder, now, Duration::ZERO, Masker::default())
     }
 
     fn with_clock(
         folder: &Path,
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
         settles_within: Duration,
+        masker: Masker,
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
         let counters = Arc::new(Counters::default());
         let (queue, receiver) = queue::queue(Arc::clone(&counters));
         let now = Now(Arc::new(now));
-        let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within)?;
+        let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker)?;
         let thread = Builder::new().name("gw-log".to_owned()).spawn(move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self { folder: folder.to_owned(), now, readers, queue, counters, thread: Mutex::new(Some(thread)) })

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
+use gw_shared::mask::Masker;
 use rusqlite::ErrorCode;
 use zstd::bulk::Compressor;
 
@@ -58,9 +59,10 @@ impl Writer {
         now: Now,
         counters: Arc<Counters>,
         settles_within: Duration,
+        masker: Masker,
     ) -> Result<Self, LogError> {
         let today = (now.today(), Instant::now());
-        let tools = Tools { encoder: Encoder::new()?, compressor: Compressor::new(COMPRESSION_LEVEL)? };
+        let tools = Tools { encoder: Encoder::new()?, compressor: Compressor::new(COMPRESSION_LEVEL)?, masker };
         let mut expiry = Expiry::default();
         expiry.resume(&folder)?;
         Ok(Self {

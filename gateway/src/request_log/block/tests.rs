@@ -113,7 +113,7 @@ proptest! {
         let mut encoder = Encoder::new().unwrap();
         let mut builder = encoder.begin(SECOND_MS);
         for (number, record) in records.iter().enumerate() {
-            builder.add((number / 7) as i64, record, (number % 2 == 0).then_some(number as i64)).unwrap();
+            builder.add((number / 7) as i64, record, (number % 2 == 0).then_some(number as i64), &Masker::default()).unwrap();
         }
         let (data, zone) = builder.finish().unwrap();
         let mut unpacker = Unpacker::new().unwrap();
