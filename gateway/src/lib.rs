@@ -42,6 +42,7 @@ pub mod series;
 mod server;
 mod socket_memory;
 pub mod store;
+mod strict_json;
 mod takeover;
 mod tls;
 mod trace;

@@ -9,12 +9,13 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::{IntoResponses, ToSchema};
 
 use super::Panicked;
 use crate::control::ControlError;
 use crate::store::StoreError;
+use crate::strict_json::Object;
 
 const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -167,12 +168,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
-        // By way of a map: serde would take an array for a struct as well.
-        let Json(mut object) = Json::<Map<String, Value>>::from_request(request, state).await?;
-        object.values_mut().for_each(make_whole);
-        serde_json::from_value(Value::Object(object))
+        let Json(object) = Json::<Object>::from_request(request, state).await?;
+        Self::of(object)
+    }
+}
+
+impl<T: DeserializeOwned> Body<T> {
+    /// Reads the object as a `T`.
+    pub(crate) fn of(Object(mut members): Object) -> Result<Self, Problem> {
+        members.values_mut().for_each(make_whole);
+        serde_json::from_value(Value::Object(members))
             .map(Self)
-            .map_err(|error| Self::Rejection::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
+            .map_err(|error| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
     }
 }
 

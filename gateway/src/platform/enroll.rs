@@ -17,6 +17,7 @@ use crate::auth::bearer;
 use crate::caller::{CallerGone, RequestBody};
 use crate::control::Proof;
 use crate::error::Error;
+use crate::strict_json;
 use crate::worker::Core;
 
 pub(super) async fn enroll(
@@ -80,11 +81,7 @@ async fn admit_and_read<T: DeserializeOwned>(
     }
     let read = body::read(body).await?;
     Ok(read.and_then(|body| {
-        // serde would take an array for a struct as well.
-        if !body.trim_ascii_start().starts_with(b"{") {
-            return Err(Error::InvalidRequest("request body: not a JSON object".to_owned()));
-        }
-        serde_json::from_slice(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
+        strict_json::parse(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
     }))
 }
 

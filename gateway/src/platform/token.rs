@@ -24,6 +24,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::hostname::tenant_label;
 use crate::store::Directory;
+use crate::strict_json;
 use crate::worker::Core;
 
 /// What a client asks for, before anything of it is checked. Fields without a value count as left out, fields that are
@@ -102,11 +103,7 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let mut request = match media_type.as_str() {
-        // serde would take an array for a struct as well.
-        "application/json" if !body.trim_ascii_start().starts_with(b"{") => {
-            return Err(Denial::InvalidRequest("the body is not a JSON object".to_owned()));
-        }
-        "application/json" => serde_json::from_slice(body)
+        "application/json" => strict_json::parse::<TokenRequest>(body)
             .map_err(|error| Denial::InvalidRequest(format!("the body is not the expected JSON object: {error}")))?,
         "application/x-www-form-urlencoded" => parse_form(body)?,
         _ => {

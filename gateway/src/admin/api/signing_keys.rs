@@ -8,8 +8,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
-use crate::admin::problem::{Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{Actor, Page, PageQuery, Rotation, SigningKeyView};
+use crate::strict_json::Object;
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -38,9 +39,12 @@ async fn list_signing_keys(
 )]
 async fn rotate_signing_key(
     State(admin): State<Admin>,
-    rotation: Result<Option<Json<Option<Rotation>>>, JsonRejection>,
+    object: Result<Option<Json<Option<Object>>>, JsonRejection>,
 ) -> Result<Json<SigningKeyView>, Problem> {
-    let rotation = rotation?.and_then(|Json(rotation)| rotation).unwrap_or_default();
+    let rotation = match object?.and_then(|Json(object)| object) {
+        Some(object) => Body::<Rotation>::of(object)?.0,
+        None => Rotation::default(),
+    };
     admin.ask(move |control| control.rotate_signing_key(&Actor::Admin, &rotation)).await.map(Json)
 }
 
