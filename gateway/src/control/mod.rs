@@ -10,6 +10,7 @@ mod desk;
 mod enrollment;
 mod grant;
 mod inventory;
+mod name;
 mod page;
 mod replay;
 mod service;
@@ -34,6 +35,7 @@ pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
 pub use inventory::Inventory;
+use name::checked_name;
 pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
 pub use page::{Page, PageQuery};
 pub(crate) use replay::not_captured;
@@ -436,16 +438,6 @@ impl Control {
 /// A new secret of 256 bits.
 fn new_secret() -> Secret {
     Secret::new(random_base62(SECRET_LENGTH))
-}
-
-/// Checks what people call a thing.
-fn checked_name(name: &str) -> Result<String, ControlError> {
-    let name = name.trim();
-    if (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
-        Ok(name.to_owned())
-    } else {
-        Err(ControlError::invalid("name", "1 to 100 characters, none of them control characters"))
-    }
 }
 
 fn admin_token(path: &Path) -> io::Result<Secret> {
