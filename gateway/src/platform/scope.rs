@@ -1,4 +1,5 @@
-//! The scope of an access token: `account:{account_id} service:{service_id}`, each once, in any order.
+//! The scope of an access token: `account:{account_id} service:{service_id}`, each once, in any order. Pairs with other
+//! keys are ignored and not granted (RFC 6749 §3.3).
 
 use gw_shared::id::{AccountId, ServiceId};
 
@@ -7,6 +8,8 @@ use gw_shared::id::{AccountId, ServiceId};
 pub(crate) struct Scope {
     pub(crate) account: AccountId,
     pub(crate) service: ServiceId,
+    /// There were other pairs, which are not granted.
+    pub(crate) ignored: bool,
 }
 
 /// What is wrong with a scope.
@@ -14,8 +17,6 @@ pub(crate) struct Scope {
 pub(crate) enum InvalidScope {
     #[error("{0:?} is not of the form key:value")]
     NotAPair(String),
-    #[error("{0:?} is not known; a scope is account:<account_id> and service:<service_id>")]
-    UnknownKey(String),
     #[error("{0} is there more than once")]
     Repeated(&'static str),
     #[error("{0}:<{0}_id> is missing")]
@@ -30,21 +31,22 @@ const SHOWN: usize = 80;
 impl Scope {
     /// Reads pairs separated by spaces (RFC 6749 §3.3).
     pub(crate) fn parse(text: &str) -> Result<Self, InvalidScope> {
-        let (mut account, mut service) = (None, None);
-        let shown = |text: &str| text.chars().take(SHOWN).collect();
+        let (mut account, mut service, mut ignored) = (None, None, false);
         for pair in text.split(' ').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once(':').ok_or_else(|| InvalidScope::NotAPair(shown(pair)))?;
+            let split = pair.split_once(':').filter(|(key, _)| !key.is_empty());
+            let (key, value) = split.ok_or_else(|| InvalidScope::NotAPair(pair.chars().take(SHOWN).collect()))?;
             match key {
                 "account" if account.is_some() => return Err(InvalidScope::Repeated("account")),
                 "service" if service.is_some() => return Err(InvalidScope::Repeated("service")),
                 "account" => account = Some(AccountId::new(value)?),
                 "service" => service = Some(ServiceId::new(value)?),
-                _ => return Err(InvalidScope::UnknownKey(shown(key))),
+                _ => ignored = true,
             }
         }
         Ok(Self {
             account: account.ok_or(InvalidScope::Missing("account"))?,
             service: service.ok_or(InvalidScope::Missing("service"))?,
+            ignored,
         })
     }
 }
@@ -58,6 +60,19 @@ mod tests {
         let scope = Scope::parse("account:acme service:api").unwrap();
         assert_eq!((scope.account.as_str(), scope.service.as_str()), ("acme", "api"));
         assert_eq!(Scope::parse(" service:api  account:acme ").unwrap(), scope);
+        assert!(!scope.ignored);
+    }
+
+    #[test]
+    fn pairs_with_other_keys_are_ignored() {
+        for text in ["admin:yes account:acme service:api", "account:acme a:b:c service:api a: admin:yes admin:yes"] {
+            let scope = Scope::parse(text).unwrap();
+            assert_eq!(
+                (scope.account.as_str(), scope.service.as_str(), scope.ignored),
+                ("acme", "api", true),
+                "{text}"
+            );
+        }
     }
 
     #[test]
@@ -69,7 +84,10 @@ mod tests {
         assert_eq!(error("account:acme service:api account:acme"), "account is there more than once");
         assert_eq!(error("account:acme service:api service:b"), "service is there more than once");
         assert_eq!(error("account service:api"), "\"account\" is not of the form key:value");
-        assert!(error("account:acme service:api admin:yes").starts_with("\"admin\" is not known"));
+        assert_eq!(error("account:acme service:api :yes"), "\":yes\" is not of the form key:value");
+        // Keys are compared as they are.
+        assert_eq!(error("Account:acme service:api"), "account:<account_id> is missing");
+        assert_eq!(error("admin:yes account:acme service:api account:acme"), "account is there more than once");
         assert!(error("account:ACME service:api").contains("is not an account id"));
         assert!(error("account:acme service:-").contains("is not a service id"));
         assert!(error("account:acme\tservice:api").contains("is not an account id"));

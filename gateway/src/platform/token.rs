@@ -27,8 +27,8 @@ use crate::store::Directory;
 use crate::strict_json;
 use crate::worker::Core;
 
-/// What a client asks for, before anything of it is checked. Fields without a value count as left out, fields that are
-/// not known are ignored, none may be there twice (RFC 6749 §3.2).
+/// What a client asks for, before anything of it is checked. Fields that are not known are ignored, none may be there
+/// twice. In a form, fields without a value count as omitted (RFC 6749 §3.2).
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct TokenRequest {
     pub(crate) grant_type: Option<String>,
@@ -44,6 +44,9 @@ struct TokenResponse {
     token_type: &'static str,
     /// Seconds.
     expires_in: u64,
+    /// If it is not what was asked for (RFC 6749 §3.3).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scope: Option<String>,
 }
 
 /// Why no token is issued (RFC 6749 §5.2), with what to do about it.
@@ -62,7 +65,6 @@ pub(crate) enum Denial {
 pub(super) async fn serve(
     core: &Rc<Core>,
     request: &RequestHead,
-    client: IpAddr,
     body: &mut impl RequestBody,
 ) -> Result<Response<Vec<u8>>, CallerGone> {
     let minted = match admit(core, request, client).await {
@@ -111,7 +113,8 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
             return Err(Denial::InvalidRequest(message.to_owned()));
         }
     };
-    for field in [&mut request.grant_type, &mut request.client_id, &mut request.scope] {
+    // An empty `grant_type` in JSON was sent and is another one than `client_credentials`.
+    for field in [&mut request.client_id, &mut request.scope] {
         field.take_if(|value| value.is_empty());
     }
     request.client_secret.take_if(|secret| secret.reveal().is_empty());
@@ -133,7 +136,7 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
 
 fn parse_form(body: &[u8]) -> Result<TokenRequest, Denial> {
     let mut request = TokenRequest::default();
-    for (name, value) in form_urlencoded::parse(body) {
+    for (name, value) in form_urlencoded::parse(body).filter(|(_, value)| !value.is_empty()) {
         let value = value.into_owned();
         let repeated = match &*name {
             "grant_type" => request.grant_type.replace(value).is_some(),
@@ -197,7 +200,8 @@ fn mint(
         tracing::error!(%error, "cannot sign access tokens");
         Denial::Unavailable("the token could not be signed")
     })?;
-    Ok(TokenResponse { access_token, token_type: "Bearer", expires_in: lifetime.as_secs() })
+    let granted = scope.ignored.then_some(claims.scope);
+    Ok(TokenResponse { access_token, token_type: "Bearer", expires_in: lifetime.as_secs(), scope: granted })
 }
 
 impl Denial {
@@ -283,6 +287,20 @@ mod tests {
         let basic = format!("basic {}", STANDARD.encode("a:b%26c&d=e"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed)[2], Some("b&c&d=e"));
+    }
+
+    #[test]
+    fn empty_parameters_of_forms_are_omitted_and_those_of_json_were_sent() {
+        let form = "grant_type=&client_id=&client_secret=&scope=&scope=x&client_id=a&client_id=";
+        let parsed = parse_as("application/x-www-form-urlencoded", None, form).unwrap();
+        assert_eq!(fields(&parsed), [None, Some("a"), None, Some("x")]);
+        let parsed = parse_as("application/json", None, r#"{"grant_type":"","scope":null}"#).unwrap();
+        assert_eq!(fields(&parsed), [Some(""), None, None, None]);
+        let denial = parse_as("application/json", None, r#"{"x":{"y":1,"y":1}}"#).unwrap_err();
+        assert!(
+            matches!(&denial, Denial::InvalidRequest(message) if message.contains("duplicate field `y`")),
+            "{denial:?}"
+        );
     }
 
     #[test]

@@ -82,6 +82,21 @@ fn a_token_is_minted_in_every_way_that_is_allowed_and_calls_its_service() {
     }
 }
 
+#[test]
+fn other_pairs_of_a_scope_are_ignored_and_not_granted() {
+    let demo = demo(None);
+    let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
+    assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
+    let response = token(&demo, id, secret, "tier:gold service:echo admin:yes account:demo admin:yes");
+    assert_eq!(response.status, 200, "{}", response.json());
+    // RFC 6749 §5.1: another scope than was asked for is named.
+    assert_eq!(response.json()["scope"], SCOPE);
+    let token = response.json()["access_token"].as_str().unwrap().to_owned();
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&claims).unwrap()["scope"], SCOPE);
+    assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
+}
+
 /// Every row of the specification's table of failures, and those of RFC 6749 §5.2 around it.
 #[test]
 fn every_failure_of_the_token_endpoint() {
@@ -172,6 +187,22 @@ fn every_failure_of_the_token_endpoint() {
         let response = ask(&demo, line, fields, body);
         assert_eq!((response.status.as_u16(), response.json()["error"].as_str()), (status, Some("invalid_request")));
     }
+    // In JSON, an empty grant type was sent.
+    let asked = |grant_type: &str| {
+        let body = serde_json::json!({
+            "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
+        });
+        ask(&demo, "POST /oauth/token", "Content-Type: application/json\r\n", &body.to_string())
+    };
+    let response = asked("");
+    assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &"unsupported_grant_type".into()));
+    assert_eq!(asked("client_credentials").status, 200);
+    // In a form it is omitted (RFC 6749 §3.2).
+    assert_eq!(post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status, 200);
+    let twice = format!(r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#);
+    let response = ask(&demo, "POST /oauth/token", "Content-Type: application/json\r\n", &twice);
+    assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &"invalid_request".into()));
+    assert!(response.json()["error_description"].as_str().unwrap().contains("duplicate field `client_id`"));
     let large = format!("scope={}", "x".repeat(70_000));
     assert_eq!(post(large).json()["error"], "invalid_request");
 }
