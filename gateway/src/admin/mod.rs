@@ -20,8 +20,8 @@ use gw_shared::metrics::exposition;
 use gw_shared::trace::SpanCounts;
 
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError, ReplayEdits};
-use crate::request_log::{LogError, RequestLog, RequestView};
+use crate::control::{Actor, Control, ControlError, ReplayEdits};
+use crate::request_log::{BodyView, LogError, RequestLog, RequestView, Side};
 use crate::series::Series;
 use console::Console;
 use problem::Problem;
@@ -86,7 +86,7 @@ impl Admin {
         let log = Arc::clone(&self.request_log);
         let begin = move |control: &Control| {
             let kept = log.captured(id)?.ok_or_else(|| not_logged(id))?;
-            control.replay(kept, &edits)
+            control.replay(&Actor::Admin, kept, &edits)
         };
         let ended = match self.clone().run(begin).await? {
             Ok(ended) => ended,
@@ -100,6 +100,21 @@ impl Admin {
         };
         self.clone().run(find).await
     }
+}
+
+/// A captured body of `request`, for the administrator: the audit log says first that it is read.
+fn read_body(
+    control: &Control,
+    log: &RequestLog,
+    request: &RequestView,
+    side: Side,
+) -> Result<Option<BodyView>, ControlError> {
+    let Ok(id) = request.id.parse() else { return Ok(None) };
+    let body = log.body(id, side)?;
+    if body.is_some() {
+        control.note_body_read(&Actor::Admin, request, side)?;
+    }
+    Ok(body)
 }
 
 fn not_logged(id: RequestId) -> ControlError {

@@ -4,6 +4,7 @@
 //! Every change goes one way: `Control::change` plans it on the records in memory, commits it to the store together
 //! with its entry in the audit log, and only then has the workers act on it and answers.
 
+mod access;
 mod account;
 mod agent;
 mod desk;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
-use super::{Control, ControlError};
+use super::{Actor, Control, ControlError};
 use crate::hostname::tenant_label;
 use crate::limits;
 use crate::mailbox::Message;
@@ -58,6 +58,7 @@ impl Control {
     /// that is sent once it has ended. Who drops the receiver ends it.
     pub(crate) fn replay(
         &self,
+        actor: &Actor,
         kept: CapturedRequest,
         edits: &ReplayEdits,
     ) -> Result<oneshot::Receiver<RequestId>, ControlError> {
@@ -91,6 +92,7 @@ impl Control {
             let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) { "target" } else { "headers" };
             ControlError::invalid(field, invalid.to_string())
         })?;
+        self.note_replay(actor, &view, edits)?;
         let (reply, ended) = oneshot::channel();
         let replay = Replay {
             original: view.id.parse().map_err(ControlError::bad_id("id"))?,

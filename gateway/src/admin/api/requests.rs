@@ -1,5 +1,7 @@
 //! `/requests`
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -9,8 +11,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::admin::{Admin, not_logged};
-use crate::control::{ControlError, Page, ReplayEdits};
+use crate::admin::{Admin, not_logged, read_body};
+use crate::control::{Control, ControlError, Page, ReplayEdits};
 use crate::request_log::{BodyView, RequestView, SearchQuery, Side};
 
 /// Of a body that was kept: more had been there.
@@ -74,7 +76,12 @@ async fn show_request_body(
         _ => return Err(ControlError::invalid("side", "request or response").into()),
     };
     let id = parse(&id)?;
-    let body = admin.read_log(move |log| log.body(id, side)).await?;
+    let log = Arc::clone(&admin.request_log);
+    let read = move |control: &Control| {
+        let Some(request) = log.show(id)? else { return Ok(None) };
+        read_body(control, &log, &request, side)
+    };
+    let body = admin.ask(read).await?;
     body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "nothing was kept of this body"))
 }
 

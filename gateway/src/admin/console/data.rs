@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use crate::admin::read_body;
 use crate::clock::Timestamp;
-use crate::control::{ControlError, Page};
+use crate::control::{Control, ControlError, Page};
 use crate::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
 use crate::series::{self, Selection, Series};
 
@@ -46,7 +47,18 @@ pub(super) fn search(log: &RequestLog, query: &SearchQuery) -> Result<Page<Reque
     Ok(log.search(query)?)
 }
 
-pub(super) fn body(log: &RequestLog, id: &str, side: Side) -> Result<Option<BodyView>, ControlError> {
+/// A captured body, to be shown: the audit log says so.
+pub(super) fn body(
+    control: &Control,
+    log: &RequestLog,
+    request: &RequestView,
+    side: Side,
+) -> Result<Option<BodyView>, ControlError> {
+    read_body(control, log, request, side)
+}
+
+/// A captured body, to be compared with and not shown.
+pub(super) fn recorded_body(log: &RequestLog, id: &str, side: Side) -> Result<Option<BodyView>, ControlError> {
     let Ok(id) = id.parse() else { return Ok(None) };
     Ok(log.body(id, side)?)
 }

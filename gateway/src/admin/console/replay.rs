@@ -50,7 +50,7 @@ impl Recorded {
         let Some(request) = data::request(log, id)? else { return Ok(None) };
         let target = target(&request);
         let Some(captured) = request.captured_request else { return Err(not_captured(id)) };
-        let body = data::body(log, id, Side::Request)?.filter(|body| !body.truncated);
+        let body = data::recorded_body(log, id, Side::Request)?.filter(|body| !body.truncated);
         let body = body.filter(|body| matches!(body::show(body).kind, Kind::Empty | Kind::Text | Kind::Json));
         Ok(Some(Self {
             id: request.id,

@@ -180,7 +180,7 @@ pub(super) async fn show(
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
     let id = id.trim().to_ascii_lowercase();
-    let look = move |_: &Control, log: &RequestLog| {
+    let look = move |control: &Control, log: &RequestLog| {
         let Some(request) = data::request(log, &id)? else { return Ok(Err(id)) };
         let mut messages = Vec::new();
         for (name, side, word, captured) in [
@@ -188,7 +188,7 @@ pub(super) async fn show(
             ("Backend response", Side::Response, "response", &request.captured_response),
         ] {
             let Some(captured) = captured.clone() else { continue };
-            let body = data::body(log, &id, side)?.map(|body| body::show(&body));
+            let body = data::body(control, log, &request, side)?.map(|body| body::show(&body));
             messages.push(Message { name, side: word, size: format::bytes(captured.bytes), captured, body });
         }
         Ok(Ok((request, messages)))
@@ -236,15 +236,13 @@ pub(super) async fn body(
         SideWord::Response => (Side::Response, "response"),
     };
     let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
-    let look = move |_: &Control, log: &RequestLog| {
+    let look = move |control: &Control, log: &RequestLog| {
         let id = id.to_string();
-        Ok(match data::body(log, &id, side)? {
-            Some(body) => Ok(body),
-            None if data::request(log, &id)?.is_some() => Err(Failure::not_found(format!(
-                "Of request {id} this body is not kept: its capture was off, or it had none."
-            ))),
-            None => Err(not_kept(&id)),
-        })
+        let Some(request) = data::request(log, &id)? else { return Ok(Err(not_kept(&id))) };
+        let body = data::body(control, log, &request, side)?;
+        Ok(body.ok_or_else(|| {
+            Failure::not_found(format!("Of request {id} this body is not kept: its capture was off, or it had none."))
+        }))
     };
     let body = admin.look_with_log(look).await??;
     let disposition = format!("attachment; filename=\"{id}-{word}.bin\"");
