@@ -18,7 +18,7 @@ use http::header::HeaderMap;
 use http::{Response, StatusCode};
 
 use self::outbound::outbound;
-pub(crate) use self::replay::{Replay, replay};
+pub(crate) use self::replay::{REPLAY_FRAMING, Replay, replay};
 use self::switch::switch;
 use crate::auth::{self, Authenticated};
 use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use gw_shared::http::{Framing, Part, RequestHead, Version};
 use gw_shared::id::RequestId;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, Response};
 use tokio::sync::oneshot;
@@ -19,6 +19,9 @@ use crate::error::Error;
 use crate::exchange::ResponseHead;
 use crate::journey::Journey;
 use crate::worker::Core;
+
+/// Fields of a replayed request that follow from its body, whatever was kept.
+pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [header::EXPECT, header::TRANSFER_ENCODING, header::CONTENT_LENGTH];
 
 /// What to send, for whom.
 pub(crate) struct Replay {
@@ -39,9 +42,9 @@ pub(crate) struct Replay {
 /// Relays it. The response goes to the log, and nowhere else.
 pub(crate) async fn replay(core: Rc<Core>, replay: Replay) {
     let Replay { original, label, hostname, method, target, mut headers, body, caller, mut reply } = replay;
-    headers.remove(header::EXPECT);
-    headers.remove(header::TRANSFER_ENCODING);
-    headers.remove(header::CONTENT_LENGTH);
+    for name in REPLAY_FRAMING {
+        headers.remove(name);
+    }
     if !body.is_empty() {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     }

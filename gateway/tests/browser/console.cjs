@@ -210,8 +210,17 @@ async function aRequestIsFoundAndReplayed(page, command) {
   await page.getByRole("link", { name: "Replay…" }).click();
   await page.getByLabel("Path and query").fill("/again?x=1");
   await page.getByLabel("Method").fill("PATCH");
-  await page.getByLabel("This text").check();
+  // Editing selects the edit, and choosing the recorded body undoes it.
+  assert(await page.getByLabel("As recorded").isChecked());
+  await page.getByLabel("Text of the body").fill("undone");
+  assert(await page.getByLabel("This text").isChecked());
+  await page.getByLabel("As recorded").check();
+  assert.equal(await page.getByLabel("Text of the body").inputValue(), '{"order":[1,2]}');
   await page.getByLabel("Text of the body").fill("one\ntwo");
+  assert(await page.getByLabel("This text").isChecked());
+  await page.getByRole("button", { name: "Preview" }).click();
+  await page.getByText("Nothing was sent yet.").waitFor();
+  assert.equal(await page.getByLabel("Body that will be sent").textContent(), "one\ntwo");
   await picture(page, "replay-edited");
   await page.getByRole("button", { name: "Send it again" }).click();
   await page.getByRole("status").getByText("Replayed").waitFor();

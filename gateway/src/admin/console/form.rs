@@ -29,6 +29,12 @@ impl Form {
         self
     }
 
+    /// Replaces what was sent in a field.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.fields.retain(|(other, _)| other != name);
+        self.fields.push((name.to_owned(), value.to_owned()));
+    }
+
     /// A box that is ticked, or not.
     #[must_use]
     pub(super) fn with_box(self, name: &str, ticked: bool) -> Self {
@@ -45,6 +51,11 @@ impl Form {
     /// What is in a field; nothing, if it is not there.
     pub(super) fn value(&self, name: &str) -> &str {
         self.fields.iter().find(|(other, _)| other == name).map_or("", |(_, value)| value)
+    }
+
+    /// Whether the field was sent, empty or not.
+    pub(super) fn is_sent(&self, name: &str) -> bool {
+        self.fields.iter().any(|(other, _)| other == name)
     }
 
     /// The same without space around it, if there is anything.

@@ -18,6 +18,7 @@ use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::requests::{not_kept, target};
 use crate::admin::Admin;
 use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
+use crate::relay;
 use crate::request_log::{RequestLog, Side};
 
 #[derive(Template)]
@@ -27,6 +28,18 @@ struct ReplayPage {
     crumbs: Vec<Crumb>,
     recorded: Recorded,
     form: Form,
+    preview: Option<Preview>,
+}
+
+/// What the form has sent, before it is.
+struct Preview {
+    method: String,
+    target: String,
+    headers: Vec<(String, String)>,
+    /// Where its body is from.
+    body: String,
+    /// The body, if it is text.
+    text: String,
 }
 
 /// A request as it was captured. What the form does not change is left out of the edits: it stays as it was, to the byte.
@@ -45,12 +58,17 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// `None` if there is no such request.
-    fn read(log: &RequestLog, id: &str) -> Result<Option<Self>, ControlError> {
+    /// `None` if there is no such request. The audit log says that its body is read, if it is to be shown.
+    fn read(control: &Control, log: &RequestLog, id: &str, is_shown: bool) -> Result<Option<Self>, ControlError> {
         let Some(request) = data::request(log, id)? else { return Ok(None) };
         let target = target(&request);
+        let body = if is_shown {
+            data::body(control, log, &request, Side::Request)?
+        } else {
+            data::recorded_body(log, id, Side::Request)?
+        };
         let Some(captured) = request.captured_request else { return Err(not_captured(id)) };
-        let body = data::recorded_body(log, id, Side::Request)?.filter(|body| !body.truncated);
+        let body = body.filter(|body| !body.truncated);
         let body = body.filter(|body| matches!(body::show(body).kind, Kind::Empty | Kind::Text | Kind::Json));
         Ok(Some(Self {
             id: request.id,
@@ -61,6 +79,38 @@ impl Recorded {
             is_cut_off: captured.truncated,
             text: body.and_then(|body| String::from_utf8(body.bytes).ok()),
         }))
+    }
+
+    /// What is sent with these edits.
+    fn preview(&self, edits: &ReplayEdits) -> Preview {
+        let mut headers: Vec<(String, String)> = match &edits.headers {
+            Some(all) => all.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),
+            None => {
+                let is_set = |name: &str| edits.set_headers.keys().any(|set| set.eq_ignore_ascii_case(name));
+                let kept = self.headers.iter().filter(|(name, _)| !is_set(name)).cloned();
+                let set = edits.set_headers.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?)));
+                kept.chain(set).collect()
+            }
+        };
+        let (source, length, text) = match (&edits.body, &self.text) {
+            (Some(edited), _) => ("edited", edited.len() as u64, edited.clone()),
+            (None, text) => ("as recorded", self.bytes, text.clone().unwrap_or_default()),
+        };
+        // The framing is the body's.
+        let is_framing =
+            |name: &str| relay::REPLAY_FRAMING.iter().any(|framing| framing.as_str().eq_ignore_ascii_case(name));
+        headers.retain(|(name, _)| !is_framing(name));
+        if length > 0 {
+            headers.push(("content-length".to_owned(), length.to_string()));
+        }
+        let body = format!("{source}, {}", format::bytes(length));
+        Preview {
+            method: edits.method.clone().unwrap_or_else(|| self.method.clone()),
+            target: edits.target.clone().unwrap_or_else(|| self.target.clone()),
+            headers,
+            body,
+            text,
+        }
     }
 
     fn form(&self) -> Form {
@@ -79,21 +129,21 @@ pub(super) async fn form(
     visit: Visit,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
-    let recorded = recorded(&admin, id).await?;
+    let recorded = recorded(&admin, id, true).await?;
     let form = recorded.form();
-    page(visit, recorded, form)
+    page(visit, recorded, form, None)
 }
 
-async fn recorded(admin: &Admin, id: String) -> Result<Recorded, Failure> {
-    let look = move |_: &Control, log: &RequestLog| Ok(Recorded::read(log, &id)?.ok_or(id));
+async fn recorded(admin: &Admin, id: String, is_shown: bool) -> Result<Recorded, Failure> {
+    let look = move |control: &Control, log: &RequestLog| Ok(Recorded::read(control, log, &id, is_shown)?.ok_or(id));
     admin.look_with_log(look).await?.map_err(|id| not_kept(&id))
 }
 
-fn page(visit: Visit, recorded: Recorded, form: Form) -> Result<Response, Failure> {
+fn page(visit: Visit, recorded: Recorded, form: Form, preview: Option<Preview>) -> Result<Response, Failure> {
     let chrome = visit.chrome(Section::Requests, "Replay");
     let crumbs =
         vec![crumb("Requests", "/requests"), crumb(recorded.id.as_str(), format!("/requests/{}", recorded.id))];
-    render(&ReplayPage { chrome, crumbs, recorded, form })
+    render(&ReplayPage { chrome, crumbs, recorded, form, preview })
 }
 
 pub(super) async fn replay(
@@ -103,15 +153,24 @@ pub(super) async fn replay(
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
     let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
-    let recorded = recorded(&admin, id.to_string()).await?;
+    let is_preview = form.has("action", "preview");
+    let recorded = recorded(&admin, id.to_string(), is_preview).await?;
     let edits = edits(&mut form, &recorded);
+    if edits.body.is_some() {
+        // Shown again, the form says what is sent.
+        form.set("body_from", "text");
+    }
+    if is_preview && !form.is_refused() {
+        let preview = recorded.preview(&edits);
+        return page(visit, recorded, form, Some(preview));
+    }
     if !form.is_refused() {
         match admin.replay(id, edits).await? {
             Ok(new) => return Ok(Redirect::to(&format!("/requests/{}?note=replayed", new.id)).into_response()),
             Err(error) => form.refused_by(error)?,
         }
     }
-    Ok((StatusCode::UNPROCESSABLE_ENTITY, page(visit, recorded, form)?).into_response())
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page(visit, recorded, form, None)?).into_response())
 }
 
 /// What the form has different from what was recorded. What it says wrong is said in it.
@@ -128,10 +187,7 @@ fn edits(form: &mut Form, recorded: &Recorded) -> ReplayEdits {
         form.refuse("target", "a path, and perhaps a query, with everything else percent-encoded: /search?q=a%20b");
     }
     let (headers, set_headers) = header_edits(form, &recorded.headers);
-    let body = match form.value("body_from") {
-        "recorded" => None,
-        _ => body_edit(form.value("body"), recorded.text.as_deref()),
-    };
+    let body = chosen_body(form, recorded);
     ReplayEdits { method, target, headers, set_headers, body, ..ReplayEdits::default() }
 }
 
@@ -182,6 +238,17 @@ fn header_edits(
 
 fn values_of<'a>(fields: &[(&str, &'a str)], name: &str) -> Vec<&'a str> {
     fields.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| *value).collect()
+}
+
+/// The text of the body that is to be sent, unless the recorded one is. A text that was edited is sent whatever is
+/// selected beside it: without scripts, editing selects nothing.
+fn chosen_body(form: &Form, recorded: &Recorded) -> Option<String> {
+    if !form.is_sent("body") {
+        return None;
+    }
+    let text = form.value("body");
+    let is_recorded = form.value("body_from") == "recorded" && text.is_empty() && recorded.text.is_none();
+    if is_recorded { None } else { body_edit(text, recorded.text.as_deref()) }
 }
 
 /// The text of a body as it is to be sent, unless it is what a text area makes of the recorded one. Text areas know one
@@ -263,8 +330,45 @@ mod tests {
             assert_eq!((made.method, made.target, made.headers, made.body), (None, None, None, None), "{text:?}");
             assert!(made.set_headers.is_empty());
         }
-        let mut typed = Form::default().with("body_from", "recorded").with("body", "b");
-        assert_eq!(edits(&mut typed, &recorded("a")).body, None);
+    }
+
+    #[test]
+    fn an_edited_text_is_sent_whatever_is_selected() {
+        let body = |recorded: &Recorded, from: &str, text: Option<&str>| {
+            let typed = Form::default().with("body_from", from);
+            let mut typed = match text {
+                Some(text) => typed.with("body", text),
+                None => typed,
+            };
+            edits(&mut typed, recorded).body
+        };
+        let text = recorded("a\r\nb");
+        for from in ["recorded", "text"] {
+            assert_eq!(body(&text, from, Some("a\r\nc")).as_deref(), Some("a\r\nc"), "{from}");
+            assert_eq!(body(&text, from, Some("")).as_deref(), Some(""), "{from}");
+            assert_eq!(body(&text, from, Some("a\nb")), None, "{from}");
+            assert_eq!(body(&text, from, None), None, "{from}");
+        }
+        let binary = Recorded { text: None, bytes: 9, ..recorded("") };
+        assert_eq!(body(&binary, "recorded", Some("")), None);
+        assert_eq!(body(&binary, "recorded", Some("x")).as_deref(), Some("x"));
+        assert_eq!(body(&binary, "text", Some("")).as_deref(), Some(""));
+    }
+
+    #[test]
+    fn the_preview_is_what_is_sent() {
+        let recorded = Recorded { bytes: 3, ..recorded("abc") };
+        let mut typed = form("PUT", "*", "accept: a\naccept: b\nx-bytes: \u{fffd}\ny: 2", "abc");
+        let preview = recorded.preview(&edits(&mut typed, &recorded));
+        assert_eq!((preview.method.as_str(), preview.target.as_str()), ("PUT", "*"));
+        let fields: Vec<_> = preview.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        assert_eq!(fields, ["accept: a", "accept: b", "x-bytes: \u{fffd}", "y: 2", "content-length: 3"]);
+        assert_eq!((preview.body.as_str(), preview.text.as_str()), ("as recorded, 3 B", "abc"));
+        let mut typed =
+            form("OPTIONS", "/x", "accept: c\naccept: d\nContent-Length: 9", "abcd").with("body_from", "recorded");
+        let preview = recorded.preview(&edits(&mut typed, &recorded));
+        assert_eq!((preview.headers.len(), preview.body.as_str(), preview.text.as_str()), (3, "edited, 4 B", "abcd"));
+        assert_eq!(preview.headers[2], ("content-length".to_owned(), "4".to_owned()));
     }
 
     #[test]

@@ -42,6 +42,17 @@
     }
   }
 
+  // A replay sends the text that was edited: the choice beside it follows, and choosing the recorded body undoes the edit.
+
+  const text = document.querySelector("textarea[data-recorded]");
+  const [asRecorded, asText] = ["body-recorded", "body-text"].map((id) => document.getElementById(id));
+  if (text && asRecorded && asText) {
+    text.addEventListener("input", () => { asText.checked = true; });
+    // Text areas have line feeds only.
+    const recorded = text.dataset.recorded.replace(/\r\n?/g, "\n");
+    asRecorded.addEventListener("change", () => { text.value = recorded; });
+  }
+
   // What refreshes itself says so while it does not.
 
   /** A line before a part of the page; what it returns is told whether the part was refreshed. */
