@@ -348,6 +348,10 @@ async function pagesAreForEverybody(page, addresses) {
         if (await charts.count()) await page.locator("[data-chart] canvas").first().waitFor();
         const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
         if (wide > 0) faults.push(`${address} is ${wide} px too wide at ${width}`);
+        const narrow = await page.evaluate(() => [...document.querySelectorAll(".list td, .facts dd")]
+          .filter((cell) => cell.clientWidth > 0 && cell.clientWidth < 60 && cell.clientHeight > 80)
+          .map((cell) => `${cell.dataset.label ?? "fact"}: ${cell.textContent.trim()}`));
+        if (narrow.length) faults.push(`${address} wraps by the character at ${width}: ${narrow.slice(0, 3)}`);
         // Not by a script tag, which the page's policy forbids.
         await page.evaluate(axe.source);
         const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
