@@ -205,6 +205,17 @@ impl Error {
         }
     }
 
+    /// Whether the backend may have received the request, or a part of it. After the agent's connection to the backend
+    /// was there, it may; what happens on a tunnel that is lost is not known.
+    pub(crate) fn may_have_reached_backend(&self) -> bool {
+        match self {
+            Self::AgentForward(error) => matches!(error.code, "GW_BACKEND_RESET" | "GW_BACKEND_INVALID_RESPONSE"),
+            // A bad request is one whose body turned out to be malformed.
+            Self::TunnelLost | Self::TunnelProtocol | Self::BadRequest(_) => true,
+            _ => false,
+        }
+    }
+
     /// Whether it is decided before anybody is authenticated, and so anybody can have as many as they like.
     pub(crate) fn is_to_a_stranger(&self) -> bool {
         let (.., fault) = self.outcome();

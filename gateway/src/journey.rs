@@ -223,8 +223,16 @@ impl Journey {
     /// It is refused.
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.code.set(Some(code));
+        self.has_code(code);
+        if !error.may_have_reached_backend() {
+            self.capturing.request_not_relayed();
+        }
         self.core.counters.refused(error);
+    }
+
+    /// It is refused with this code.
+    pub(crate) fn has_code(&self, code: &'static str) {
+        self.code.set(Some(code));
     }
 
     /// It is over. Told once; a request whose task is dropped lost its caller.

@@ -50,6 +50,8 @@ pub(crate) struct Download {
     /// `Content-Encoding` (RFC 9110 §8.4).
     pub(crate) encoding: Option<String>,
     pub(crate) truncated: bool,
+    /// Why, in the API's word.
+    pub(crate) truncated_by: Option<String>,
 }
 
 /// RFC 9457.
@@ -125,7 +127,7 @@ impl Api {
         let (_, headers, bytes) = self.ask(Method::GET, path, None, Some(TIMEOUT))?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
-        Ok(Download { bytes, encoding: text("content-encoding"), truncated })
+        Ok(Download { bytes, encoding: text("content-encoding"), truncated, truncated_by: text("x-gw-truncated-by") })
     }
 
     fn send(

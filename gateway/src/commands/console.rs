@@ -127,7 +127,8 @@ impl Console {
             notes.push(format!("gw-gateway: these bytes are encoded: {encoding}\n"));
         }
         if download.truncated {
-            notes.push("gw-gateway: there was more of it; only the beginning was kept\n".to_owned());
+            let reason = download.truncated_by.map_or_else(String::new, |reason| format!(" ({reason})"));
+            notes.push(format!("gw-gateway: there was more of it; only the beginning was kept{reason}\n"));
         }
         // Nobody is left to be told if that fails.
         let _ = io::stderr().write_all(notes.concat().as_bytes());

@@ -231,10 +231,13 @@ impl Shown for RequestView {
 }
 
 fn kept(message: Option<&CapturedView>) -> String {
-    message.map_or_else(
-        || "no".to_owned(),
-        |message| format!("{} bytes{}", message.bytes, if message.truncated { ", cut off" } else { "" }),
-    )
+    let Some(message) = message else { return "no".to_owned() };
+    let cut = match (message.truncated, message.truncated_by) {
+        (false, _) => String::new(),
+        (true, None) => ", cut off".to_owned(),
+        (true, Some(reason)) => format!(", cut off ({})", reason.as_str()),
+    };
+    format!("{} bytes{cut}", message.bytes)
 }
 
 fn millis(microseconds: u64) -> String {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
 use super::LogError;
-use super::record::{CAPTURE_MAX, CapturedMessage};
+use super::record::{CAPTURE_MAX, CapturedMessage, Truncation};
 use super::view::CapturedView;
 
 /// Bodies below this, in bytes, are not worth compressing.
@@ -25,6 +25,9 @@ pub(super) struct Head<'a> {
     pub(super) truncated: bool,
     /// The body is compressed, by us.
     packed: bool,
+    /// Follows the other fields, of truncated bodies only. Versions before it neither write nor read it.
+    #[serde(skip)]
+    pub(super) truncated_by: Option<Truncation>,
 }
 
 /// Head and body of `message` as columns.
@@ -41,19 +44,31 @@ pub(super) fn pack<'a>(
         let value = value.as_bytes();
         (Cow::Borrowed(name.as_str()), masker.mask(value).map_or(Cow::Borrowed(value), Cow::Owned))
     });
+    let beyond = body.len() < message.body.bytes.len();
+    let truncated_by = if beyond { Some(Truncation::Size) } else { message.body.truncated_by };
     let head = Head {
         headers: headers.collect(),
         bytes: body.len() as u64,
-        truncated: message.body.truncated || body.len() < message.body.bytes.len(),
+        truncated: message.body.truncated || beyond,
         packed: packed.is_some(),
+        truncated_by,
     };
-    let head = postcard::to_allocvec(&head).map_err(|_| LogError::Encode("what was captured"))?;
+    let encode = |_| LogError::Encode("what was captured");
+    let mut head = postcard::to_allocvec(&head).map_err(encode)?;
+    if let Some(truncated_by) = truncated_by {
+        head = postcard::to_extend(&truncated_by, head).map_err(encode)?;
+    }
     Ok((head, packed.map_or(Cow::Borrowed(body), Cow::Owned)))
 }
 
 impl<'a> Head<'a> {
     pub(super) fn read(column: &'a [u8]) -> Result<Self, LogError> {
-        postcard::from_bytes(column).map_err(|_| LogError::Damaged("the head of what was captured"))
+        let damaged = |_| LogError::Damaged("the head of what was captured");
+        let (mut head, rest) = postcard::take_from_bytes::<Self>(column).map_err(damaged)?;
+        if !rest.is_empty() {
+            head.truncated_by = Some(postcard::from_bytes(rest).map_err(damaged)?);
+        }
+        Ok(head)
     }
 
     pub(super) fn body(&self, column: Vec<u8>) -> Result<Vec<u8>, LogError> {
@@ -71,6 +86,7 @@ impl<'a> Head<'a> {
             headers: self.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
             bytes: self.bytes,
             truncated: self.truncated,
+            truncated_by: self.truncated_by,
         }
     }
 
@@ -91,5 +107,50 @@ impl<'a> Head<'a> {
             map.append(name, value);
         }
         Ok(map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::super::record::CapturedBody;
+    use super::*;
+
+    /// The head as the versions before `truncated_by` had it.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct OldHead {
+        headers: Vec<(String, Vec<u8>)>,
+        bytes: u64,
+        truncated: bool,
+        packed: bool,
+    }
+
+    fn packed(truncated_by: Option<Truncation>) -> Vec<u8> {
+        let body = CapturedBody { bytes: Bytes::from_static(b"abc"), truncated: truncated_by.is_some(), truncated_by };
+        let headers = [(header::ACCEPT, HeaderValue::from_static("a"))].into_iter().collect();
+        let message = CapturedMessage { headers, body };
+        pack(&message, &Masker::default(), &mut Compressor::new(1).unwrap()).unwrap().0
+    }
+
+    #[test]
+    fn heads_are_read_across_versions() {
+        for truncated in [false, true] {
+            let old =
+                OldHead { headers: vec![("accept".to_owned(), b"a".to_vec())], bytes: 3, truncated, packed: false };
+            let column = postcard::to_allocvec(&old).unwrap();
+            let read = Head::read(&column).unwrap().view();
+            assert_eq!((read.bytes, read.truncated, read.truncated_by), (3, truncated, None));
+            let new = packed(truncated.then_some(Truncation::Memory));
+            assert_eq!(postcard::from_bytes::<OldHead>(&new).unwrap(), old);
+        }
+        for reason in [None, Some(Truncation::Size), Some(Truncation::Memory), Some(Truncation::Interrupted)] {
+            let column = packed(reason);
+            let read = Head::read(&column).unwrap();
+            assert_eq!((read.truncated, read.truncated_by), (reason.is_some(), reason));
+        }
+        let mut unknown = packed(None);
+        unknown.push(9);
+        assert!(Head::read(&unknown).unwrap_err().is_damage());
     }
 }

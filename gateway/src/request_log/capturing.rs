@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
-use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage};
+use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage, Truncation};
 use crate::store::Captures;
 
 /// Bytes that the captures under way on one worker may still take.
@@ -42,8 +42,8 @@ struct Halves {
 struct Half {
     headers: HeaderMap,
     body: BytesMut,
-    /// There was no room for the rest.
-    cut: bool,
+    /// Why the rest was left out.
+    cut: Option<Truncation>,
     /// Its end was seen.
     whole: bool,
     budget: Rc<CaptureBudget>,
@@ -64,6 +64,13 @@ impl Capturing {
     /// Nothing is to be kept after all.
     pub(crate) fn abandon(&self) {
         self.0.take();
+    }
+
+    /// Drops what was kept of the request: nothing of it was relayed.
+    pub(crate) fn request_not_relayed(&self) {
+        if let Some(halves) = self.0.borrow_mut().as_mut() {
+            halves.request = None;
+        }
     }
 
     pub(crate) fn request_data(&self, data: &Bytes) {
@@ -89,10 +96,9 @@ impl Capturing {
     /// What was kept; of the response only if there was one.
     pub(crate) fn finish(&self, has_response: bool) -> Option<Box<Capture>> {
         let Halves { request, response } = *self.0.take()?;
-        Some(Box::new(Capture {
-            request: request.map(Half::finish),
-            response: response.filter(|_| has_response).map(Half::finish),
-        }))
+        let (request, response) = (request.map(Half::finish), response.filter(|_| has_response).map(Half::finish));
+        let is_any = request.is_some() || response.is_some();
+        is_any.then(|| Box::new(Capture { request, response }))
     }
 
     fn of_request(&self, note: impl FnOnce(&mut Half)) {
@@ -106,14 +112,22 @@ impl Capturing {
 
 impl Half {
     fn new(headers: HeaderMap, budget: &Rc<CaptureBudget>) -> Self {
-        Self { headers, body: BytesMut::new(), cut: false, whole: false, budget: Rc::clone(budget) }
+        Self { headers, body: BytesMut::new(), cut: None, whole: false, budget: Rc::clone(budget) }
     }
 
     fn append(&mut self, data: &[u8]) {
+        // Once something was left out, so is what follows: a capture has no gaps.
+        if self.cut.is_some() {
+            return;
+        }
         let room = data.len().min(CAPTURE_MAX - self.body.len());
         let taken = self.budget.take(room);
         self.body.extend_from_slice(&data[..taken]);
-        self.cut |= taken < data.len();
+        self.cut = match taken {
+            _ if taken < room => Some(Truncation::Memory),
+            _ if room < data.len() => Some(Truncation::Size),
+            _ => None,
+        };
     }
 
     fn finish(mut self) -> CapturedMessage {
@@ -124,7 +138,8 @@ impl Half {
         let body = if has_room { Bytes::copy_from_slice(&self.body) } else { self.body.split().freeze() };
         self.body.clear();
         self.budget.give_back(body.len());
-        CapturedMessage { headers, body: CapturedBody { bytes: body, truncated: self.cut || !self.whole } }
+        let truncated_by = self.cut.or((!self.whole).then_some(Truncation::Interrupted));
+        CapturedMessage { headers, body: CapturedBody { bytes: body, truncated: truncated_by.is_some(), truncated_by } }
     }
 }
 
@@ -180,9 +195,13 @@ mod tests {
         let capture = capturing.finish(true).unwrap();
         let (request, response) = (capture.request.unwrap(), capture.response.unwrap());
         assert_eq!(request.headers, headers(&[("accept", "text/plain")]));
-        assert_eq!((&request.body.bytes[..], request.body.truncated), (&b"abc"[..], false));
+        assert_eq!(
+            (&request.body.bytes[..], request.body.truncated, request.body.truncated_by),
+            (&b"abc"[..], false, None)
+        );
         assert_eq!(response.headers, headers(&[("content-type", "text/plain")]));
         assert_eq!((&response.body.bytes[..], response.body.truncated), (&b"par"[..], true));
+        assert_eq!(response.body.truncated_by, Some(Truncation::Interrupted));
         assert_eq!(budget.0.get(), 100);
     }
 
@@ -200,7 +219,33 @@ mod tests {
         let (request, response) = (capture.request.unwrap().body, capture.response.unwrap().body);
         assert_eq!((request.bytes.len(), request.truncated), (CAPTURE_MAX, true));
         assert_eq!((response.bytes.len(), response.truncated), (10, true));
+        assert_eq!((request.truncated_by, response.truncated_by), (Some(Truncation::Size), Some(Truncation::Memory)));
         assert_eq!(budget.0.get(), CAPTURE_MAX + 10);
+    }
+
+    #[test]
+    fn a_capture_that_was_cut_has_no_gap_when_memory_is_free_again() {
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(4));
+        capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
+        capturing.request_data(&Bytes::from_static(b"abcdef"));
+        budget.give_back(100);
+        capturing.request_data(&Bytes::from_static(b"ghi"));
+        capturing.request_ends();
+        let body = capturing.finish(false).unwrap().request.unwrap().body;
+        assert_eq!((&body.bytes[..], body.truncated_by), (&b"abcd"[..], Some(Truncation::Memory)));
+    }
+
+    #[test]
+    fn a_request_that_was_not_relayed_leaves_no_capture_and_gives_its_room_back() {
+        let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
+        capturing.begin(BOTH, &budget, &HeaderMap::new());
+        capturing.request_data(&Bytes::from_static(b"abc"));
+        capturing.request_not_relayed();
+        assert_eq!(budget.0.get(), 10);
+        // What still arrives of it is read away.
+        capturing.request_data(&Bytes::from_static(b"def"));
+        assert_eq!(budget.0.get(), 10);
+        assert!(capturing.finish(false).is_none());
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl Reader {
             content_type: head.header(&header::CONTENT_TYPE),
             content_encoding: head.header(&header::CONTENT_ENCODING),
             truncated: head.truncated,
+            truncated_by: head.truncated_by,
             bytes: head.body(body)?,
         }))
     }
@@ -75,7 +76,8 @@ impl Reader {
         let columns = found.capture.map(|key| self.message(key, Side::Request)).transpose()?.flatten();
         let request = columns.map(|Columns { head, body }| {
             let head = Head::read(&head)?;
-            let body = CapturedBody { bytes: head.body(body)?.into(), truncated: head.truncated };
+            let (truncated, truncated_by) = (head.truncated, head.truncated_by);
+            let body = CapturedBody { bytes: head.body(body)?.into(), truncated, truncated_by };
             Ok::<_, LogError>(CapturedMessage { headers: head.header_map()?, body })
         });
         let method = Method::from_bytes(found.view.method.as_bytes()).map_err(|_| LogError::Damaged("a method"))?;

@@ -47,7 +47,9 @@ use crate::control::Page;
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
-pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Timing};
+pub use record::{
+    Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Timing, Truncation,
+};
 pub(crate) use recorder::Recorder;
 pub use view::{BodyView, CapturedView, DurationsView, RequestView, SearchQuery, Side, Stage};
 

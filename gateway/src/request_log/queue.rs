@@ -185,7 +185,7 @@ mod tests {
 
     fn batch(records: usize, captured: usize) -> Batch {
         let ids = RequestIds::new();
-        let body = CapturedBody { bytes: vec![0; captured].into(), truncated: false };
+        let body = CapturedBody { bytes: vec![0; captured].into(), ..CapturedBody::default() };
         let capture = Capture { request: Some(CapturedMessage { body, ..CapturedMessage::default() }), response: None };
         let capture = || (captured > 0).then(|| Box::new(capture.clone()));
         let record = || Record { capture: capture(), ..Record::example(ids.next_id()) };

@@ -7,15 +7,16 @@ use bytes::Bytes;
 use gw_shared::id::{AgentId, RequestId};
 use http::{HeaderMap, Method};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 pub use crate::auth::Principal as CallerId;
 use crate::relay::Outcome;
 
-/// Longest request target that is kept, in bytes: all that pass (decisions §4: 8 KiB).
+/// Longest request target that is kept, in bytes: all that pass (8 KiB).
 pub const TARGET_MAX: usize = 8 * 1024;
 /// Longest method that is kept, in bytes: they are ASCII.
 pub const METHOD_MAX: usize = 64;
-/// Most of a body that is kept, in bytes (spec §8: 1 MB).
+/// Most of a body that is kept, in bytes.
 pub const CAPTURE_MAX: usize = 1024 * 1024;
 
 /// One request as it ended. Its service is the batch's.
@@ -123,6 +124,39 @@ pub struct CapturedBody {
     pub bytes: Bytes,
     /// There was more, or it broke off.
     pub truncated: bool,
+    /// Why, if it is known.
+    pub truncated_by: Option<Truncation>,
+}
+
+/// Why less of a body was kept than there was. Kept by position: append only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// It was longer than 1 MiB.
+    Size,
+    /// The memory for captures under way was used up.
+    Memory,
+    /// The message broke off before its end.
+    Interrupted,
+}
+
+impl Truncation {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Memory => "memory",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// The same as the rest of "cut off: …".
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::Size => "longer than 1 MiB",
+            Self::Memory => "no memory for more captures at that time",
+            Self::Interrupted => "the message broke off",
+        }
+    }
 }
 
 /// Records of one worker, by service.

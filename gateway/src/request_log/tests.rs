@@ -79,7 +79,14 @@ fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> Ca
     for (name, value) in fields {
         headers.append(name, value);
     }
-    CapturedMessage { headers, body: CapturedBody { bytes: Bytes::copy_from_slice(body), truncated } }
+    CapturedMessage {
+        headers,
+        body: CapturedBody {
+            bytes: Bytes::copy_from_slice(body),
+            truncated,
+            truncated_by: truncated.then_some(Truncation::Memory),
+        },
+    }
 }
 
 #[test]
@@ -156,11 +163,13 @@ fn a_request_is_shown_as_it_was_without_secrets() {
                 .to_vec(),
             bytes: 10_000,
             truncated: true,
+            truncated_by: Some(Truncation::Memory),
         }),
         captured_response: Some(CapturedView {
             headers: vec![("content-encoding".to_owned(), "gzip".to_owned())],
             bytes: 10,
             truncated: false,
+            truncated_by: None,
         }),
     };
     assert_eq!(fixture.log.show(full.id).unwrap().unwrap(), expected);

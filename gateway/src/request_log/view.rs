@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::record::Truncation;
+
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Request)]
@@ -109,6 +111,10 @@ pub struct CapturedView {
     /// Bytes of the body that were kept.
     pub bytes: u64,
     pub truncated: bool,
+    /// Why: longer than 1 MiB (`size`), the memory for captures was used up (`memory`), or the message broke off
+    /// (`interrupted`). Null if it is whole, or was kept by a version that did not tell.
+    #[serde(default)]
+    pub truncated_by: Option<Truncation>,
 }
 
 /// A kept body, as it went over the wire.
@@ -117,6 +123,7 @@ pub struct BodyView {
     pub content_type: Option<String>,
     pub content_encoding: Option<String>,
     pub truncated: bool,
+    pub truncated_by: Option<Truncation>,
     pub bytes: Vec<u8>,
 }
 

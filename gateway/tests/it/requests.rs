@@ -18,7 +18,7 @@ use crate::process::{Running, gw_gateway};
 use crate::{backend, demo, eventually, setup};
 
 /// The record of the request that was answered with this id, once it is there.
-fn record(api: &Api<'_>, id: &str) -> Value {
+pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
     eventually("the request is in the log", || {
         let reply = api.get(&format!("/requests/{id}"));
         (reply.status == 200).then_some(reply.body)
@@ -26,13 +26,13 @@ fn record(api: &Api<'_>, id: &str) -> Value {
 }
 
 /// Has the demo's service keep bodies.
-fn keep_bodies(api: &Api<'_>) {
+pub(crate) fn keep_bodies(api: &Api<'_>) {
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
 }
 
 /// Status of what a caller gets for `request`, and the request's id.
-fn call(demo: &Demo, request: &str) -> (u16, String) {
+pub(crate) fn call(demo: &Demo, request: &str) -> (u16, String) {
     let mut caller = connect(demo);
     caller.send(request);
     let response = caller.response();
@@ -198,6 +198,12 @@ fn bodies_are_kept_where_that_is_wanted_and_paid_for() {
     let (_, id) = call(&demo, &get(&demo, "/bytes/3000000"));
     let kept = &record(&api, &id)["captured_response"];
     assert_eq!((&kept["bytes"], &kept["truncated"]), (&json!(1 << 20), &json!(true)));
+    assert_eq!(kept["truncated_by"], "size");
+    let (headers, _) = api.download(&format!("/requests/{id}/body/response"));
+    assert_eq!(
+        (&headers["x-gw-truncated"], &headers["x-gw-truncated-by"]),
+        (&"true".parse().unwrap(), &"size".parse().unwrap())
+    );
 
     // Who is refused is not relayed.
     let (_, id) = call(&demo, &format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 2\r\n\r\nhi"));

@@ -17,6 +17,8 @@ use crate::request_log::{BodyView, RequestView, SearchQuery, Side};
 
 /// Of a body that was kept: more had been there.
 const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");
+/// Why.
+const X_GW_TRUNCATED_BY: HeaderName = HeaderName::from_static("x-gw-truncated-by");
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -54,7 +56,8 @@ async fn show_request(State(admin): State<Admin>, Path(id): Path<String>) -> Res
 }
 
 /// Show a body that was kept, as it went over the wire: its `Content-Encoding` is the response's. `X-Gw-Truncated: true`
-/// says that there was more of it.
+/// says that there was more of it, and `X-Gw-Truncated-By` why: `size`, `memory` or `interrupted`. The audit log has an
+/// entry of it.
 #[utoipa::path(
     get, path = "/requests/{request_id}/body/{side}", tag = "requests",
     params(
@@ -99,6 +102,9 @@ fn attachment(body: BodyView) -> Response {
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
     headers.insert(X_GW_TRUNCATED, HeaderValue::from_static(if body.truncated { "true" } else { "false" }));
+    if let Some(reason) = body.truncated_by {
+        headers.insert(X_GW_TRUNCATED_BY, HeaderValue::from_static(reason.as_str()));
+    }
     response
 }
 

@@ -49,7 +49,10 @@ impl Kind {
 pub(super) fn show(body: &BodyView) -> Shown {
     let mut notes = Vec::new();
     if body.truncated {
-        notes.push("It was longer, or it broke off: this is how it began.".to_owned());
+        notes.push(match body.truncated_by {
+            None => "It was longer, or it broke off: this is how it began.".to_owned(),
+            Some(reason) => format!("Only its beginning was kept: {}.", reason.in_words()),
+        });
     }
     let decoded = decode(&body.bytes, body.content_encoding.as_deref().unwrap_or_default());
     let (bytes, whole) = match &decoded {
@@ -217,7 +220,7 @@ mod tests {
 
     fn body(bytes: impl Into<Vec<u8>>, encoding: &str) -> BodyView {
         let content_encoding = Some(encoding.to_owned()).filter(|encoding| !encoding.is_empty());
-        BodyView { content_type: None, content_encoding, truncated: false, bytes: bytes.into() }
+        BodyView { content_type: None, content_encoding, truncated: false, truncated_by: None, bytes: bytes.into() }
     }
 
     fn gzip(bytes: &[u8]) -> Vec<u8> {
