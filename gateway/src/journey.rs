@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use gw_shared::http::{Framing, RequestHead, Version};
+use gw_shared::http::{Framing, RequestHead, UnreadHead, Version};
 use gw_shared::id::RequestId;
 use gw_shared::trace::{self, SpanContext, TraceContext};
 use gw_shared::tunnel::timing::micros;
@@ -20,10 +20,13 @@ use crate::counters::services::Sample;
 use crate::error::Error;
 use crate::exchange::{Passage, ResponseHead};
 use crate::relay::Outcome;
-use crate::request_log::{Capturing, METHOD_MAX, Protocol, Record, Timing};
+use crate::request_log::{APEX_LABEL, Capturing, METHOD_MAX, Protocol, Record, Timing};
 use crate::store::Service;
 use crate::trace::GatewaySpan;
 use crate::worker::Core;
+
+/// Longest target of a request to the apex that is kept, in bytes.
+const APEX_TARGET_MAX: usize = 512;
 
 /// Noted by whoever relays, in whatever order things happen; reported once, however the request ends, when dropped.
 pub(crate) struct Journey {
@@ -38,6 +41,8 @@ pub(crate) struct Journey {
     service: OnceCell<Arc<Service>>,
     /// Of requests that are logged or traced.
     asked: OnceCell<Asked>,
+    /// It is for the apex, and whether it authenticated there.
+    apex: Cell<Option<bool>>,
     /// Its place in a trace; `None` where there is no collector of spans.
     span: Option<SpanContext>,
     by: OnceCell<Principal>,
@@ -55,37 +60,70 @@ pub(crate) struct Journey {
 /// What was asked for.
 struct Asked {
     method: Method,
-    target: PathAndQuery,
-    authority: Authority,
+    target: Target,
+    authority: Option<Authority>,
     /// Of the trace that it came with, or that begins here.
     trace_id: Option<[u8; 16]>,
 }
 
+/// Path and query.
+enum Target {
+    Read(PathAndQuery),
+    /// As it is to be kept.
+    Text(Box<str>),
+}
+
+impl Target {
+    fn as_str(&self) -> &str {
+        match self {
+            Self::Read(target) => target.as_str(),
+            Self::Text(text) => text,
+        }
+    }
+}
+
 impl Journey {
     pub(crate) fn begin(core: &Rc<Core>, request: &RequestHead, client: IpAddr) -> Self {
-        let protocol = match request.version {
-            Version::Http10 => Protocol::Http10,
-            Version::Http11 => Protocol::Http11,
-            Version::Http2 => Protocol::Http2,
-        };
-        Self::new(core, request, protocol, client, None)
+        let journey = Self::new(core, &request.headers, protocol_of(request.version), client, None);
+        if journey.is_traced() {
+            journey.remember(request);
+        }
+        journey
+    }
+
+    /// A request that is refused because of its head.
+    pub(crate) fn unread(core: &Rc<Core>, head: UnreadHead, client: IpAddr) -> Self {
+        let journey = Self::new(core, &head.headers, protocol_of(head.version), client, None);
+        let unknown = || Method::from_bytes(b"-").unwrap_or_default();
+        let trace = journey.span.as_ref().map(|span| span.context);
+        let _ = journey.asked.set(Asked {
+            method: head.method.as_ref().map_or_else(unknown, shortened),
+            target: Target::Text(head.target),
+            authority: head.authority,
+            trace_id: trace.or_else(|| TraceContext::of(&head.headers)).map(|context| context.trace_id),
+        });
+        journey
     }
 
     /// A request that nobody sends: one that was kept is to be relayed again.
     pub(crate) fn again(core: &Rc<Core>, request: &RequestHead, original: RequestId, client: IpAddr) -> Self {
-        Self::new(core, request, Protocol::Replay, client, Some(original))
+        let journey = Self::new(core, &request.headers, Protocol::Replay, client, Some(original));
+        if journey.is_traced() {
+            journey.remember(request);
+        }
+        journey
     }
 
     fn new(
         core: &Rc<Core>,
-        request: &RequestHead,
+        headers: &HeaderMap,
         protocol: Protocol,
         client: IpAddr,
         replayed_from: Option<RequestId>,
     ) -> Self {
         core.counters.requests.increment();
         core.journeys.set(core.journeys.get() + 1);
-        let journey = Self {
+        Self {
             core: Rc::clone(core),
             id: core.ids.next_id(),
             client,
@@ -94,7 +132,8 @@ impl Journey {
             began: Instant::now(),
             service: OnceCell::new(),
             asked: OnceCell::new(),
-            span: core.tracing.begin(&request.headers),
+            apex: Cell::default(),
+            span: core.tracing.begin(headers),
             by: OnceCell::new(),
             authenticated: Cell::default(),
             passage: RefCell::default(),
@@ -105,11 +144,7 @@ impl Journey {
             bytes_out: Cell::default(),
             capturing: Capturing::default(),
             outcome: Cell::default(),
-        };
-        if journey.is_traced() {
-            journey.remember(request);
         }
-        journey
     }
 
     fn is_traced(&self) -> bool {
@@ -121,8 +156,8 @@ impl Journey {
         let trace = self.span.as_ref().map(|span| span.context);
         let _ = self.asked.set(Asked {
             method: shortened(&request.method),
-            target: request.target.clone(),
-            authority: request.authority.clone(),
+            target: Target::Read(request.target.clone()),
+            authority: Some(request.authority.clone()),
             trace_id: trace.or_else(|| TraceContext::of(&request.headers)).map(|context| context.trace_id),
         });
     }
@@ -138,6 +173,27 @@ impl Journey {
         if service.request_logging {
             self.remember(request);
         }
+    }
+
+    /// The head that is refused names `service`.
+    pub(crate) fn names(&self, service: &Arc<Service>) {
+        let _ = self.service.set(Arc::clone(service));
+    }
+
+    /// It is for the apex.
+    pub(crate) fn asks_apex(&self, request: &RequestHead) {
+        self.remember(request);
+        self.is_for_apex();
+    }
+
+    /// The same of a head that is refused.
+    pub(crate) fn is_for_apex(&self) {
+        self.apex.set(Some(false));
+    }
+
+    /// It has got from the apex what only those get that authenticate.
+    pub(crate) fn authenticated_at_apex(&self) {
+        self.apex.set(Some(true));
     }
 
     /// Whether the caller was found to be somebody or not, it is decided now.
@@ -256,10 +312,37 @@ impl Journey {
     }
 }
 
+fn protocol_of(version: Version) -> Protocol {
+    match version {
+        Version::Http10 => Protocol::Http10,
+        Version::Http11 => Protocol::Http11,
+        Version::Http2 => Protocol::Http2,
+    }
+}
+
 /// Nobody's methods are longer than is kept of them, and what waits to be written or exported is to be small.
 fn shortened(method: &Method) -> Method {
     let kept = &method.as_str()[..method.as_str().len().min(METHOD_MAX)];
     if kept.len() == method.as_str().len() { method.clone() } else { kept.parse().unwrap_or_default() }
+}
+
+fn path_of(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// Path, and names of the query without their values, of a request to the apex: what the apex takes elsewhere are
+/// secrets, which may have no form to know them by.
+fn without_values(target: &str) -> Box<str> {
+    const KEPT: &str = "enrollment_id";
+    let target = &target[..target.floor_char_boundary(APEX_TARGET_MAX)];
+    let Some((path, query)) = target.split_once('?') else { return target.into() };
+    let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
+        Some((KEPT, _)) => parameter.to_owned(),
+        Some((name, _)) => format!("{name}=***"),
+        None if parameter.is_empty() => String::new(),
+        None => "***".to_owned(),
+    });
+    format!("{path}?{}", parameters.collect::<Vec<_>>().join("&")).into()
 }
 
 /// A copy that does not keep all that was received with it; `None` of what is longer than a host name and a port can be.
@@ -290,20 +373,31 @@ impl Drop for Journey {
             };
             self.core.counters.services.ended(&service.label, sample);
         }
-        if !self.is_traced() && !self.is_logged() {
+        let is_kept = self.is_logged() || self.apex_is_kept();
+        if !self.is_traced() && !is_kept {
             return;
         }
         let timing = self.timing(total);
         if self.is_traced() {
             self.end_span(timing, outcome);
         }
-        if self.is_logged() {
+        if is_kept {
             self.record(timing, outcome);
         }
     }
 }
 
 impl Journey {
+    /// Whether it is for the apex and recorded: those of strangers up to a rate, so that they do not fill the log.
+    fn apex_is_kept(&self) -> bool {
+        let Some(authenticated) = self.apex.get() else { return false };
+        let is_kept = authenticated || self.core.apex_records.borrow_mut().take(Instant::now()).is_ok();
+        if !is_kept {
+            self.core.counters.apex_records_left_out.increment();
+        }
+        is_kept
+    }
+
     fn end_span(&self, timing: Timing, outcome: Outcome) {
         let (Some(context), Some(asked)) = (&self.span, self.asked.get()) else { return };
         let now = SystemTime::now();
@@ -313,8 +407,8 @@ impl Journey {
             timing,
             id: self.id,
             method: asked.method.clone(),
-            path: trace::path(asked.target.path()),
-            authority: owned(&asked.authority),
+            path: trace::path(path_of(asked.target.as_str())),
+            authority: asked.authority.as_ref().and_then(owned),
             client: self.client,
             protocol: self.protocol,
             service: self.service.get().map(|service| Arc::clone(&service.label)),
@@ -327,13 +421,14 @@ impl Journey {
 
     fn record(&mut self, timing: Timing, outcome: Outcome) {
         let Some(Asked { method, target, trace_id, .. }) = self.asked.take() else { return };
-        let Some(service) = self.service.get() else { return };
+        let label = self.service.get().map(|service| Arc::clone(&service.label));
+        let target = if label.is_some() { target.as_str().into() } else { without_values(target.as_str()) };
         let passage = self.passage.take();
         let opened = passage.opened();
         let record = Record {
             id: self.id,
             method,
-            target: target.as_str().into(),
+            target,
             caller: self.client,
             protocol: self.protocol,
             by: self.by.take(),
@@ -348,6 +443,25 @@ impl Journey {
             trace_id,
             capture: self.capturing.finish(self.answered.get().is_some()).filter(|_| opened.is_some()),
         };
-        self.core.recorder.borrow_mut().add(&service.label, record);
+        self.core.recorder.borrow_mut().add(&label.unwrap_or_else(|| APEX_LABEL.into()), record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_query_of_the_apex_names_are_kept() {
+        for (target, kept) in [
+            ("/oauth/token", "/oauth/token"),
+            ("/enroll/status?enrollment_id=en_1&x=", "/enroll/status?enrollment_id=en_1&x=***"),
+            ("/oauth/token?client_secret=a=b&c&&d?e=f", "/oauth/token?client_secret=***&***&&d?e=***"),
+            ("*", "*"),
+            ("", ""),
+        ] {
+            assert_eq!(&*without_values(target), kept);
+        }
+        assert_eq!(without_values(&format!("/{}", "\u{e4}".repeat(400))).len(), APEX_TARGET_MAX - 1);
     }
 }

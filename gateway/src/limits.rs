@@ -82,6 +82,9 @@ pub(crate) const CONNECTIONS_PER_ADDRESS: usize = 16 * KIB;
 pub(crate) const HANDSHAKES: usize = 4 * KIB;
 /// Requests on one connection that are refused before anybody is authenticated; beyond that it is ended.
 pub(crate) const REFUSALS: Rate = Rate::new(1000, 600).unwrap();
+/// Records of requests to the apex that did not authenticate, of one worker: 2 a second are some 0.5 GB in 7 days, if
+/// each is as large as can be. More are counted, not kept.
+pub(crate) const APEX_RECORDS: Rate = Rate::new(1000, 120).unwrap();
 /// Services that one worker counts one by one; what others do is counted together.
 pub(crate) const SERVICES_COUNTED: usize = 1000;
 /// Bytes of bodies that one worker keeps for the log of requests under way; what there is no room for is left out.

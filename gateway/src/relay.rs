@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
-use gw_shared::http::{Framing, InvalidBody, Part, RequestHead};
+use gw_shared::http::{Framing, InvalidBody, Part, RequestHead, UnreadHead};
 use gw_shared::runtime;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
@@ -60,7 +60,11 @@ pub(crate) async fn relay(
     // Accounts when it is dropped, however this ends.
     let journey = &Journey::begin(core, &request, client);
     let (host, version, upgrades) = (request.authority.clone(), request.version, request.upgrade.is_some());
-    let outcome = match core.region.destination(host.as_str()) {
+    let destination = core.region.destination(host.as_str());
+    if destination == Destination::Apex {
+        journey.asks_apex(&request);
+    }
+    let outcome = match destination {
         Destination::Tenant(label) => match open(journey, &label, request, peer, body.was_taken_back()) {
             // Boxed: it is rare, and every request would keep room for it.
             Ok(Opened::Exchange(exchange)) if upgrades => {
@@ -356,7 +360,7 @@ async fn answer(
     if request.expects_continue && response.interim(go_on).await.is_err() {
         return Outcome::CallerGone;
     }
-    let Ok(answer) = platform::serve(&journey.core, request, journey.client, journey.id, body).await else {
+    let Ok(answer) = platform::serve(journey, request, body).await else {
         return Outcome::CallerGone;
     };
     answer_with(journey, answer, response).await
@@ -370,12 +374,34 @@ async fn answer_with(journey: &Journey, answer: Response<Vec<u8>>, response: &mu
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
 }
 
-/// Answers a request that could not be understood, on a connection that can go on.
-pub(crate) async fn refuse_unread(core: &Core, error: &Error, response: &mut impl ResponseSink) -> Outcome {
-    core.counters.refused(error);
-    response.begin_refusal(true);
-    let sent = response.whole(core.dated(error.response(core.ids.next_id()))).await;
-    if sent.is_ok() { Outcome::Refused } else { Outcome::CallerGone }
+/// Answers a request that could not be understood. It is recorded if what could be read of it names a service or the
+/// apex.
+pub(crate) async fn refuse_unread(
+    core: &Rc<Core>,
+    head: UnreadHead,
+    peer: &Peer,
+    error: &Error,
+    response: &mut impl ResponseSink,
+) -> Outcome {
+    let client = client_address(peer.address, &head.headers, &core.policy.trusted_proxies);
+    let host = head.authority.clone();
+    let journey = Journey::unread(core, head, client);
+    match host.as_ref().map(|host| core.region.destination(host.as_str())) {
+        Some(Destination::Tenant(label)) => {
+            if let Some(service) = core.directory().service(&label) {
+                journey.names(service);
+            }
+        }
+        Some(Destination::Apex) => journey.is_for_apex(),
+        Some(Destination::Elsewhere) | None => {}
+    }
+    journey.refused(error);
+    let refusal = error.response(journey.id);
+    journey.answered_here(refusal.status(), refusal.body().len());
+    let sent = response.whole(core.dated(refusal)).await;
+    let outcome = if sent.is_ok() { Outcome::Refused } else { Outcome::CallerGone };
+    journey.ends(outcome);
+    outcome
 }
 
 /// Answers with a gateway error.

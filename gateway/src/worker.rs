@@ -28,7 +28,7 @@ use crate::counters::{Counters, WorkerReport};
 use crate::exchange;
 use crate::handshakes::Handshakes;
 use crate::hostname::Region;
-use crate::limit::{self, Arrivals, Buckets, Level, Rate};
+use crate::limit::{self, Arrivals, Bucket, Buckets, Level, Rate};
 use crate::limits;
 use crate::mailbox::{Inbox, Mailbox, Message};
 use crate::ownership::WorkerId;
@@ -120,6 +120,8 @@ pub(crate) struct Core {
     pub(crate) counters: Counters,
     pub(crate) recorder: RefCell<Recorder>,
     pub(crate) capture_budget: Rc<CaptureBudget>,
+    /// Records of requests to the apex that did not authenticate.
+    pub(crate) apex_records: RefCell<Bucket>,
     pub(crate) ids: RequestIds,
     pub(crate) tracing: Tracing,
     pub(crate) crossings_served: Cell<usize>,
@@ -192,6 +194,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         counters: Counters::default(),
         recorder: RefCell::new(Recorder::new(setup.log)),
         capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
+        apex_records: RefCell::new(Bucket::new(limits::APEX_RECORDS, Instant::now())),
         ids: RequestIds::new(),
         tracing: Tracing::new(setup.traces),
         crossings_served: Cell::new(0),

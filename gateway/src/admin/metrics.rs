@@ -13,8 +13,9 @@ use crate::limits;
 use crate::request_log::LogStats;
 
 /// What each of a worker's totals counts. `gw_{name}_total` is the metric.
-const TOTALS: [(&str, &str); 14] = [
+const TOTALS: [(&str, &str); 15] = [
     ("accept_errors", "Connections that could not be accepted because something was exhausted."),
+    ("apex_records_left_out", "Requests to the apex that did not authenticate and of which no record was kept."),
     ("connections_abusive", "Connections that were ended because of what their callers did."),
     ("connections_accepted", "Connections that were accepted."),
     ("connections_handed_over", "Connections that were given to the worker that owns their service."),

@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, Version};
-use gw_shared::http::{InvalidHead, Part};
+use gw_shared::http::{InvalidHead, Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::header::{self, HeaderMap};
@@ -35,12 +35,10 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
     let peer = Peer::new(peer, Some(registered.socket_use()));
     registered.expect_by(Instant::now() + limits::HEAD);
     loop {
-        let head = match read_head(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
+        let head = match read_or_refuse(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
             Ok(Some(head)) => head,
             Ok(None) => break,
-            Err(invalid) => {
-                return refuse_and_close(&core, &stream, &Error::invalid_head(invalid), &registered).await;
-            }
+            Err(refused) => return refuse_unread(&core, &stream, refused, &peer, &registered).await,
         };
         registered.busy();
         match serve_request(&core, &stream, &mut buffer, head, &peer, &registered).await {
@@ -80,12 +78,33 @@ pub(crate) async fn read_head(
     registered: &Registered,
     head_limits: HeadLimits,
 ) -> Result<Option<RequestHead>, InvalidHead> {
+    read_or_refuse(stream, buffer, registered, head_limits).await.map_err(|refused| refused.invalid)
+}
+
+/// A head that is refused, with what was received of it.
+struct RefusedHead {
+    invalid: InvalidHead,
+    received: Bytes,
+}
+
+/// As [`read_head`]; keeps a head that is refused.
+async fn read_or_refuse(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    registered: &Registered,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, RefusedHead> {
     let mut scanner = HeadScanner::default();
     let mut begun = false;
     loop {
-        if let Some(end) = scanner.find_end(buffer, head_limits)? {
-            let head = buffer.split_to(end).freeze();
-            return head::parse_request(&head, head_limits).map(Some);
+        match scanner.find_end(buffer, head_limits) {
+            Ok(Some(end)) => {
+                let received = buffer.split_to(end).freeze();
+                let parsed = head::parse_request(&received, head_limits);
+                return parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received });
+            }
+            Ok(None) => {}
+            Err(invalid) => return Err(RefusedHead { invalid, received: buffer.split().freeze() }),
         }
         if buffer.is_empty() {
             // An idle connection keeps no buffer.
@@ -144,6 +163,22 @@ async fn serve_request(
     }
 }
 
+/// Answers a request that could not be understood, and closes: nothing after it can be trusted to be a request.
+async fn refuse_unread(
+    core: &Rc<Core>,
+    stream: &TlsStream,
+    refused: RefusedHead,
+    peer: &Peer,
+    registered: &Registered,
+) {
+    registered.expect_by(Instant::now() + limits::LINGER);
+    let head = UnreadHead::of_http1(&refused.received);
+    let mut response = error_sink(core, stream, registered, false);
+    // The caller may not wait for the answer; the connection closes either way.
+    let _ = relay::refuse_unread(core, head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
+    linger(stream, registered).await;
+}
+
 /// Answers before a request could be understood, and closes: nothing after it can be trusted to be a request.
 pub(crate) async fn refuse_and_close(core: &Rc<Core>, stream: &TlsStream, error: &Error, registered: &Registered) {
     core.counters.refused(error);
@@ -170,7 +205,12 @@ async fn write_error(
     registered: &Registered,
     keep_alive: bool,
 ) -> Result<(), CallerGone> {
-    let mut response = Response {
+    let mut response = error_sink(core, stream, registered, keep_alive);
+    response.whole(core.dated(error.response(core.ids.next_id()))).await
+}
+
+fn error_sink<'a>(core: &'a Core, stream: &'a TlsStream, registered: &'a Registered, keep_alive: bool) -> Response<'a> {
+    Response {
         core,
         stream,
         version: Version::Http11,
@@ -183,8 +223,7 @@ async fn write_error(
         switched: false,
         awaits_continue: None,
         registered,
-    };
-    response.whole(core.dated(error.response(core.ids.next_id()))).await
+    }
 }
 
 /// Closes after a response to a request that was not read to its end: what still arrives is thrown away for a while,

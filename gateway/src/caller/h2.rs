@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use gw_shared::http::Part;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::head::request_of_http2;
+use gw_shared::http::{Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
@@ -221,7 +221,11 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
     let mut body = Body { body, unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
         Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
-        Err(invalid) => relay::refuse_unread(&core, &Error::invalid_head(invalid), &mut response).await,
+        Err(refused) => {
+            let (invalid, parts) = *refused;
+            let (head, error) = (UnreadHead::of_http2(parts), Error::invalid_head(invalid));
+            relay::refuse_unread(&core, head, &connection.0.peer, &error, &mut response).await
+        }
     };
     match outcome {
         Outcome::Complete => body.discard().await,

@@ -45,6 +45,9 @@ pub(crate) struct Search {
     account: Option<AccountId>,
     #[arg(long, requires = "account")]
     service: Option<ServiceId>,
+    /// Requests to the regional apex only.
+    #[arg(long, conflicts_with = "account")]
+    apex: bool,
     /// A status like 502, a class like 5xx, or `none`: there was no response.
     #[arg(long)]
     status: Option<String>,
@@ -118,6 +121,7 @@ impl Search {
         let query = SearchQuery {
             account: self.account.map(String::from),
             service: self.service.map(String::from),
+            apex: self.apex.then_some(true),
             status: self.status,
             code: self.code,
             path_prefix: self.path_prefix,
@@ -131,6 +135,7 @@ impl Search {
         let values = [
             ("account", query.account),
             ("service", query.service),
+            ("apex", query.apex.map(|apex| apex.to_string())),
             ("status", query.status),
             ("code", query.code),
             ("path_prefix", query.path_prefix),
@@ -200,7 +205,10 @@ impl Shown for RequestView {
         let mut facts = vec![
             ("request", self.id.clone()),
             ("time", self.time.clone()),
-            ("service", format!("{}/{}", self.account, self.service)),
+            (
+                "service",
+                if self.account.is_empty() { "apex".to_owned() } else { format!("{}/{}", self.account, self.service) },
+            ),
             ("status", or_dash(self.status.as_ref())),
             ("code", or_dash(self.code.as_ref())),
             ("total ms", millis(self.durations_us.total)),

@@ -6,13 +6,9 @@ mod enroll;
 pub(crate) mod scope;
 pub(crate) mod token;
 
-use std::net::IpAddr;
-use std::rc::Rc;
-
 use gw_shared::enrollment;
 use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::id::RequestId;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
@@ -20,29 +16,35 @@ pub(crate) use address_limits::{AddressTables, Charge};
 
 use crate::caller::{CallerGone, RequestBody};
 use crate::error::{Error, request_id_value};
+use crate::journey::Journey;
 use crate::worker::Core;
 
+const JWKS_PATH: &str = "/.well-known/jwks.json";
 /// How long verifiers may keep the key set: shorter than a new key is published before it signs.
 const JWKS_CACHE: &str = "public, max-age=300";
 
-/// Answers a request to the apex from `client`.
+/// Answers a request to the apex.
 pub(crate) async fn serve(
-    core: &Rc<Core>,
+    journey: &Journey,
     request: &RequestHead,
-    client: IpAddr,
-    id: RequestId,
     body: &mut impl RequestBody,
 ) -> Result<Response<Vec<u8>>, CallerGone> {
-    let answer = match request.target.path() {
-        "/oauth/token" => Ok(token::serve(core, request, client, body).await?),
-        "/.well-known/jwks.json" => only(&Method::GET, "GET, HEAD", request).map(|()| key_set(core)),
+    let (core, client, id) = (&journey.core, journey.client, journey.id);
+    let path = request.target.path();
+    let answer = match path {
+        "/oauth/token" => Ok(token::serve(journey, request, body).await?),
+        JWKS_PATH => only(&Method::GET, "GET, HEAD", request).map(|()| key_set(core)),
         enrollment::ENROLL_PATH => enroll::enroll(core, request, client, body).await?,
         enrollment::STATUS_PATH => enroll::status(core, request, client).await,
         enrollment::CSR_PATH => enroll::sign(core, request, client, body).await?,
         _ => Err(Error::PathNotFound),
     };
+    // All but the keys are given to those only that have authenticated.
+    if path != JWKS_PATH && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
+        journey.authenticated_at_apex();
+    }
     let mut response = answer.unwrap_or_else(|error| {
-        core.counters.refused(&error);
+        journey.refused(&error);
         error.response(id)
     });
     response.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(id));

@@ -23,6 +23,7 @@ use crate::caller::{CallerGone, RequestBody};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::hostname::tenant_label;
+use crate::journey::Journey;
 use crate::store::Directory;
 use crate::strict_json;
 use crate::worker::Core;
@@ -63,11 +64,12 @@ pub(crate) enum Denial {
 }
 
 pub(super) async fn serve(
-    core: &Rc<Core>,
+    journey: &Journey,
     request: &RequestHead,
     body: &mut impl RequestBody,
 ) -> Result<Response<Vec<u8>>, CallerGone> {
-    let minted = match admit(core, request, client).await {
+    let core = &journey.core;
+    let minted = match admit(core, request, journey.client).await {
         Ok(()) => match body::read(body).await? {
             Ok(body) => parse(&request.headers, &body).and_then(|asked| {
                 mint(&core.directory(), &core.issuer, &asked, Timestamp::now(), core.policy.token_lifetime)
@@ -85,6 +87,8 @@ pub(super) async fn serve(
         }
         Err(denial) => {
             core.counters.tokens_denied.increment();
+            let (_, code, _) = denial.parts();
+            journey.has_code(code);
             denial.response(core.region.apex())
         }
     })

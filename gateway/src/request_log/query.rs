@@ -6,10 +6,10 @@ use gw_shared::id::{AccountId, ClientId, KeyId, RequestId, ServiceId};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::LogError;
 use super::block::{Block, Row};
 use super::view::SearchQuery;
 use super::zone::Zone;
+use super::{APEX_LABEL, LogError};
 use crate::control::{LIMIT_DEFAULT, LIMIT_MAX};
 use crate::hostname::tenant_label;
 
@@ -36,6 +36,8 @@ pub(super) enum Services {
     /// Labels begin with this.
     Account(String),
     Label(String),
+    /// All but those of the apex.
+    NotApex,
 }
 
 enum Status {
@@ -52,7 +54,11 @@ impl Criteria {
         let service =
             query.service.as_deref().map(|text| ServiceId::new(text).map_err(invalid("service"))).transpose()?;
         let services = match (account, service) {
-            (None, None) => Services::All,
+            (None, None) => match query.apex {
+                None => Services::All,
+                Some(true) => Services::Label(APEX_LABEL.to_owned()),
+                Some(false) => Services::NotApex,
+            },
             (None, Some(_)) => return Err(invalid("account")("needed beside `service`")),
             (Some(account), None) => Services::Account(format!("{account}--")),
             (Some(account), Some(service)) => Services::Label(
@@ -60,6 +66,9 @@ impl Criteria {
                     .ok_or_else(|| invalid("service")("too long together with the account"))?,
             ),
         };
+        if query.apex == Some(true) && !matches!(&services, Services::Label(label) if label == APEX_LABEL) {
+            return Err(invalid("apex")("true only without `account`: the apex is no account's"));
+        }
         let caller_id = query.caller_id.as_deref().map(|text| {
             let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
             let expected =
@@ -158,7 +167,7 @@ fn path_prefix(text: &str) -> Result<String, LogError> {
 }
 
 fn code(text: &str) -> Result<String, LogError> {
-    let valid = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     if !text.is_empty() && text.bytes().all(valid) {
         Ok(text.to_owned())
     } else {

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use gw_shared::id::RequestId;
 use rusqlite::{Connection, params};
 
-use super::LogError;
 use super::block::{Block, SLOT_MS};
 use super::day::{DAY_MS, Day, Now};
 use super::day_file::{MIXED, arrival_keys, block_keys, find_service, minute_of_key, present_key, second_of_key};
@@ -18,6 +17,7 @@ use super::query::{Criteria, Services};
 use super::queue::Counters;
 use super::readers::Readers;
 use super::view::RequestView;
+use super::{APEX_LABEL, LogError};
 use crate::control::Page;
 
 /// Rows that one search reads, about; then the page ends where it is, after one to two seconds.
@@ -112,6 +112,8 @@ impl Search<'_> {
         let mut all = all.collect::<Result<HashMap<i64, String>, _>>()?;
         if let Services::Account(prefix) = &self.criteria.services {
             all.retain(|_, label| label.starts_with(prefix.as_str()));
+        } else if matches!(self.criteria.services, Services::NotApex) {
+            all.retain(|_, label| label != APEX_LABEL);
         }
         Ok(all)
     }

@@ -319,7 +319,7 @@ fn wrong_searches_are_told_what_would_be_right() {
             "status: a status like `502`, a class like `5xx`, or `none`",
         ),
         (SearchQuery { status: text("99"), ..none.clone() }, "status: "),
-        (SearchQuery { code: text("gw"), ..none.clone() }, "code: an error code like `GW_RATE_LIMITED`"),
+        (SearchQuery { code: text("gw-x"), ..none.clone() }, "code: an error code like `GW_RATE_LIMITED`"),
         (SearchQuery { path_prefix: text("a"), ..none.clone() }, "path_prefix: a path: begins with `/`"),
         (SearchQuery { caller_id: text("me"), ..none.clone() }, "caller_id: a client id"),
         (SearchQuery { since: text("yesterday"), ..none.clone() }, "since: a time like `2026-11-21T04:15:32Z`"),

@@ -13,8 +13,10 @@ pub struct RequestView {
     /// When its head had been read: RFC 3339, milliseconds.
     #[schema(format = DateTime)]
     pub time: String,
+    /// Empty, as `service` is, of requests to the regional apex.
     pub account: String,
     pub service: String,
+    /// `-` if it could not be read.
     pub method: String,
     pub path: String,
     /// Without `?`; null if there was none.
@@ -28,7 +30,7 @@ pub struct RequestView {
     pub caller_id: Option<String>,
     /// Of the final response; null if the caller left before.
     pub status: Option<u16>,
-    /// Code of the gateway's error.
+    /// Code of the gateway's error, or of the token endpoint's.
     pub code: Option<String>,
     /// `complete`, `cut` or `caller_gone`
     pub ended: String,
@@ -148,9 +150,11 @@ pub struct SearchQuery {
     /// `502`, or a class like `5xx`; `none` for no response at all.
     #[param(pattern = "^([1-5][0-9]{2}|[1-5]xx|none)$")]
     pub status: Option<String>,
-    /// Code of the gateway's error.
-    #[param(pattern = "^[A-Z0-9_]+$")]
+    /// Code of the gateway's error, or of the token endpoint's.
+    #[param(pattern = "^[A-Za-z0-9_]+$")]
     pub code: Option<String>,
+    /// Requests to the regional apex only (`true`, without `account`), or without them (`false`).
+    pub apex: Option<bool>,
     #[param(pattern = "^(/|\\*$)")]
     pub path_prefix: Option<String>,
     /// Client id or key id.

@@ -55,6 +55,12 @@ impl Api<'_> {
         self.send(method, path, &token, "application/json", &body)
     }
 
+    /// A body as it is.
+    pub(crate) fn ask_raw(&self, method: &str, path: &str, body: &str) -> Reply {
+        let token = format!("Bearer {}", self.0.about.admin_token);
+        self.send(method, path, &token, "application/json", body)
+    }
+
     pub(crate) fn get(&self, path: &str) -> Reply {
         self.ask("GET", path, &Value::Null)
     }

@@ -28,6 +28,7 @@ mod metrics;
 mod process;
 mod processes;
 mod proxies;
+mod records;
 mod refusals;
 mod relaying;
 mod request_log;

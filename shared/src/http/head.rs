@@ -178,43 +178,55 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
 }
 
 /// Takes the head of an HTTP/2 request, as the h2 crate checked it, for one (RFC 9113 §8.3). `Host` stays among the
-/// fields; it says what the authority says.
-pub fn request_of_http2(parts: Parts, has_body: bool, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
-    let Parts { mut method, uri, headers, extensions, .. } = parts;
-    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
-    limits.check(&method, target, &headers)?;
-    let upgrade = match extensions.get::<Protocol>() {
-        Some(protocol) => {
-            method = Method::GET;
-            Some(HeaderValue::from_str(protocol.as_str()).map_err(|_| InvalidHead::Syntax(":protocol"))?)
-        }
-        None if method == Method::CONNECT => return Err(CONNECT),
-        None => None,
+/// fields; it says what the authority says. A head that is refused is given back.
+pub fn request_of_http2(
+    parts: Parts,
+    has_body: bool,
+    limits: HeadLimits,
+) -> Result<RequestHead, Box<(InvalidHead, Parts)>> {
+    let checked = match check_http2(&parts, has_body, limits) {
+        Ok(checked) => checked,
+        Err(invalid) => return Err(Box::new((invalid, parts))),
     };
-    if !(target.starts_with('/') || target == "*" && method == Method::OPTIONS) {
-        return Err(InvalidHead::Syntax(":path begins with `/` (or is `*`, of OPTIONS)"));
-    }
-    let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
-    let authority = authority_of_http2(&uri, &headers)?;
-    let length = content_length(&headers)?;
-    let framing = match length {
-        _ if !has_body => Framing::None,
-        Some(length) => Framing::Length(length),
-        None => Framing::Chunked,
-    };
+    let (target, authority, framing, upgrade) = checked;
+    let Parts { method, headers, .. } = parts;
     let expects_continue = expects_continue(&headers, framing);
-    let version = Version::Http2;
     Ok(RequestHead {
-        method,
+        method: if upgrade.is_some() { Method::GET } else { method },
         target,
         authority,
-        version,
+        version: Version::Http2,
         headers,
         framing,
         keep_alive: true,
         expects_continue,
         upgrade,
     })
+}
+
+type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<HeaderValue>);
+
+fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<CheckedHttp2, InvalidHead> {
+    let Parts { method, uri, headers, extensions, .. } = parts;
+    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    limits.check(method, target, headers)?;
+    let upgrade = match extensions.get::<Protocol>() {
+        Some(protocol) => Some(HeaderValue::from_str(protocol.as_str()).map_err(|_| InvalidHead::Syntax(":protocol"))?),
+        None if *method == Method::CONNECT => return Err(CONNECT),
+        None => None,
+    };
+    let is_options = upgrade.is_none() && *method == Method::OPTIONS;
+    if !(target.starts_with('/') || target == "*" && is_options) {
+        return Err(InvalidHead::Syntax(":path begins with `/` (or is `*`, of OPTIONS)"));
+    }
+    let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
+    let authority = authority_of_http2(uri, headers)?;
+    let framing = match content_length(headers)? {
+        _ if !has_body => Framing::None,
+        Some(length) => Framing::Length(length),
+        None => Framing::Chunked,
+    };
+    Ok((target, authority, framing, upgrade))
 }
 
 impl HeadLimits {
@@ -239,7 +251,7 @@ impl HeadLimits {
     }
 }
 
-fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
+pub(super) fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let authority = match (uri.authority(), hosts.next(), hosts.next()) {
         (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
@@ -601,7 +613,7 @@ mod tests {
     }
 
     fn request_2(request: http::request::Builder) -> Result<RequestHead, InvalidHead> {
-        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS)
+        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS).map_err(|refused| refused.0)
     }
 
     #[test]

@@ -4,6 +4,8 @@
 pub mod body;
 pub mod fields;
 pub mod head;
+pub mod unread;
 
 pub use body::{BodyDecoder, InvalidBody, Part};
 pub use head::{Framing, HeadLimits, HeadScanner, InvalidHead, RequestHead, ResponseHead, Version};
+pub use unread::UnreadHead;

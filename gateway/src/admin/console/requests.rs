@@ -55,7 +55,7 @@ impl From<&RequestView> for RequestRow {
         Self {
             id: request.id.clone(),
             time: short_time(&request.time),
-            label: format!("{}--{}", request.account, request.service),
+            label: label(request),
             method: request.method.clone(),
             path: request.path.clone(),
             status: Status::from(request),
@@ -63,6 +63,13 @@ impl From<&RequestView> for RequestRow {
             duration: format::micros(request.durations_us.total),
         }
     }
+}
+
+fn label(request: &RequestView) -> String {
+    if request.account.is_empty() {
+        return "apex".to_owned();
+    }
+    format!("{}--{}", request.account, request.service)
 }
 
 /// Without what is the same for all: `2026-11-21 04:15:32.123`.
@@ -82,8 +89,8 @@ struct SearchPage {
 }
 
 /// What the search form has. The same words as the API's.
-const FILTERS: [&str; 9] =
-    ["account", "service", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
+const FILTERS: [&str; 10] =
+    ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
 
 pub(super) async fn search(
     State(admin): State<Admin>,
@@ -101,6 +108,7 @@ pub(super) async fn search(
     let wanted = SearchQuery {
         account: form.filled("account"),
         service: form.filled("service"),
+        apex: form.is_ticked("apex").then_some(true),
         status: form.filled("status"),
         code: form.filled("code"),
         path_prefix: form.filled("path_prefix"),
