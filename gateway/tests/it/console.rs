@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use gw_gateway::config::Config;
 use gw_gateway::control::{Actor, NewGrant, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
+use gw_gateway::store::{AuditQuery, CredentialRecord, ServiceKeyRecord};
 
 use crate::caller::{HOST, connect};
 use crate::{backend, demo, eventually, options, setup};
@@ -706,4 +706,35 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
         (head.headers["x-a"].as_bytes(), head.headers["x-bytes"].as_bytes()),
         (b"2".as_slice(), b"\xff\xfe".as_slice())
     );
+
+    // An edited text is sent although the recorded body is selected; a preview sends nothing.
+    let fields =
+        [("method", "OPTIONS"), ("target", "*"), ("headers", ""), ("body_from", "recorded"), ("body", "a\r\nd\r\n")];
+    let preview = browser.submit(&address, &address, &[&fields[..], &[("action", "preview")]].concat());
+    assert_eq!(preview.status, 200);
+    assert!(
+        preview.text.contains("edited, 6 B") && preview.text.contains("value=\"text\" checked"),
+        "{}",
+        preview.text
+    );
+    assert!(requests.try_recv().is_err());
+    assert_eq!(browser.submit(&address, &address, &fields).status, 303);
+    assert_eq!(requests.recv_timeout(crate::SOON).unwrap().1, b"a\r\nd\r\n");
+
+    // Showing the form, or a page with the body, is a read; sending it is a replay.
+    let id = address.trim_start_matches("/requests/").trim_end_matches("/replay");
+    let audited = || {
+        let query = AuditQuery { account: Some("demo".to_owned()), before: None, limit: 500 };
+        let mut entries = control.audit_log(&query).unwrap();
+        entries.retain(|entry| entry.target == id);
+        entries
+    };
+    let before = audited().len();
+    for page in [address.as_str(), address.trim_end_matches("/replay"), &address.replace("/replay", "/body/request")] {
+        assert_eq!(browser.get(page).status, 200);
+    }
+    let entries = audited();
+    assert_eq!(entries.len(), before + 3);
+    assert!(entries[..3].iter().all(|entry| entry.action == "request.read_body" && entry.actor == "admin"));
+    assert_eq!(entries.iter().filter(|entry| entry.action == "request.replay").count(), 2);
 }
