@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use gw_shared::http::{Framing, RequestHead, UnreadHead, Version};
 use gw_shared::id::RequestId;
-use gw_shared::trace::{self, SpanContext, TraceContext};
+use gw_shared::trace::{SpanContext, TraceContext};
 use gw_shared::tunnel::timing::micros;
 use http::header::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
@@ -407,7 +407,7 @@ impl Journey {
             timing,
             id: self.id,
             method: asked.method.clone(),
-            path: trace::path(path_of(asked.target.as_str())),
+            path: self.core.tracing.path(path_of(asked.target.as_str())),
             authority: asked.authority.as_ref().and_then(owned),
             client: self.client,
             protocol: self.protocol,

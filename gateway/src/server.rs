@@ -128,7 +128,7 @@ impl Gateway {
         let peers = Arc::new(Peers { mailboxes, busy });
         let control = Arc::new(Control::open(config, Arc::clone(&peers))?);
         let masker = Masker::new([control.admin_token()]);
-        let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker)?);
+        let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
         let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
         let (directory, certificates) = control.initial_state()?;
         let levels_path = config.data_dir.join(LEVELS_FILE);
@@ -138,7 +138,7 @@ impl Gateway {
         };
         let (desk, errands) = control::desk();
         let expected = Arc::new(expected);
-        let (exporter, traces) = start_exporter(config)?.unzip();
+        let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
         let socket_budget = Arc::new(SocketBudget::new(limits::socket_memory(config.relay_memory), config.workers));
         let mut workers = Vec::with_capacity(config.workers);
@@ -531,13 +531,13 @@ fn notify(state: &[NotifyState<'_>]) {
 }
 
 /// Starts the export of spans, if there is a collector.
-fn start_exporter(config: &Config) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
+fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
     let Some(settings) = &config.traces else { return Ok(None) };
     let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
     let instance_id = RequestIds::new().next_id().to_string();
     let identity = Identity { service_name: "gw-gateway", instance_id, region };
     let (exporter, queue) = Exporter::start(settings, &identity)?;
-    Ok(Some((exporter, trace::Destination { queue, sample_ratio: settings.sample_ratio })))
+    Ok(Some((exporter, trace::Destination { queue, sample_ratio: settings.sample_ratio, masker })))
 }
 
 /// Serves the admin listener until `stopped` resolves, and then what is under way.

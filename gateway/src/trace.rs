@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use gw_shared::id::{AgentId, RequestId};
+use gw_shared::mask::Masker;
 use gw_shared::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
 use http::Method;
 use http::header::HeaderMap;
@@ -18,15 +19,22 @@ use crate::request_log::{Ended, Protocol, Timing};
 pub(crate) struct Destination {
     pub(crate) queue: Queue<GatewaySpan>,
     pub(crate) sample_ratio: f64,
+    pub(crate) masker: Masker,
 }
 
 /// Tracing on one worker. Without a collector there is nothing in it, and requests' fields pass as they are.
 #[derive(Default)]
-pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>);
+pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>, Masker);
 
 impl Tracing {
     pub(crate) fn new(destination: Option<Destination>) -> Self {
-        Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))))
+        let masker = destination.as_ref().map(|to| to.masker.clone()).unwrap_or_default();
+        Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))), masker)
+    }
+
+    /// As much of a request's path as a span keeps, masked.
+    pub(crate) fn path(&self, path: &str) -> Box<str> {
+        trace::masked_path(path, &self.1)
     }
 
     /// The place in its trace of a request with these fields; [`SpanContext::write_to`] says it to the next hop.
@@ -64,7 +72,7 @@ pub(crate) struct GatewaySpan {
     pub(crate) timing: Timing,
     pub(crate) id: RequestId,
     pub(crate) method: Method,
-    /// See [`trace::path`].
+    /// See [`trace::masked_path`].
     pub(crate) path: Box<str>,
     /// `Host` or `:authority`, unless it is longer than a host name can be.
     pub(crate) authority: Option<Authority>,

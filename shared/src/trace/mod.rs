@@ -16,5 +16,5 @@ pub use export::{Exporter, Identity, Queue, SpanCounts, StartError};
 pub use opentelemetry::KeyValue;
 pub use opentelemetry::trace::SpanKind;
 pub use settings::{Collector, ENDPOINT_FORM, Endpoint, RATIO_FORM, Settings};
-pub use span::{Finished, Span, http_method, path, server};
+pub use span::{Finished, Span, http_method, masked_path, path, server};
 pub use tracer::{SpanContext, Tracer};

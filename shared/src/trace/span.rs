@@ -10,7 +10,7 @@ use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::tracer::SpanContext;
-use crate::mask::mask;
+use crate::mask::Masker;
 
 /// What a thread that serves requests knows when a span ends: plain figures, cheap to make and to move.
 pub trait Finished: Send + 'static {
@@ -86,8 +86,13 @@ const PATH_MAX: usize = 1024;
 
 /// As much of a request's path as a span keeps, without secrets of the gateway.
 pub fn path(path: &str) -> Box<str> {
+    masked_path(path, &Masker::default())
+}
+
+/// As [`path`], without the secrets that `masker` knows.
+pub fn masked_path(path: &str, masker: &Masker) -> Box<str> {
     let path = &path[..path.floor_char_boundary(PATH_MAX)];
-    match mask(path.as_bytes()) {
+    match masker.mask(path.as_bytes()) {
         None => path.into(),
         Some(masked) => String::from_utf8_lossy(&masked).into(),
     }
@@ -104,10 +109,12 @@ pub fn server(authority: &Authority, attributes: &mut Vec<KeyValue>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::Secret;
 
     #[test]
     fn paths_are_cut_between_characters_and_tell_no_secret() {
+        let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
         assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
-        assert_eq!(&*path("/a/gw_sk_b.c/d"), "/a/gw_sk_b.***/d");
+        assert_eq!(&*masked_path("/a/gw_sk_b.c/d/0123456789", &masker), "/a/gw_sk_b.***/d/gw_admin.***");
     }
 }
