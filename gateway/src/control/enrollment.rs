@@ -256,14 +256,18 @@ impl Control {
     }
 
     fn sign_at(&self, proof: &Proof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
-        // The proof first: it says who may have us verify signatures.
-        let agent = entitled(&self.state().records, proof, now)?.id.clone();
-        self.take_issuance(agent)?;
+        let agent = entitled(&self.state().records, proof, now)?.clone();
+        // The allowance is the agent's own: a request that names an agent and proves nothing must not spend it.
+        if proof.is_proved_already() {
+            self.take_issuance(agent.id.clone())?;
+        }
         let request = CertificateRequest::parse(csr)
             .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
         let key = PublicKeyHash::of(request.subject_public_key_info());
-        let agent = entitled(&self.state().records, proof, now)?.clone();
         check_key(&agent, proof, &key)?;
+        if !proof.is_proved_already() {
+            self.take_issuance(agent.id.clone())?;
+        }
         let not_after = now.after(self.certificate_lifetime);
         let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
@@ -296,7 +300,7 @@ impl Control {
         })
     }
 
-    /// Takes one certificate out of what an agent may have.
+    /// Takes one certificate out of the allowance of an agent that is authenticated.
     fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
         let (mut state, now) = (self.state(), Instant::now());
         let State { records, issuance, .. } = &mut *state;
@@ -333,6 +337,15 @@ impl Control {
 }
 
 impl Proof {
+    /// Whether the agent is authenticated before its certificate request is read. An old key authenticates by the
+    /// signature of the request; until that is verified, the request counts only against the client's address.
+    fn is_proved_already(&self) -> bool {
+        match self {
+            Self::Enrollment { .. } | Self::Tunnel(_) => true,
+            Self::OldKey(_) => false,
+        }
+    }
+
     fn name(&self) -> &'static str {
         match self {
             Self::Enrollment { .. } => "enrollment",

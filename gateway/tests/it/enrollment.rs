@@ -284,6 +284,26 @@ fn an_agent_whose_certificate_expired_recovers_by_itself_but_not_for_ever() {
 }
 
 #[test]
+fn strangers_cannot_spend_the_certificates_of_an_agent() {
+    let demo = patient();
+    let agent = own_agent(&demo).id;
+    let ask_for = |csr: &str| outcome(&post_json(&demo, "/csr", "", &json!({ "csr": csr, "agent_id": agent })));
+    let stranger = plain_csr(&KeyPair::generate().unwrap());
+    // More than the agent has.
+    for _ in 0..25 {
+        assert_eq!(ask_for(&stranger), "401 GW_ENROLLMENT_INVALID");
+        assert_eq!(ask_for("hello"), "400 GW_CSR_INVALID");
+        assert_eq!(ask_for(include_str!("data/bad-signature.csr")), "400 GW_CSR_INVALID");
+    }
+    let (_, key) = identity(&demo.about.ca_file.parent().unwrap().join("agent"));
+    let own = plain_csr(&key);
+    let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
+    // It enrolled with the first of twenty.
+    assert!(outcomes[..19].iter().all(|outcome| outcome == "200 "), "{outcomes:?}");
+    assert_eq!(outcomes[24], "503 GW_OVERLOADED", "what is proved is bounded");
+}
+
+#[test]
 fn an_agent_serves_what_it_is_told_to_without_a_restart() {
     let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
     let control = demo.gateway().control();
