@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use gw_shared::logging::LogFormat;
 use gw_shared::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
+use gw_shared::tunnel::settings;
 use serde::Deserialize;
 
 use crate::backend;
@@ -129,8 +130,15 @@ impl Config {
 
     /// Tells what in the configuration is probably not meant so.
     pub(crate) fn warn(&self) {
-        if let Err(default) = self.slots {
-            tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE);
+        match self.slots {
+            Err(default) => tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE),
+            Ok(slots) if slots as usize >= settings::STREAMS_MAX => tracing::warn!(
+                "{} is {slots}, but one tunnel carries {} requests at a time at most: its flow-control window has room \
+                 for no more; the gateway refuses the rest",
+                slots::VARIABLE,
+                settings::STREAMS_MAX - 1
+            ),
+            Ok(_) => {}
         }
         for hostname in self.backends.named.keys().filter(|hostname| !self.enrollment.services.contains(hostname)) {
             let services = self.enrollment.services.join(", ");

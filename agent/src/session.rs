@@ -1,7 +1,7 @@
 //! One live tunnel: an HTTP/2 connection on which the agent is the server.
 
 use std::cell::{Cell, RefCell};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -45,11 +45,10 @@ pub(crate) enum Phase {
 
 /// How often the agent tells the gateway how it is doing, if that has changed, and what else it has to say.
 const STATISTICS_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a draining tunnel looks whether its last request has ended.
-const DRAIN_TICK: Duration = Duration::from_millis(20);
-
 /// How long a gateway may take to confirm that it sends no more requests.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
+/// How long the gateway may take to answer GOAWAY on a tunnel without requests. One that is gone never does.
+const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a tunnel works with.
 pub(crate) struct Session {
@@ -87,10 +86,18 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
     }
     let mut drained = pin!(drained(session));
     let mut leaving = false;
+    let mut goodbye: Option<Pin<Box<dyn Future<Output = ()>>>> = None;
     loop {
         let next = std::future::poll_fn(|cx| {
             if !leaving && drained.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Next::Drained);
+            }
+            // A request that crossed with GOAWAY has all the time it takes.
+            if session.slots.in_use() == 0
+                && let Some(goodbye) = &mut goodbye
+                && goodbye.as_mut().poll(cx).is_ready()
+            {
+                return Poll::Ready(Next::Ended(Ok(())));
             }
             loop {
                 windows.change(&mut connection);
@@ -105,6 +112,7 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
             Next::Drained => {
                 // Every request has ended: GOAWAY. One that crossed with it is still served.
                 leaving = true;
+                goodbye = Some(runtime::sleep(GOODBYE_WITHIN));
                 connection.graceful_shutdown();
                 session.phase.send_replace(Phase::Leaving);
             }
@@ -132,9 +140,7 @@ async fn drained(session: &Session) {
     let replaced = pin!(phase.wait_for(|phase| *phase >= Phase::Replaced));
     let quiet = pin!(quiet.wait_for(|quiet| *quiet));
     select(select(replaced, quiet), pin!(unconfirmed)).await;
-    while session.slots.in_use() > 0 {
-        runtime::sleep(DRAIN_TICK).await;
-    }
+    session.slots.all_free().await;
 }
 
 fn dispatch(

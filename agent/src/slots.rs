@@ -1,7 +1,9 @@
 //! How many requests one tunnel may have at the backend at a time.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::num::IntErrorKind;
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 
 /// Slots when nothing else is said.
 pub(crate) const DEFAULT_SLOTS: u32 = 128;
@@ -9,34 +11,48 @@ pub(crate) const DEFAULT_SLOTS: u32 = 128;
 /// Name of the variable that says something else.
 pub const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 
-/// The number of slots that `value` of the variable means; `Err` with the default if it means none.
+/// The number of slots that `value` of the variable means; `Err` with the default if it is not a positive number. A slot
+/// takes no memory until a request has it, so any number is taken; one that a `u32` cannot hold means the largest.
 pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {
-    match value {
-        None => Ok(DEFAULT_SLOTS),
-        Some(text) => text.trim().parse().ok().filter(|slots| (1..=1_000_000).contains(slots)).ok_or(DEFAULT_SLOTS),
+    let Some(text) = value else { return Ok(DEFAULT_SLOTS) };
+    let digits = text.trim();
+    match digits.parse() {
+        Ok(0) => Err(DEFAULT_SLOTS),
+        Ok(slots) => Ok(slots),
+        Err(error) => {
+            let is_number = digits.strip_prefix('+').unwrap_or(digits).bytes().all(|byte| byte.is_ascii_digit());
+            if *error.kind() == IntErrorKind::PosOverflow && is_number { Ok(u32::MAX) } else { Err(DEFAULT_SLOTS) }
+        }
     }
 }
 
 /// The slots of one tunnel.
 pub(crate) struct Slots {
     total: u32,
-    in_use: Rc<Cell<u32>>,
+    used: Rc<Used>,
+}
+
+#[derive(Default)]
+struct Used {
+    count: Cell<u32>,
+    /// Task that waits for the count to be 0.
+    waiting: RefCell<Option<Waker>>,
 }
 
 /// A slot in use; free again when dropped, however its request ended.
-pub(crate) struct Slot(Rc<Cell<u32>>);
+pub(crate) struct Slot(Rc<Used>);
 
 impl Slots {
     pub(crate) fn new(total: u32) -> Self {
-        Self { total, in_use: Rc::default() }
+        Self { total, used: Rc::default() }
     }
 
     pub(crate) fn take(&self) -> Option<Slot> {
-        if self.in_use.get() >= self.total {
+        if self.in_use() >= self.total {
             return None;
         }
-        self.in_use.set(self.in_use.get() + 1);
-        Some(Slot(Rc::clone(&self.in_use)))
+        self.used.count.set(self.in_use() + 1);
+        Some(Slot(Rc::clone(&self.used)))
     }
 
     pub(crate) fn total(&self) -> u32 {
@@ -44,27 +60,60 @@ impl Slots {
     }
 
     pub(crate) fn in_use(&self) -> u32 {
-        self.in_use.get()
+        self.used.count.get()
+    }
+
+    /// Resolves when no slot is in use. For one task at a time.
+    pub(crate) async fn all_free(&self) {
+        std::future::poll_fn(|cx| {
+            if self.in_use() == 0 {
+                return Poll::Ready(());
+            }
+            self.used.waiting.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        let left = self.0.count.get() - 1;
+        self.0.count.set(left);
+        if left == 0
+            && let Some(waiting) = self.0.waiting.take()
+        {
+            waiting.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
+
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
     fn what_is_not_a_positive_number_means_128() {
         assert_eq!(parse(None), Ok(128));
         assert_eq!(parse(Some(" 7 ")), Ok(7));
-        for invalid in ["", "0", "-5", "many", "1.5", "99999999999"] {
+        for invalid in ["", "0", "-5", "many", "1.5", "-99999999999", "99999999999 requests", "99999999999x"] {
             assert_eq!(parse(Some(invalid)), Err(128), "{invalid:?}");
         }
+    }
+
+    #[test]
+    fn large_numbers_are_taken_as_they_are() {
+        assert_eq!(parse(Some("1000001")), Ok(1_000_001));
+        assert_eq!(parse(Some("4294967295")), Ok(u32::MAX));
+        assert_eq!(parse(Some("99999999999")), Ok(u32::MAX));
+        assert_eq!(parse(Some("+99999999999")), Ok(u32::MAX));
     }
 
     #[test]
@@ -75,5 +124,33 @@ mod tests {
         drop(first);
         assert_eq!(slots.in_use(), 1);
         assert!(slots.take().is_some());
+    }
+
+    #[test]
+    fn the_last_slot_that_is_freed_wakes_the_task_that_waits() {
+        let slots = Slots::new(2);
+        let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
+        let (waker, woken) = counting_waker();
+        let mut all_free = pin!(slots.all_free());
+        let mut cx = Context::from_waker(&waker);
+        assert!(all_free.as_mut().poll(&mut cx).is_pending());
+        drop(first);
+        assert_eq!(woken.load(Ordering::Relaxed), 0);
+        drop(second);
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+        assert!(all_free.as_mut().poll(&mut cx).is_ready());
+        assert!(slots.all_free().now_or_never().is_some());
+    }
+
+    /// A waker, and how often it was used.
+    fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
+        struct Counting(Arc<AtomicUsize>);
+        impl Wake for Counting {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::default();
+        (Arc::new(Counting(Arc::clone(&count))).into(), count)
     }
 }
