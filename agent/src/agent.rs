@@ -19,7 +19,7 @@ use crate::desk::Desk;
 use crate::observe::{self, Observed, Observers};
 use crate::renewal;
 use crate::service::{self, unless_stopped};
-use crate::state::Enrollment;
+use crate::state::{Enrollment, StateError};
 use crate::trace::Tracing;
 
 /// A running agent. Dropping it stops the agent too, without waiting for its requests to end.
@@ -43,10 +43,15 @@ pub enum StartError {
     Thread(#[from] io::Error),
     #[error(transparent)]
     Traces(#[from] gw_shared::trace::StartError),
+    /// The state folder: another process has it.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
-/// Starts an agent on a thread of its own. It runs until [`AgentHandle::drain`], whatever its gateway does.
+/// Starts an agent on a thread of its own. It runs until [`AgentHandle::drain`], whatever its gateway does, and has its
+/// state folder to itself until then.
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
+    let lock = config.state.lock()?;
     let driver = Driver::choose()?;
     runtime::raise_open_file_limit();
     driver.log();
@@ -56,6 +61,7 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
     let metrics_address = observers.as_ref().and_then(Observers::address);
     let (stop, stopped) = watch::channel(false);
     let thread = std::thread::Builder::new().name("gw-agent".into()).spawn(move || {
+        let _until_the_end = lock;
         let tracing = spans
             .zip(config.traces.as_ref())
             .map(|(spans, traces)| Tracing::new(spans, traces.sample_ratio, config.enrollment.agent_id.clone()));

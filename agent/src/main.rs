@@ -10,7 +10,7 @@ use clap::Parser;
 use futures_util::future::{Either, select};
 use gw_agent::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::state::DEFAULT;
-use gw_agent::{Config, doctor};
+use gw_agent::{AgentHandle, Config, StartError, doctor};
 use gw_shared::logging::{self, LogFormat};
 use gw_shared::secret::Secret;
 
@@ -84,7 +84,11 @@ fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
     let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(config.log_format, "info");
-    run(config).map_err(|error| Failure::Run(error.to_string()))
+    let agent = gw_agent::start(config).map_err(|error| match error {
+        StartError::State(_) => Failure::Usage(error.to_string()),
+        error => Failure::Run(error.to_string()),
+    })?;
+    run(agent).map_err(|error| Failure::Run(error.to_string()))
 }
 
 fn examine(arguments: RunArguments, json: bool) -> Result<(), Failure> {
@@ -96,8 +100,7 @@ fn examine(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
 }
 
-fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
-    let agent = gw_agent::start(config)?;
+fn run(agent: AgentHandle) -> Result<(), Box<dyn std::error::Error>> {
     let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let result = signals.block_on(async {
         stop_signal().await?;

@@ -1,6 +1,6 @@
 //! The agent's state folder: who it is and where its gateway is. Written by `enroll`, kept up to date by `run`.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,12 @@ pub(crate) struct Pending {
 #[derive(Debug, Clone)]
 pub struct StateDir(PathBuf);
 
+/// Exclusive use of a state folder until dropped. `None` on a file system without locks.
+#[derive(Debug)]
+pub(crate) struct StateLock {
+    _folder: Option<File>,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     #[error("{path}: {error}")]
@@ -63,6 +69,11 @@ pub enum StateError {
     Pem { path: String, error: rustls_pki_types::pem::Error },
     #[error("{path}: {error}")]
     Identity { path: String, error: UnfitIdentity },
+    #[error(
+        "{path} is in use by another gw-agent process, `run` or `enroll`: stop that one first; a second agent needs a \
+         folder (--state-dir) and an enrollment of its own"
+    )]
+    InUse { path: String },
 }
 
 const ENROLLMENT: &str = "agent.json";
@@ -86,6 +97,20 @@ impl StateDir {
         created.map_err(|error| StateError::Io { path: name(&self.0), error })?;
         self.replace("probe", b"")?;
         self.remove("probe")
+    }
+
+    /// Takes the folder for this process alone, or says that another has it: two processes of one identity displace
+    /// each other's tunnels. The kernel gives the folder back however the process ends. Nothing is written.
+    pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
+        let folder = File::open(&self.0).map_err(|error| StateError::Io { path: name(&self.0), error })?;
+        match folder.try_lock() {
+            Ok(()) => Ok(StateLock { _folder: Some(folder) }),
+            Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0) }),
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; run one agent in it");
+                Ok(StateLock { _folder: None })
+            }
+        }
     }
 
     pub fn enrollment(&self) -> Result<Enrollment, StateError> {
@@ -229,6 +254,21 @@ mod tests {
         state.complete(&enrollment(), "new", None).unwrap();
         assert!(state.gateway_authorities().unwrap().is_none());
         assert_eq!(fs::read_to_string(directory.path().join("identity.pem")).unwrap(), "new");
+    }
+
+    #[test]
+    fn one_process_at_a_time_has_the_folder() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::new(directory.path());
+        let lock = state.lock().unwrap();
+        let error = state.lock().unwrap_err();
+        assert!(matches!(error, StateError::InUse { .. }));
+        assert!(error.to_string().contains(directory.path().to_str().unwrap()), "{error}");
+        // Files are replaced under the lock, and readable by others.
+        state.write_enrollment(&enrollment()).unwrap();
+        assert!(state.enrollment().is_ok() && state.lock().is_err());
+        drop(lock);
+        assert!(state.lock().is_ok());
     }
 
     #[test]

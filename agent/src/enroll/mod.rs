@@ -69,7 +69,7 @@ pub enum EnrollError {
 ///
 /// Runs a reactor on the calling thread: see [`Driver::block_on`].
 pub fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
-    let (state, start) = options.check()?;
+    let (state, _until_the_end, start) = options.check()?;
     Driver::choose()?.block_on(run(&state, start)).map_err(EnrollError::Reactor)?
 }
 

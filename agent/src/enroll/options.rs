@@ -12,7 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::EnrollError;
-use crate::state::{Pending, StateDir};
+use crate::state::{Pending, StateDir, StateLock};
 
 /// What an enrollment is given. To resume one, the state folder is enough.
 #[derive(Debug, Clone, Default)]
@@ -59,8 +59,8 @@ pub(super) struct NewEnrollment {
 const NAME_MAX: usize = 100;
 
 impl Options {
-    /// Decides where to begin, or says all that is wrong.
-    pub(super) fn check(self) -> Result<(StateDir, Start), EnrollError> {
+    /// Decides where to begin, with the state folder taken, or says all that is wrong.
+    pub(super) fn check(self) -> Result<(StateDir, StateLock, Start), EnrollError> {
         let mut mistakes = Mistakes::default();
         let state = StateDir::new(self.state_dir);
         let folder = state.path().display();
@@ -81,15 +81,18 @@ impl Options {
                 mistakes
                     .note("--gateway", format!("an enrollment at {under_way} is under way; a token begins another"));
             }
+            let lock = mistakes.unless("--state-dir", state.lock());
             mistakes.none()?;
-            return Ok((state, Start::Resume(Box::new(pending))));
+            let Some(lock) = lock else { return Err(EnrollError::Usage(Vec::new())) };
+            return Ok((state, lock, Start::Resume(Box::new(pending))));
         }
 
-        if state.is_enrolled() && !self.force {
+        let lock = if state.is_enrolled() && !self.force {
             mistakes.note("--state-dir", format!("{folder} holds an enrolled agent; --force replaces it"));
+            None
         } else {
-            mistakes.unless("--state-dir", state.create());
-        }
+            mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
+        };
         if gateway.is_none() {
             mistakes.note("--gateway", "missing: give https://HOST or https://HOST:PORT".to_owned());
         }
@@ -103,12 +106,13 @@ impl Options {
         }
         mistakes.none()?;
         // Whatever is missing here is among the mistakes.
-        let (Some(Some((gateway_name, port))), Some(Some((token_id, token)))) = (gateway, token) else {
+        let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) = (gateway, token, lock)
+        else {
             return Err(EnrollError::Usage(Vec::new()));
         };
         let (gateway_host, gateway_port) = self.connect_to.unwrap_or_else(|| (gateway_name.clone(), port));
         let new = NewEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, token, token_id, name };
-        Ok((state, Start::New(new)))
+        Ok((state, lock, Start::New(new)))
     }
 }
 
@@ -214,14 +218,14 @@ mod tests {
     #[test]
     fn a_new_enrollment_has_all_it_needs() {
         let directory = tempfile::tempdir().unwrap();
-        let (_, Start::New(new)) = options(&directory.path().join("new")).check().unwrap() else {
+        let (_, _lock, Start::New(new)) = options(&directory.path().join("new")).check().unwrap() else {
             panic!("nothing to resume");
         };
         assert_eq!((new.gateway_name.as_str(), new.gateway_port), ("eu1.example.com", 443));
         assert_eq!((new.gateway_host.as_str(), new.token.reveal()), ("eu1.example.com", TOKEN));
         assert!(!new.name.is_empty());
         let elsewhere = Options { connect_to: Some(("127.0.0.1".into(), 1)), ..options(directory.path()) };
-        let (_, Start::New(new)) = elsewhere.check().unwrap() else { panic!("nothing to resume") };
+        let (_, _lock, Start::New(new)) = elsewhere.check().unwrap() else { panic!("nothing to resume") };
         assert_eq!((new.gateway_name.as_str(), new.gateway_host.as_str()), ("eu1.example.com", "127.0.0.1"));
     }
 
@@ -243,5 +247,9 @@ mod tests {
         fs::write(directory.path().join("agent.json"), "{}").unwrap();
         assert!(mistakes(options(directory.path()))[0].contains("--force"));
         assert!(Options { force: true, ..options(directory.path()) }.check().is_ok());
+        // An agent that runs is not replaced under its feet.
+        let _running = StateDir::new(directory.path()).lock().unwrap();
+        let found = mistakes(Options { force: true, ..options(directory.path()) });
+        assert!(found.len() == 1 && found[0].contains("in use by another gw-agent process"), "{found:?}");
     }
 }

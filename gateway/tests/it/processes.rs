@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
@@ -369,4 +370,79 @@ fn a_second_signal_ends_a_drain_at_once() {
     assert!(idle.is_closed());
     gateway.signal("TERM");
     assert_eq!(gateway.exit_code(), Some(1));
+}
+
+#[test]
+fn one_process_at_a_time_runs_in_a_state_folder() {
+    let prepared = Prepared::new();
+    let backend = crate::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let (_gateway, address) = prepared.serve(0);
+    let mut agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let folder = prepared.path("agent");
+    let in_folder = |arguments: &[&str]| {
+        let output = gw_agent().args(arguments).arg("--state-dir").arg(&folder).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap() + &String::from_utf8_lossy(&output.stdout))
+    };
+    let token = "gw_et_0123456789abcdef.secret";
+    let enroll = ["enroll", "--force", "--gateway", "https://127.0.0.1:1", "--token", token];
+    for second in [&["run", "--backend", &backend][..], &enroll] {
+        let (code, message) = in_folder(second);
+        assert_eq!(code, Some(2), "{message}");
+        let folder = folder.to_str().unwrap();
+        assert!(message.contains(&format!("{folder} is in use by another gw-agent process")), "{message}");
+    }
+    let (code, found) = in_folder(&["doctor", "--backend", &backend]);
+    assert!(found.contains("the gateway would take it"), "{code:?}: {found}");
+    // Neither of them has harmed the first.
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/"));
+    assert_eq!(caller.response().status, 200);
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+    let _agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+}
+
+#[test]
+fn an_agent_stops_with_its_last_request_and_waits_for_no_gateway_that_is_gone() {
+    let prepared = Prepared::new();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = std::sync::Mutex::new(held);
+    let (seen, requests) = std::sync::mpsc::channel();
+    let backend = crate::backend::start(move |mut peer| {
+        while let Ok((head, _, _)) = peer.request() {
+            if head.target == "/held" {
+                seen.send(()).unwrap();
+                held.lock().unwrap().recv_timeout(crate::SOON).unwrap();
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let (gateway, address) = prepared.serve(0);
+    let mut agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/held"));
+    requests.recv_timeout(crate::SOON).unwrap();
+    agent.signal("TERM");
+    let mut other = prepared.connect(address);
+    eventually("no request is sent to the agent any more", || {
+        other.send(prepared.get("/"));
+        (other.response().status == 504).then_some(())
+    });
+    let released = Instant::now();
+    release.send(()).unwrap();
+    assert_eq!(caller.response().status, 200);
+    assert_eq!(agent.exit_code(), Some(0));
+    assert!(released.elapsed() < Duration::from_secs(1), "{:?} after its last request", released.elapsed());
+
+    let mut agent = prepared.run_agent(address.port(), &backend);
+    prepared.wait_for_tunnel(address);
+    gateway.signal("STOP");
+    let stopped = Instant::now();
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(0));
+    // 5 seconds for the confirmation that no request is under way, and one to say goodbye.
+    assert!(stopped.elapsed() < Duration::from_secs(10), "{:?}", stopped.elapsed());
 }

@@ -99,7 +99,13 @@ fn a_newer_tunnel_of_the_same_agent_takes_over() {
     let demo = demo(None);
     let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
     let before = tunnels(&demo)[0].generation;
-    let newer = start_agent(&state_dir, &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"));
+    // The folder itself is in use; a copy is the same agent.
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(state_dir).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    let newer = start_agent(copy.path(), &backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nnew"));
     let mut caller = connect(&demo);
     eventually("the newer tunnel serves", || {
         caller.send(get(&demo, "/"));
