@@ -14,8 +14,10 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::trace::{Exporter, Identity};
 use tokio::sync::{Mutex, mpsc, watch};
 
+use crate::clock::GatewayClock;
 use crate::config::Config;
 use crate::desk::Desk;
+use crate::issuance::Issuance;
 use crate::observe::{self, Observed, Observers};
 use crate::renewal;
 use crate::service::{self, unless_stopped};
@@ -107,8 +109,10 @@ impl Drop for AgentHandle {
 pub(crate) struct Agent {
     pub(crate) config: Config,
     pub(crate) desk: Desk,
-    /// Held by whoever replaces an expired certificate.
+    /// Held while an expired certificate is being replaced.
     pub(crate) recovering: Mutex<()>,
+    pub(crate) clock: GatewayClock,
+    pub(crate) issuance: Issuance,
     /// `None` where there is no collector.
     pub(crate) tracing: Option<Tracing>,
     pub(crate) observed: Observed,
@@ -117,7 +121,7 @@ pub(crate) struct Agent {
 async fn run(config: Config, tracing: Option<Tracing>, observers: Option<Observers>, stop: watch::Receiver<bool>) {
     config.warn();
     let desk = Desk::new(config.enrollment.services.iter().cloned());
-    let agent = Rc::new(Agent { config, desk, recovering: Mutex::new(()), tracing, observed: Observed::default() });
+    let agent = Rc::new(Agent::new(config, desk, tracing));
     if let Some(observers) = observers {
         runtime::spawn(observe::serve(Rc::clone(&agent), observers));
     }
@@ -184,6 +188,18 @@ async fn keep_services(agent: &Rc<Agent>, stop: watch::Receiver<bool>) {
 }
 
 impl Agent {
+    pub(crate) fn new(config: Config, desk: Desk, tracing: Option<Tracing>) -> Self {
+        Self {
+            config,
+            desk,
+            recovering: Mutex::default(),
+            clock: GatewayClock::default(),
+            issuance: Issuance::default(),
+            tracing,
+            observed: Observed::default(),
+        }
+    }
+
     /// For the next start.
     fn remember_services(&self, services: Vec<String>) {
         tracing::info!(services = services.join(", "), "the services of this agent have changed");

@@ -1,6 +1,6 @@
-//! Opening a tunnel: connect, TLS, upgrade; with a new certificate if the old one has expired.
+//! Opening a tunnel: connect, TLS, upgrade; with a new certificate if the gateway says that the old one has expired.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use gw_shared::net::TlsStream;
@@ -10,6 +10,7 @@ use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 
 use crate::agent::Agent;
+use crate::clock::GatewayClock;
 use crate::config::Config;
 use crate::gateway::{self, GatewayError};
 use crate::recovery::{self, RecoveryError};
@@ -34,41 +35,50 @@ pub(crate) enum DialError {
 }
 
 /// Opens a tunnel for the service at `hostname`. Everything is looked up anew: addresses, certificates.
+///
+/// Whether the certificate has expired is for the gateway to say: its clock counts, and ours may be wrong.
 pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, DialError> {
-    let mut identity = agent.config.state.identity()?;
-    if identity.validity()?.not_after <= SystemTime::now() {
-        identity = recovery::recover(agent, &identity).await?;
-    }
-    match open(&agent.config, hostname, &identity).await {
-        // Our clock is behind the gateway's.
+    let identity = agent.config.state.identity()?;
+    match open(&agent.config, hostname, &identity, &agent.clock).await {
         Err(DialError::Gateway(error)) if error.says_certificate_expired() => {
             let identity = recovery::recover(agent, &identity).await?;
-            open(&agent.config, hostname, &identity).await
+            open(&agent.config, hostname, &identity, &agent.clock).await
         }
         // Its services changed while it had no tunnel to hear of it: a certificate comes with the list.
-        Err(DialError::Gateway(error)) if error.says_not_allowed() => {
-            recovery::recover(agent, &identity).await?;
-            Err(error.into())
-        }
+        Err(DialError::Gateway(error)) if error.says_not_allowed() => match recovery::recover(agent, &identity).await {
+            Ok(_) | Err(RecoveryError::TooSoon(_)) => Err(error.into()),
+            Err(other) => Err(other.into()),
+        },
         result => result,
     }
 }
 
 /// Asks for a tunnel with this identity, and nothing else.
-pub(crate) async fn open(config: &Config, hostname: &str, identity: &Identity) -> Result<TlsStream, DialError> {
+pub(crate) async fn open(
+    config: &Config,
+    hostname: &str,
+    identity: &Identity,
+    clock: &GatewayClock,
+) -> Result<TlsStream, DialError> {
     let (state, to) = (&config.state, &config.enrollment);
     let tls = gateway::client_config(state.gateway_authorities()?, Some(identity), tunnel::ALPN)?;
     let opened = async {
         let stream = gateway::open(&to.gateway_host, to.gateway_port, hostname, tls).await?;
-        upgrade(&stream, hostname, identity).await?;
+        upgrade(&stream, hostname, identity, clock).await?;
         Ok(stream)
     };
     runtime::timeout(TIME_LIMIT, opened).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
 }
 
-async fn upgrade(stream: &TlsStream, hostname: &str, identity: &Identity) -> Result<(), DialError> {
+async fn upgrade(
+    stream: &TlsStream,
+    hostname: &str,
+    identity: &Identity,
+    clock: &GatewayClock,
+) -> Result<(), DialError> {
     let mut buffer = BytesMut::new();
     let mut answer = gateway::exchange(stream, &handshake::request(hostname, None), &mut buffer).await?;
+    clock.hear(&answer.headers);
     // A gateway that asks for no client certificate in TLS asks for a proof here. Once: a second 401 is a refusal.
     if answer.status == StatusCode::UNAUTHORIZED
         && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
@@ -121,6 +131,15 @@ mod tests {
     /// the start lines of the requests that the gateway got.
     fn dial_once(
         years: std::ops::Range<i32>,
+        answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
+    ) -> (Result<String, DialError>, Vec<String>) {
+        dial_times(1, years, answer)
+    }
+
+    /// The same of the last of several dials.
+    fn dial_times(
+        times: usize,
+        years: std::ops::Range<i32>,
         mut answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
     ) -> (Result<String, DialError>, Vec<String>) {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -135,6 +154,9 @@ mod tests {
         });
         let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port);
         let dialled = Driver::choose().unwrap().block_on(async {
+            for _ in 1..times {
+                assert!(dial(&agent, HOSTNAME).await.is_err());
+            }
             let stream = dial(&agent, HOSTNAME).await?;
             let mut first = [0; 3];
             let read = std::future::poll_fn(|cx| stream.poll_read(cx, &mut first)).await.unwrap();
@@ -144,9 +166,13 @@ mod tests {
     }
 
     fn certify(authority: &Authority, request: &Request) -> String {
+        certify_for(authority, request, NOW)
+    }
+
+    fn certify_for(authority: &Authority, request: &Request, years: std::ops::Range<i32>) -> String {
         let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
         assert!(request.agent_id.is_some());
-        json(200, "", &authority.certify(&request.csr, NOW))
+        json(200, "", &authority.certify(&request.csr, years))
     }
 
     #[test]
@@ -174,12 +200,42 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_certificate_is_replaced_before_the_tunnel_is_asked_for() {
+    fn a_certificate_that_expired_by_our_clock_is_tried_first() {
         let (dialled, requests) = dial_once(LONG_AGO, |authority, request| {
             if request.head.starts_with("POST /csr ") { certify(authority, request) } else { ACCEPTED.into() }
         });
         assert_eq!(dialled.unwrap(), "PRI");
-        assert_eq!(requests, ["POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
+        assert_eq!(requests, ["GET /tunnel HTTP/1.1"]);
+    }
+
+    #[test]
+    fn a_gateway_that_holds_every_certificate_for_expired_is_asked_for_one_in_some_minutes() {
+        let (dialled, requests) = dial_times(3, LONG_AGO, |authority, request| {
+            if request.head.starts_with("POST /csr ") {
+                // Of the same years: its clock, or ours, is wrong by as much.
+                certify_for(authority, request, LONG_AGO)
+            } else {
+                refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
+            }
+        });
+        let last = dialled.unwrap_err();
+        assert!(matches!(last, DialError::Recovery(RecoveryError::TooSoon(_))) && !last.needs_a_hand(), "{last}");
+        assert_eq!(requests.iter().filter(|line| line.starts_with("POST /csr ")).count(), 1, "{requests:?}");
+        assert_eq!(requests.iter().filter(|line| line.starts_with("GET /tunnel ")).count(), 4, "{requests:?}");
+    }
+
+    #[test]
+    fn an_answer_tells_the_gateways_time() {
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let port = fake_gateway::serve(&authority, |_| {
+            "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\
+             date: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
+                .into()
+        });
+        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), port);
+        Driver::choose().unwrap().block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) }).unwrap();
+        let said = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert!(agent.clock.known().unwrap().duration_since(said).unwrap() < Duration::from_secs(60));
     }
 
     #[test]

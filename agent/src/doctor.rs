@@ -16,6 +16,7 @@ use http::uri::PathAndQuery;
 use rcgen::PublicKeyData;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
 use crate::dial;
 use crate::gateway::{self, GatewayError};
@@ -213,7 +214,7 @@ fn clock_offset(out: &mut Examination, theirs: Option<SystemTime>, ours: SystemT
 /// the agent has answered on its control stream, which this one never does: an agent that runs keeps its own.
 async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hostname: &str) {
     let check = format!("tunnel of {hostname}");
-    match within(async { Ok(dial::open(config, hostname, identity).await) }).await {
+    match within(async { Ok(dial::open(config, hostname, identity, &GatewayClock::default()).await) }).await {
         Ok(Ok(stream)) => {
             drop(stream.close().await);
             out.ok(check, "the gateway would take it");

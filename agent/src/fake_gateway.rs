@@ -153,11 +153,5 @@ pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str,
     };
     state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
     let config = Config::load(None, Some(state_dir.into()), &["http://backend.invalid".to_owned()], |_| None).unwrap();
-    Agent {
-        config,
-        desk: Desk::new([HOSTNAME.to_owned()]),
-        recovering: Default::default(),
-        observed: Default::default(),
-        tracing: None,
-    }
+    Agent::new(config, Desk::new([HOSTNAME.to_owned()]), None)
 }

@@ -32,6 +32,11 @@ pub enum GatewayError {
          certificate to `gw-agent enroll` with --ca-file"
     )]
     Untrusted(CertificateError),
+    #[error(
+        "the gateway's certificate is not valid now by this machine's clock: {0}; set the clock (NTP), or renew that \
+         certificate"
+    )]
+    NotValidNow(CertificateError),
     #[error("TLS with the gateway: {0}")]
     Tls(io::Error),
     #[error("the gateway closed the connection before it had answered")]
@@ -182,7 +187,11 @@ impl Reply {
 
 impl GatewayError {
     fn tls(error: io::Error) -> Self {
+        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
         match rustls_error(&error) {
+            Some(rustls::Error::InvalidCertificate(
+                reason @ (Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. }),
+            )) => Self::NotValidNow(reason.clone()),
             Some(rustls::Error::InvalidCertificate(reason)) => Self::Untrusted(reason.clone()),
             _ => Self::Tls(error),
         }
@@ -269,6 +278,11 @@ mod tests {
     fn errors_are_told_apart_by_what_helps() {
         let unknown = tls_error(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer));
         assert!(unknown.to_string().contains("--ca-file") && !unknown.is_passing());
+        for reason in [CertificateError::Expired, CertificateError::NotValidYet] {
+            let error = tls_error(rustls::Error::InvalidCertificate(reason));
+            assert!(error.to_string().contains("clock") && !error.to_string().contains("--ca-file"), "{error}");
+            assert!(!error.says_certificate_expired(), "it is the gateway's own");
+        }
         assert!(
             tls_error(rustls::Error::AlertReceived(AlertDescription::CertificateExpired)).says_certificate_expired()
         );

@@ -11,6 +11,8 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::clock::GatewayClock;
+
 /// What an agent authenticates with.
 pub struct Identity {
     pub certificate: CertificateDer<'static>,
@@ -39,8 +41,6 @@ pub enum UnfitIdentity {
     NoCertificate,
     #[error("the certificate is for another key than the one that was asked for")]
     OtherKey,
-    #[error("the certificate expired on {0}, by this machine's clock")]
-    Expired(x509_parser::time::ASN1Time),
     #[error("the key cannot sign: {0}")]
     Sign(#[from] rustls::Error),
 }
@@ -52,16 +52,13 @@ pub(crate) fn certificate_request(key: &KeyPair) -> Result<String, rcgen::Error>
 
 /// The private key and the certificates that the gateway gave for it, as one PEM text, if they are fit for use.
 ///
-/// A certificate that is not valid *yet* passes: it is the gateway's clock that counts, and ours may be slow.
-pub(crate) fn identity_pem(key: &KeyPair, reply: &CertificateReply, now: SystemTime) -> Result<String, UnfitIdentity> {
+/// When they are valid does not matter: the gateway checks that by its own clock, and ours may be wrong.
+pub(crate) fn identity_pem(key: &KeyPair, reply: &CertificateReply) -> Result<String, UnfitIdentity> {
     let pem = format!("{}\n{}\n{}\n", key.serialize_pem().trim(), reply.certificate.trim(), reply.chain.trim());
     let identity = Identity::from_pem(pem.as_bytes())?;
     let (_, certificate) = X509Certificate::from_der(&identity.certificate)?;
     if certificate.public_key().raw != key.subject_public_key_info() {
         return Err(UnfitIdentity::OtherKey);
-    }
-    if identity.validity()?.not_after <= now {
-        return Err(UnfitIdentity::Expired(certificate.validity().not_after));
     }
     Ok(pem)
 }
@@ -82,6 +79,12 @@ impl Identity {
         };
         let validity = certificate.validity();
         Ok(Validity { not_before: time(validity.not_before), not_after: time(validity.not_after) })
+    }
+
+    /// Until its certificate expires, by the gateway's clock; `None` while the gateway has not said the time.
+    pub(crate) fn time_left(&self, clock: &GatewayClock) -> Result<Option<Duration>, UnfitIdentity> {
+        let not_after = self.validity()?.not_after;
+        Ok(clock.known().map(|now| not_after.duration_since(now).unwrap_or_default()))
     }
 
     pub(crate) fn key_pair(&self) -> Result<KeyPair, UnfitIdentity> {
@@ -106,28 +109,23 @@ mod tests {
     use super::*;
     use crate::fake_gateway::{Authority, LONG_AGO};
 
-    fn later(years: u64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(years * 366 * 24 * 3600)
-    }
-
     #[test]
-    fn a_certificate_counts_only_with_its_own_key_and_before_it_expires() {
+    fn a_certificate_counts_only_with_its_own_key_whatever_our_clock_says() {
         let (authority, key) = (Authority::new(), KeyPair::generate().unwrap());
         let request = certificate_request(&key).unwrap();
         let reply = authority.certify(&request, LONG_AGO);
-        let pem = identity_pem(&key, &reply, later(50)).unwrap();
+        // It expired long ago by our clock, which may be wrong.
+        let pem = identity_pem(&key, &reply).unwrap();
         let identity = Identity::from_pem(pem.as_bytes()).unwrap();
         assert_eq!(identity.chain.len(), 1);
         let days = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 86_400;
         let validity = identity.validity().unwrap();
         assert_eq!((days(validity.not_before), days(validity.not_after)), (18_262, 18_628));
 
-        assert!(identity_pem(&key, &reply, later(10)).is_ok(), "our clock may be slow");
-        assert!(matches!(identity_pem(&key, &reply, later(52)), Err(UnfitIdentity::Expired(_))));
         let other = KeyPair::generate().unwrap();
-        assert!(matches!(identity_pem(&other, &reply, later(50)), Err(UnfitIdentity::OtherKey)));
+        assert!(matches!(identity_pem(&other, &reply), Err(UnfitIdentity::OtherKey)));
         let empty = CertificateReply { certificate: String::new(), chain: String::new(), ..reply };
-        assert!(matches!(identity_pem(&key, &empty, later(50)), Err(UnfitIdentity::NoCertificate)));
+        assert!(matches!(identity_pem(&key, &empty), Err(UnfitIdentity::NoCertificate)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod agent;
 mod backend;
+mod clock;
 pub mod config;
 mod desk;
 mod dial;
@@ -15,6 +16,7 @@ mod fake_gateway;
 mod forward;
 mod gateway;
 mod identity;
+mod issuance;
 mod observe;
 mod passage;
 mod platform;

@@ -19,30 +19,34 @@ use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::clock::GatewayClock;
 use crate::gateway::{self, GatewayError};
 
 /// From name resolution to the end of the answer.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// The apex of a region.
-pub(crate) struct Platform {
+pub(crate) struct Platform<'a> {
     /// Host name of the apex: who must answer.
     name: String,
     /// Where to connect to.
     host: String,
     port: u16,
     tls: Arc<ClientConfig>,
+    /// Told the time that its answers give.
+    clock: &'a GatewayClock,
 }
 
-impl Platform {
+impl<'a> Platform<'a> {
     pub(crate) fn new(
         name: &str,
         host: &str,
         port: u16,
         authorities: Option<Vec<CertificateDer<'static>>>,
+        clock: &'a GatewayClock,
     ) -> Result<Self, GatewayError> {
         let tls = gateway::client_config(authorities, None, b"http/1.1")?;
-        Ok(Self { name: name.to_owned(), host: host.to_owned(), port, tls })
+        Ok(Self { name: name.to_owned(), host: host.to_owned(), port, tls, clock })
     }
 
     pub(crate) async fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, GatewayError> {
@@ -100,6 +104,7 @@ impl Platform {
             reply
         };
         let reply = runtime::timeout(TIME_LIMIT, answered).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))??;
+        self.clock.hear(&reply.headers);
         Ok(serde_json::from_slice(&reply.into_body()?)?)
     }
 }

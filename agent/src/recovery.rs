@@ -1,6 +1,6 @@
 //! A certificate that expired while the agent was away: the gateway replaces it for the same key, for 30 days.
 
-use std::time::SystemTime;
+use std::time::Duration;
 
 use gw_shared::enrollment::CsrRequest;
 use http::StatusCode;
@@ -24,9 +24,15 @@ pub(crate) enum RecoveryError {
     Unfit(#[from] UnfitIdentity),
     #[error(transparent)]
     State(#[from] StateError),
+    #[error(
+        "the gateway does not take the certificate that it issued moments ago; the next is asked for in {} seconds",
+        .0.as_secs()
+    )]
+    TooSoon(Duration),
 }
 
-/// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile.
+/// Replaces the `expired` identity, unless another tunnel of this agent has done so meanwhile. At most once in some
+/// minutes, however often the gateway refuses.
 pub(crate) async fn recover(agent: &Agent, expired: &Identity) -> Result<Identity, RecoveryError> {
     let _one_at_a_time = agent.recovering.lock().await;
     let (state, to) = (&agent.config.state, &agent.config.enrollment);
@@ -34,18 +40,27 @@ pub(crate) async fn recover(agent: &Agent, expired: &Identity) -> Result<Identit
     if identity.certificate != expired.certificate {
         return Ok(identity);
     }
+    let wait = agent.issuance.wait();
+    if !wait.is_zero() {
+        return Err(RecoveryError::TooSoon(wait));
+    }
     let key = identity.key_pair()?;
     let csr = identity::certificate_request(&key).map_err(UnfitIdentity::Key)?;
-    let platform = Platform::new(&to.gateway_name, &to.gateway_host, to.gateway_port, state.gateway_authorities()?)?;
+    let authorities = state.gateway_authorities()?;
+    let platform = Platform::new(&to.gateway_name, &to.gateway_host, to.gateway_port, authorities, &agent.clock)?;
     let request = CsrRequest { csr, agent_id: Some(to.agent_id.clone()) };
     let reply = platform.sign(&request, None).await.map_err(|error| match error {
         GatewayError::Refused(refusal) if is_final(&refusal) => RecoveryError::Refused(refusal),
         error => RecoveryError::Gateway(error),
     })?;
-    state.write_identity(&identity::identity_pem(&key, &reply, SystemTime::now())?)?;
+    // Counted even if it cannot be used: it was issued.
+    agent.issuance.issued(None);
+    state.write_identity(&identity::identity_pem(&key, &reply)?)?;
     tracing::info!(not_after = reply.not_after, "the gateway has issued another certificate for the same key");
     agent.desk.services_are(reply.services);
-    Ok(state.identity()?)
+    let identity = state.identity()?;
+    agent.issuance.issued(identity.time_left(&agent.clock)?);
+    Ok(identity)
 }
 
 /// Trying again will not help.

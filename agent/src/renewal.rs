@@ -66,10 +66,9 @@ async fn renew_if_due(agent: &Agent, luck: f64, key: &mut Option<KeyPair>) -> Re
     // Read anew each time: recovery may have replaced it.
     let validity = state.identity()?.validity()?;
     agent.observed.certificate_expiry.set(Some(validity.not_after));
-    let due = due(validity, luck);
-    if let Ok(wait) = due.duration_since(SystemTime::now())
-        && !wait.is_zero()
-    {
+    // By the gateway's clock; and not one after the other, should that be wrong, too.
+    let wait = due(validity, luck).duration_since(agent.clock.now()).unwrap_or_default().max(agent.issuance.wait());
+    if !wait.is_zero() {
         return Ok(Outcome::NotDue(wait));
     }
     let key = match key {
@@ -81,8 +80,12 @@ async fn renew_if_due(agent: &Agent, luck: f64, key: &mut Option<KeyPair>) -> Re
         Ok(Ok(answer)) => answer.map_err(RenewalError::Refused)?,
         Ok(Err(_)) | Err(_) => return Err(RenewalError::NoAnswer),
     };
-    state.write_identity(&identity::identity_pem(key, &reply, SystemTime::now())?)?;
-    agent.observed.certificate_expiry.set(Some(state.identity()?.validity()?.not_after));
+    // Counted even if it cannot be used: it was issued.
+    agent.issuance.issued(None);
+    state.write_identity(&identity::identity_pem(key, &reply)?)?;
+    let identity = state.identity()?;
+    agent.issuance.issued(identity.time_left(&agent.clock)?);
+    agent.observed.certificate_expiry.set(Some(identity.validity()?.not_after));
     Ok(Outcome::Renewed(reply))
 }
 
@@ -111,6 +114,34 @@ mod tests {
         assert!(close(share(0.5), 2.0 / 3.0) && close(share(0.0), 0.6) && close(share(7.0), 0.6 + 2.0 / 15.0));
         let backwards = Validity { not_before, not_after: not_before - day };
         assert_eq!(due(backwards, 0.5), not_before, "at once, whatever it is");
+    }
+
+    #[test]
+    fn the_gateways_clock_decides_what_is_due() {
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
+        let issued = agent.config.state.identity().unwrap().validity().unwrap().not_before;
+        let outcome = || {
+            let renewed = async {
+                // Nobody answers: a request would be left on the desk.
+                let renewal = std::pin::pin!(async { renew_if_due(&agent, 0.5, &mut None).await });
+                match futures_util::future::select(renewal, std::pin::pin!(runtime::yield_now())).await {
+                    futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),
+                    futures_util::future::Either::Right(_) => None,
+                }
+            };
+            Driver::choose().unwrap().block_on(renewed).unwrap()
+        };
+        // By our clock it expired years ago; the gateway issued it an hour ago.
+        agent.clock.set(issued + Duration::from_hours(1), SystemTime::now());
+        assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
+        assert_eq!(agent.desk.take_request(), None);
+        // By the gateway's clock, too.
+        agent.clock.set(SystemTime::now(), SystemTime::now());
+        assert!(outcome().is_none() && agent.desk.take_request().is_some());
+        // One was issued just now.
+        agent.issuance.issued(None);
+        assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 mod options;
 
 use std::io;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use gw_shared::enrollment::{CsrRequest, EnrollRequest, EnrollmentStatus};
 use gw_shared::runtime::{self, Driver, DriverError};
@@ -17,6 +17,7 @@ use options::{NewEnrollment, Start};
 pub use options::{Options, TokenSource};
 
 use crate::agent::random;
+use crate::clock::GatewayClock;
 use crate::gateway::{GatewayError, Refusal};
 use crate::identity::{self, UnfitIdentity};
 use crate::platform::Platform;
@@ -74,12 +75,13 @@ pub fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
 }
 
 async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
+    let clock = GatewayClock::default();
     let pending = match start {
-        Start::New(new) => begin(state, new).await?,
+        Start::New(new) => begin(state, new, &clock).await?,
         Start::Resume(pending) => *pending,
     };
-    let platform =
-        platform(&pending.gateway_name, &pending.gateway_host, pending.gateway_port, &pending.gateway_ca_pem)?;
+    let Pending { gateway_name, gateway_host, gateway_port, gateway_ca_pem, .. } = &pending;
+    let platform = platform(gateway_name, gateway_host, *gateway_port, gateway_ca_pem, &clock)?;
     let obtained = async {
         wait_for_approval(&platform, &pending).await?;
         let key = KeyPair::from_pem(&pending.key_pem).map_err(UnfitIdentity::Key)?;
@@ -88,7 +90,7 @@ async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
         let reply = persist(Through::Outages, async || platform.sign(&request, Some(&pending.enrollment_secret)).await)
             .await
             .map_err(EnrollError::under_way)?;
-        Ok((identity::identity_pem(&key, &reply, SystemTime::now())?, reply))
+        Ok((identity::identity_pem(&key, &reply)?, reply))
     };
     let (identity_pem, reply) = match obtained.await {
         Ok(obtained) => obtained,
@@ -112,9 +114,9 @@ async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
 }
 
 /// Trades the token, which is good once, for an enrollment; what resumes it is stored before anything else happens.
-async fn begin(state: &StateDir, new: NewEnrollment) -> Result<Pending, EnrollError> {
+async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<Pending, EnrollError> {
     let key_pem = KeyPair::generate().map_err(UnfitIdentity::Key)?.serialize_pem();
-    let platform = platform(&new.gateway_name, &new.gateway_host, new.gateway_port, &new.gateway_ca_pem)?;
+    let platform = platform(&new.gateway_name, &new.gateway_host, new.gateway_port, &new.gateway_ca_pem, clock)?;
     let request = EnrollRequest { token: new.token.reveal().to_owned(), name: new.name, version: VERSION.to_owned() };
     let reply = persist(Through::Overload, async || platform.enroll(&request).await).await;
     let reply = reply.map_err(|error| match error {
@@ -135,7 +137,7 @@ async fn begin(state: &StateDir, new: NewEnrollment) -> Result<Pending, EnrollEr
     Ok(pending)
 }
 
-async fn wait_for_approval(platform: &Platform, pending: &Pending) -> Result<(), EnrollError> {
+async fn wait_for_approval(platform: &Platform<'_>, pending: &Pending) -> Result<(), EnrollError> {
     let mut told = false;
     loop {
         let reply = persist(Through::Outages, async || {
@@ -160,11 +162,17 @@ async fn wait_for_approval(platform: &Platform, pending: &Pending) -> Result<(),
     }
 }
 
-fn platform(name: &str, host: &str, port: u16, ca_pem: &Option<String>) -> Result<Platform, GatewayError> {
+fn platform<'a>(
+    name: &str,
+    host: &str,
+    port: u16,
+    ca_pem: &Option<String>,
+    clock: &'a GatewayClock,
+) -> Result<Platform<'a>, GatewayError> {
     let parse = |pem: &String| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let authorities = ca_pem.as_ref().map(parse).transpose();
     let authorities = authorities.map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;
-    Platform::new(name, host, port, authorities)
+    Platform::new(name, host, port, authorities, clock)
 }
 
 /// What a request is repeated through.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::BytesMut;
 use gw_shared::http::{Framing, HeadLimits, HeadScanner, head};
@@ -122,7 +122,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
         }
         Ok(request) => match request.target.path() {
             "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-            "/readyz" => match page::readiness(agent, SystemTime::now()) {
+            "/readyz" => match page::readiness(agent, agent.clock.now()) {
                 Ok(()) => (StatusCode::OK, TEXT, "ready\n".to_owned()),
                 Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{missing}\n")),
             },

@@ -1,5 +1,7 @@
 //! The upgrade that turns an agent's TLS connection into a tunnel (RFC 9110 §7.8): parsing and writing, no I/O.
 
+use std::time::SystemTime;
+
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{self, HeaderMap, HeaderValue};
@@ -106,10 +108,14 @@ pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
     Ok(())
 }
 
-/// The head with which a gateway agrees; HTTP/2 begins right after it.
+/// The head with which a gateway agrees; HTTP/2 begins right after it. `Date` tells the agent the gateway's time, by
+/// which its certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
-    let mut out = Vec::with_capacity(128);
-    head::write_response(&mut out, StatusCode::SWITCHING_PROTOCOLS, &upgrade_fields(), Framing::None, None);
+    let mut headers = upgrade_fields();
+    let date = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()));
+    headers.extend(date.ok().map(|date| (header::DATE, date)));
+    let mut out = Vec::with_capacity(160);
+    head::write_response(&mut out, StatusCode::SWITCHING_PROTOCOLS, &headers, Framing::None, None);
     out
 }
 
@@ -133,6 +139,8 @@ mod tests {
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
         let accepted = head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
         assert_eq!(accepted.status, StatusCode::SWITCHING_PROTOCOLS);
+        let date = httpdate::parse_http_date(accepted.headers[header::DATE].to_str().unwrap()).unwrap();
+        assert!(SystemTime::now().duration_since(date).unwrap().as_secs() < 60);
     }
 
     #[test]
