@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::desk::Desk;
 use crate::issuance::Issuance;
 use crate::observe::{self, Observed, Observers};
+use crate::reconnect::Reconnects;
 use crate::renewal;
 use crate::service::{self, unless_stopped};
 use crate::state::{Enrollment, StateError};
@@ -111,6 +112,7 @@ pub(crate) struct Agent {
     pub(crate) desk: Desk,
     /// Held while an expired certificate is being replaced.
     pub(crate) recovering: Mutex<()>,
+    pub(crate) reconnects: Reconnects,
     pub(crate) clock: GatewayClock,
     pub(crate) issuance: Issuance,
     /// `None` where there is no collector.
@@ -193,6 +195,7 @@ impl Agent {
             config,
             desk,
             recovering: Mutex::default(),
+            reconnects: Reconnects::default(),
             clock: GatewayClock::default(),
             issuance: Issuance::default(),
             tracing,
@@ -248,5 +251,42 @@ mod tests {
         let driver = Driver::choose().unwrap();
         driver.block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) }).unwrap();
         assert_eq!(agent.config.state.enrollment().unwrap().services, [OTHER]);
+    }
+
+    #[test]
+    fn all_services_come_back_with_the_first_that_reaches_the_gateway() {
+        let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+        let (asks, mut asked) = mpsc::unbounded_channel();
+        let port = fake_gateway::serve(&authority, move |request| {
+            let host = request.head.lines().find_map(|line| line.strip_prefix("host: ")).unwrap();
+            // Fails once the test is over.
+            let _ = asks.send(host.to_owned());
+            refusal(503, "", "GW_OVERLOADED")
+        });
+        let mut agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), port);
+        // None of them comes back by itself while this test runs.
+        agent.reconnects = Reconnects::beginning_with(Duration::from_secs(100_000));
+        let services = (0..4).map(|number| format!("acme--s{number}.eu1.gw.localhost"));
+        let services: std::collections::BTreeSet<String> = services.collect();
+        agent.desk = Desk::new(services.clone());
+        let agent = Rc::new(agent);
+        let (stop, stopped) = watch::channel(false);
+        let gateway = async {
+            for _ in 0..2 {
+                let mut hosts = std::collections::BTreeSet::new();
+                while hosts.len() < services.len() {
+                    assert!(hosts.insert(asked.recv().await.unwrap()), "each once");
+                }
+                assert_eq!(hosts, services);
+                // Until each has heard of its refusal.
+                while agent.observed.failed_attempts() % 4 != 0 || agent.observed.failed_attempts() == 0 {
+                    runtime::sleep(Duration::from_millis(1)).await;
+                }
+                agent.reconnects.succeeded();
+            }
+            stop.send_replace(true);
+        };
+        let driver = Driver::choose().unwrap();
+        driver.block_on(async { futures_util::join!(keep_services(&agent, stopped), gateway) }).unwrap();
     }
 }

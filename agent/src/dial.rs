@@ -106,6 +106,14 @@ impl DialError {
         matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_)))
     }
 
+    /// Another attempt may succeed without anything being done, as soon as the gateway is back.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.is_passing(),
+            _ => false,
+        }
+    }
+
     /// How long the gateway asks us to stay away.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -61,6 +61,9 @@ pub(crate) struct Session {
     pub(crate) stop: watch::Receiver<bool>,
     /// Turns true when the gateway has said that it sends no more requests.
     pub(crate) quiet: watch::Sender<bool>,
+    /// Another tunnel of this agent took over. Outlasts [`Phase::Replaced`], which a tunnel without requests is in only
+    /// for a moment.
+    pub(crate) displaced: Cell<bool>,
 }
 
 /// Serves a tunnel until it ends.
@@ -230,7 +233,10 @@ async fn hear(session: &Session, windows: &Windows, mut body: RecvStream, sender
                     Phase::Ready
                 }
                 Ok(Some(ToAgent::Drain)) => Phase::GatewayDrains,
-                Ok(Some(ToAgent::Replaced)) => Phase::Replaced,
+                Ok(Some(ToAgent::Replaced)) => {
+                    session.displaced.set(true);
+                    Phase::Replaced
+                }
                 Ok(Some(ToAgent::Drained)) => {
                     session.quiet.send_replace(true);
                     continue;

@@ -63,6 +63,14 @@ impl Observed {
     }
 }
 
+#[cfg(test)]
+impl Observed {
+    /// Of all services.
+    pub(crate) fn failed_attempts(&self) -> u64 {
+        self.services.borrow().values().map(|service| service.failed_attempts.get()).sum()
+    }
+}
+
 impl ObservedService {
     /// A tunnel was opened; it has yet to become ready.
     pub(crate) fn opened(&self, session: &Rc<Session>) {

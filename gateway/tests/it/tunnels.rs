@@ -95,7 +95,7 @@ fn two_agents_share_a_service_and_either_can_leave() {
 }
 
 #[test]
-fn a_newer_tunnel_of_the_same_agent_takes_over() {
+fn a_newer_tunnel_of_the_same_agent_takes_over_until_it_ends() {
     let demo = demo(None);
     let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
     let before = tunnels(&demo)[0].generation;
@@ -115,6 +115,11 @@ fn a_newer_tunnel_of_the_same_agent_takes_over() {
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
     newer.drain();
+    // 30 seconds after it was displaced at the latest.
+    eventually("the older agent is back", || {
+        caller.send(get(&demo, "/"));
+        (caller.response().status == 200).then_some(())
+    });
 }
 
 #[test]
