@@ -45,6 +45,9 @@ pub(crate) struct Pending {
     /// Public half of the token it began with.
     pub(crate) token_id: EnrollmentTokenId,
     pub(crate) enrollment_id: EnrollmentId,
+    /// What an administrator knows the agent by.
+    #[serde(default)]
+    pub(crate) agent_id: Option<AgentId>,
     pub(crate) enrollment_secret: String,
     pub(crate) key_pem: String,
 }

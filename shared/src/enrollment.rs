@@ -29,6 +29,8 @@ pub struct EnrollRequest {
 #[derive(Clone, Serialize, Deserialize)]
 pub struct EnrollReply {
     pub enrollment_id: EnrollmentId,
+    /// What administrators know the agent by, from the beginning: whether it may serve is in `status`.
+    pub agent_id: AgentId,
     /// Proves to `/enroll/status` and `/csr` that it is still the same agent.
     pub enrollment_secret: String,
     pub status: EnrollmentStatus,

@@ -130,6 +130,7 @@ async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Re
         gateway_ca_pem: new.gateway_ca_pem,
         token_id: new.token_id,
         enrollment_id: reply.enrollment_id,
+        agent_id: Some(reply.agent_id),
         enrollment_secret: reply.enrollment_secret,
         key_pem,
     };
@@ -151,10 +152,7 @@ async fn wait_for_approval(platform: &Platform<'_>, pending: &Pending) -> Result
             EnrollmentStatus::Pending => {}
         }
         if !told {
-            tracing::info!(
-                "waiting for an administrator to approve {}; if you stop this, `gw-agent enroll` resumes it",
-                pending.enrollment_id
-            );
+            tracing::info!("{}; if you stop this, `gw-agent enroll` resumes it", pending.waits_for());
             told = true;
         }
         let pause = Duration::from_secs(reply.poll_after_seconds.max(1).into());
@@ -207,6 +205,20 @@ fn pause(error: &GatewayError, through: Through, backoff: &mut Backoff, random: 
         Some(refusal) if refusal.is_overload() => Some(refusal.retry_after.unwrap_or(OVERLOAD_PAUSE)),
         _ if through == Through::Outages && error.is_passing() => Some(backoff.next_delay(random)),
         _ => None,
+    }
+}
+
+impl Pending {
+    /// What an administrator has to do, with both ids of the agent where both are known.
+    fn waits_for(&self) -> String {
+        let enrollment = &self.enrollment_id;
+        match &self.agent_id {
+            Some(agent) => format!(
+                "waiting for an administrator to approve agent {agent} (enrollment {enrollment}): \
+                 `gw-gateway agent approve ACCOUNT {agent}`, or the console's list of agents"
+            ),
+            None => format!("waiting for an administrator to approve enrollment {enrollment}"),
+        }
     }
 }
 

@@ -26,6 +26,7 @@ impl Region {
                 "",
                 &EnrollReply {
                     enrollment_id: EnrollmentId::random(),
+                    agent_id: AgentId::random(),
                     enrollment_secret: "for the agent".into(),
                     status: EnrollmentStatus::Pending,
                     poll_after_seconds: 1,

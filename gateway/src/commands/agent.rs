@@ -58,6 +58,7 @@ impl Shown for AgentView {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let facts = [
             ("agent", self.agent_id.to_string()),
+            ("enrollment", or_dash(self.enrollment_id.as_ref())),
             ("name", self.name.clone()),
             ("services", joined(&self.services)),
             ("status", word(self.status)),
@@ -72,7 +73,7 @@ impl Shown for AgentView {
 
 impl Listed for AgentView {
     const PLURAL: &'static str = "agents";
-    const COLUMNS: usize = 7;
+    const COLUMNS: usize = 8;
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {

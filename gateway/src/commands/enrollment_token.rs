@@ -3,14 +3,14 @@
 use std::io::Write;
 
 use clap::{Subcommand, value_parser};
-use gw_gateway::control::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, ServiceView};
+use gw_gateway::control::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 use gw_gateway::store::Approval;
 use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
 use serde_json::json;
 
 use super::console::{CommandError, Console, Listed, Shown, joined, or_dash, word, write_facts};
-use super::{service, texts};
+use super::texts;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -26,7 +26,7 @@ pub(crate) enum Command {
         /// Lifetime of the token; 600 if not given, which is also the most.
         #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=600))]
         expires_in_seconds: Option<u64>,
-        /// The gateway as the agent reaches it; https:// and the apex of the region if not given.
+        /// The gateway as the agent reaches it; the apex of the region and the port that it listens on if not given.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
     },
@@ -42,19 +42,17 @@ impl Command {
     pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
         match self {
             Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {
-                let gateway_url = match (gateway_url, services.first()) {
-                    (None, Some(service)) if !console.json => apex_url(console, &account, service)?,
-                    (given, _) => given.unwrap_or_default(),
-                };
                 let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds };
                 let path = format!("/accounts/{account}/enrollment-tokens");
                 let reply = console.api.request_with(Method::POST, &path, &json!(new))?;
-                console.tell(&reply, |created: NewEnrollmentTokenView, out| {
-                    let NewEnrollmentTokenView { enrollment_token, token } = created;
+                console.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
+                    if let Some(gateway_url) = gateway_url {
+                        created.gateway_url = gateway_url;
+                    }
                     writeln!(out, "Created:")?;
-                    write_facts(&enrollment_token, out)?;
+                    write_facts(&created.enrollment_token, out)?;
                     writeln!(out, "The token is shown this once, and good once. On the agent's machine:\n")?;
-                    writeln!(out, "  gw-agent enroll --gateway {gateway_url} --token {token}")
+                    writeln!(out, "{}", created.command())
                 })
             }
             Self::List { account } => {
@@ -64,14 +62,6 @@ impl Command {
             Self::Delete { account, id } => console.delete(&path(&account, &id)),
         }
     }
-}
-
-/// The region's apex is what follows the first label of any of its hostnames. Asked for before the token is made, so
-/// that no token is made and then not shown.
-fn apex_url(console: &Console, account: &AccountId, service: &ServiceId) -> Result<String, CommandError> {
-    let service: ServiceView = console.api.request(Method::GET, &service::path(account, service))?.parse()?;
-    let apex = service.hostname.split_once('.').map_or("", |(_, apex)| apex);
-    Ok(format!("https://{apex}"))
 }
 
 fn path(account: &AccountId, id: &EnrollmentTokenId) -> String {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gw_shared::enrollment::EnrollmentStatus;
-use gw_shared::id::{AccountId, AgentId, ServiceId};
+use gw_shared::id::{AccountId, AgentId, EnrollmentId, ServiceId};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -19,6 +19,10 @@ use crate::store::{AgentRecord, Record, RecordId, Records, Step};
 pub struct AgentView {
     #[schema(value_type = String)]
     pub agent_id: AgentId,
+    /// The enrollment that it came by, as its own log has it.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub enrollment_id: Option<EnrollmentId>,
     #[schema(value_type = String)]
     pub account: AccountId,
     pub name: String,
@@ -54,6 +58,7 @@ impl AgentView {
     fn new(record: &AgentRecord, tunnels: &[TunnelReport]) -> Self {
         Self {
             agent_id: record.id.clone(),
+            enrollment_id: record.enrollment.as_ref().map(|enrollment| enrollment.id.clone()),
             account: record.account.clone(),
             name: record.name.clone(),
             services: record.services.clone(),

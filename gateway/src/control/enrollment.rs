@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use gw_shared::enrollment::{CertificateReply, EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
+use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
 use gw_shared::secret::{Secret, SecretHash};
 use gw_shared::version::VERSION;
@@ -66,6 +67,11 @@ pub struct NewEnrollmentTokenView {
     pub enrollment_token: EnrollmentTokenView,
     /// `gw_et_{id}.{secret}`. Shown this once.
     pub token: String,
+    /// The gateway as it knows itself: the apex of the region, and the port that it listens on.
+    pub gateway_url: String,
+    /// PEM of the authority that agents have to trust for the gateway; absent if the certificate is from a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_certificate: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -108,6 +114,27 @@ impl From<&EnrollmentTokenRecord> for EnrollmentTokenView {
     }
 }
 
+impl NewEnrollmentTokenView {
+    /// Adds the port that the gateway listens on.
+    pub(crate) fn on_port(mut self, port: u16) -> Self {
+        if port != 443 {
+            self.gateway_url.push_str(&format!(":{port}"));
+        }
+        self
+    }
+
+    /// What to paste into a shell on the agent's machine. The token is in the environment, where other users of the
+    /// machine do not see it as they see arguments; the authority's certificate comes along.
+    pub fn command(&self) -> String {
+        let Self { token, gateway_url, ca_certificate, .. } = self;
+        let enroll = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway {gateway_url}");
+        match ca_certificate {
+            Some(pem) => format!("cat > gw-ca.crt <<'END'\n{}\nEND\n{enroll} --ca-file gw-ca.crt", pem.trim()),
+            None => enroll,
+        }
+    }
+}
+
 impl Control {
     /// Creates an enrollment token. Its text is in the result and nowhere else.
     pub fn create_enrollment_token(
@@ -121,6 +148,7 @@ impl Control {
             let message = format!("a whole number from 1 to {}", TOKEN_LIFETIME.as_secs());
             return Err(ControlError::invalid("expires_in_seconds", message));
         }
+        let ca_certificate = self.development_ca_pem();
         self.change(actor, |records, now| {
             let account = &account::find(records, account)?.id;
             let services = checked_list(records, account, "services", &new.services)?;
@@ -146,10 +174,18 @@ impl Control {
                 output: NewEnrollmentTokenView {
                     enrollment_token: (&record).into(),
                     token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
+                    gateway_url: self.region.base_url(),
+                    ca_certificate,
                 },
                 steps: vec![Step::Put(Record::EnrollmentToken(record))],
             })
         })
+    }
+
+    /// The authority that agents have to trust for the gateway, unless its certificate is from a file.
+    fn development_ca_pem(&self) -> Option<String> {
+        let read = files::read_text(&self.development_ca()?);
+        read.inspect_err(|error| tracing::warn!(%error, "the enrollment command has no certificate to trust")).ok()
     }
 
     pub fn enrollment_tokens(
@@ -208,14 +244,16 @@ impl Control {
                 secret: SecretHash::of(&enrollment_secret),
                 expires_at: now.after(ENROLLMENT_LIFETIME),
             };
+            let agent_id = AgentId::random();
             let reply = EnrollReply {
                 enrollment_id: enrollment.id.clone(),
+                agent_id: agent_id.clone(),
                 enrollment_secret,
                 status,
                 poll_after_seconds: POLL_AFTER_SECONDS,
             };
             let agent = AgentRecord {
-                id: AgentId::random(),
+                id: agent_id,
                 account: token.account.clone(),
                 name,
                 services: token.services.clone(),

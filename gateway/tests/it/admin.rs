@@ -241,38 +241,46 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
     let Served { process: _gateway, address, admin_address, .. } = serve(&mut serve_command(&config));
-    let gw = |arguments: &str| -> Value {
+    let gw_as_a_person = |arguments: &str| -> String {
         let output = gw_gateway()
             .args(arguments.split(' '))
-            .args(["--json", "--admin-url", &format!("http://{admin_address}"), "--admin-token-file"])
+            .args(["--admin-url", &format!("http://{admin_address}"), "--admin-token-file"])
             .arg(data_dir.join("admin.token"))
             .output()
             .unwrap();
         assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        String::from_utf8(output.stdout).unwrap()
     };
+    let gw = |arguments: &str| -> Value { gw_as_a_person(&format!("{arguments} --json")).parse().unwrap() };
     gw("account create demo");
     gw("service create demo echo --burst 10");
     let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
     let credential = gw("credential create demo --service echo --name ci");
-    let token =
-        gw("enrollment-token create demo --service echo --approval manual")["token"].as_str().unwrap().to_owned();
-
+    // What is printed for people, pasted into a shell on a machine that has the agent's program and nothing else.
+    let printed = gw_as_a_person("enrollment-token create demo --service echo --approval manual");
+    let (_, pasted) = printed.split_once("On the agent's machine:\n\n").unwrap();
+    let agent_program = std::path::PathBuf::from(gw_agent().get_program());
+    let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let state = directory.path().join("agent");
-    let mut enrolling = gw_agent()
-        .args(["enroll", "--gateway", &format!("https://eu1.gw.localhost:{}", address.port()), "--token", &token])
-        .arg("--state-dir")
-        .arg(&state)
-        .arg("--ca-file")
-        .arg(data_dir.join("dev-ca.crt"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut enrolling = std::process::Command::new("sh");
+    enrolling.args(["-e", "-c", pasted]).env("PATH", path).env("GW_STATE_DIR", &state).current_dir(directory.path());
+    let mut enrolling = enrolling.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let agent = eventually("the agent waits for its approval", || {
         gw("agent list demo")["items"][0]["agent_id"].as_str().map(str::to_owned)
     });
+    let mut log = std::io::BufRead::lines(std::io::BufReader::new(enrolling.stderr.take().unwrap()));
+    let waiting =
+        log.find_map(|line| line.unwrap().split_once("waiting for an administrator").map(|it| it.1.to_owned()));
+    let waiting = waiting.unwrap();
+    let record = gw(&format!("agent show demo {agent}"));
+    let enrollment = record["enrollment_id"].as_str().unwrap().to_owned();
+    assert!(waiting.contains(&agent) && waiting.contains(&enrollment), "{waiting}");
+    for shown in ["agent list demo".to_owned(), format!("agent show demo {agent}")] {
+        let shown = gw_as_a_person(&shown);
+        assert!(shown.contains(&agent) && shown.contains(&enrollment), "{shown}");
+    }
     assert_eq!(gw(&format!("agent approve demo {agent}"))["status"], "approved");
+    std::thread::spawn(move || log.for_each(drop));
     assert!(enrolling.wait().unwrap().success());
     let modes = |path: &std::path::Path| {
         use std::os::unix::fs::PermissionsExt;

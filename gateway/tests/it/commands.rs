@@ -325,6 +325,7 @@ fn enrollment_tokens() {
         });
         if let Some(text) = text {
             view["token"] = text.into();
+            view["gateway_url"] = "https://eu1.example.com:8443".into();
         }
         view
     };
@@ -334,13 +335,12 @@ fn enrollment_tokens() {
     let body = r#"{"approval":"manual","expires_in_seconds":60,"services":["api"]}"#;
     let request = &*format!("POST /api/v1/accounts/acme/enrollment-tokens {body}");
 
-    let (asked, out) = succeed(create, vec![(200, service()), created.clone()]);
-    assert_eq!(asked, ["GET /api/v1/accounts/acme/services/api", request]);
-    let line = format!("\n  gw-agent enroll --gateway https://eu1.example.com --token {text}\n");
-    assert!(out.contains("The token is shown this once") && out.ends_with(&line), "{out}");
-    let (asked, out) = succeed(&format!("{create} --gateway-url https://gw:8443"), vec![created.clone()]);
+    let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
-    assert!(out.ends_with(&format!("\n  gw-agent enroll --gateway https://gw:8443 --token {text}\n")), "{out}");
+    let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent enroll --gateway https://eu1.example.com:8443\n");
+    assert!(out.contains("The token is shown this once") && out.ends_with(&line), "{out}");
+    let (_, out) = succeed(&format!("{create} --gateway-url https://gw"), vec![created.clone()]);
+    assert!(out.ends_with(&format!("={text} gw-agent enroll --gateway https://gw\n")), "{out}");
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);
     assert_eq!((asked, out), (vec![request.to_owned()], format!("{}\n", created.1)));
 
@@ -359,6 +359,7 @@ fn agents() {
     const ID: &str = "ag_0123456789abcdefghij";
     let agent = json!({
         "agent_id": ID,
+        "enrollment_id": "en_0123456789abcdefghij",
         "account": "acme",
         "name": "a machine",
         "services": ["api"],
@@ -377,8 +378,9 @@ fn agents() {
 
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
-    let table = "AGENT                    NAME       SERVICES  STATUS    TUNNELS  VERSION  CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  a machine  api       approved  1        0.1.0    -\n";
+    let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    TUNNELS  VERSION  \
+                 CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    -\n";
     assert_eq!(out, table);
     let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
     assert_eq!(asked, [format!("GET {item}")]);

@@ -453,7 +453,9 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
     let made = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
     let token = made.between("aria-labelledby=\"secret-title\">", "<");
     let enroll = made.between("aria-labelledby=\"enroll-title\">", "</pre>");
-    assert!(enroll.starts_with("gw-agent enroll --gateway https://eu1.gw.localhost:") && enroll.contains(&token));
+    let line = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway https://eu1.gw.localhost:");
+    assert!(enroll.contains(&line) && enroll.ends_with(" --ca-file gw-ca.crt"), "{enroll}");
+    assert!(enroll.contains("-----BEGIN CERTIFICATE-----\n"), "{enroll}");
     assert!(made.text.contains("gw-agent run --backend "));
     let agents = browser.get("/accounts/acme/agents");
     assert!(!agents.text.contains(&token));

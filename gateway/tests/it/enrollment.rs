@@ -74,6 +74,7 @@ fn every_failure_of_the_enrollment_endpoints() {
     assert_eq!(enrolled.header("cache-control"), "no-store");
     let enrolled = enrolled.json();
     assert_eq!(text(&enrolled, "status"), "approved");
+    assert!(text(&enrolled, "agent_id").starts_with("ag_"));
     assert!(enrolled["poll_after_seconds"].as_u64().unwrap() >= 1);
     let (id, secret) = (text(&enrolled, "enrollment_id"), bearer(text(&enrolled, "enrollment_secret")));
 

@@ -33,7 +33,9 @@ async fn create_enrollment_token(
     Path(account): Path<String>,
     Body(new): Body<NewEnrollmentToken>,
 ) -> Result<Response, Problem> {
+    let port = admin.console.port();
     let made = admin.ask(move |control| control.create_enrollment_token(&Actor::Admin, &account, &new)).await?;
+    let made = made.on_port(port);
     let view = &made.enrollment_token;
     let location = format!("/accounts/{}/enrollment-tokens/{}", view.account, view.id);
     Ok(secret(created((made, true), &location)))

@@ -42,12 +42,6 @@ impl Place {
         )
     }
 
-    pub(super) fn enroll(&self, token: &str) -> String {
-        let Self { apex, port, ca_file } = self;
-        let ca_file = ca_file.as_ref().map_or_else(String::new, |file| format!(" --ca-file {}", quoted(file)));
-        format!("gw-agent enroll --gateway https://{apex}{port} \\\n  --token {token}{ca_file}")
-    }
-
     pub(super) fn run() -> &'static str {
         "gw-agent run --backend http://127.0.0.1:8080"
     }
@@ -78,10 +72,6 @@ mod tests {
         assert_eq!(
             public.call_with_key("acme", "api", "gw_sk_a.b"),
             "curl -sS https://acme--api.eu1.example.com/ \\\n  -H 'X-Gw-Service-Key: gw_sk_a.b'"
-        );
-        assert_eq!(
-            public.enroll("gw_et_a.b"),
-            "gw-agent enroll --gateway https://eu1.example.com \\\n  --token gw_et_a.b"
         );
         let own = Place { port: ":8443".into(), ca_file: Some("/tmp/it's here/ca.crt".into()), ..public };
         assert!(own.call_with_token("acme", "api", "gw_ci_x", "gw_cs_y").starts_with(

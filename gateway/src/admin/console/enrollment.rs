@@ -77,7 +77,8 @@ pub(super) async fn create(
             let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
             // To go back to: the address of this page is that of a form.
             chrome.address = format!("/accounts/{account}/agents");
-            let enroll = Place::of(&admin).enroll(&made.token);
+            let made = made.on_port(admin.console.port());
+            let enroll = made.command();
             let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
             render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: Place::run() })
         }

@@ -59,6 +59,11 @@ impl Console {
         Self { sessions: Sessions::default(), failures: Mutex::new(AddressLimits::new(SIGN_IN_FAILURES)), port }
     }
 
+    /// Where callers and agents connect.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
     fn failures(&self) -> std::sync::MutexGuard<'_, AddressLimits> {
         // Whole at any time.
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
