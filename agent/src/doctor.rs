@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
 use gw_shared::doctor::{Examination, machine};
-use gw_shared::http::{Framing, head};
+use gw_shared::http::{Connection, Framing, head};
 use gw_shared::net::resolve;
 use gw_shared::runtime::{self, Driver};
 use http::Method;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
 use rcgen::PublicKeyData;
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -182,9 +182,9 @@ async fn date(config: &Config, name: &str) -> Result<Option<SystemTime>, Gateway
         config.state.gateway_authorities().map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let tls = gateway::client_config(authorities, None, b"http/1.1")?;
     let mut request = Vec::new();
-    let headers = HeaderMap::from_iter([(header::CONNECTION, HeaderValue::from_static("close"))]);
-    let target = PathAndQuery::from_static("/.well-known/jwks.json");
-    head::write_request(&mut request, &Method::GET, &target, name.as_bytes(), &headers, Framing::None);
+    let (headers, target) = (HeaderMap::new(), PathAndQuery::from_static("/.well-known/jwks.json"));
+    let (host, framing) = (name.as_bytes(), Framing::None);
+    head::write_request(&mut request, &Method::GET, &target, host, &headers, framing, Connection::Close);
     within(async {
         let stream = gateway::open(gateway_host, *gateway_port, name, tls).await?;
         let reply = gateway::exchange(&stream, &request, &mut BytesMut::new()).await?;

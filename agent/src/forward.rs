@@ -6,12 +6,12 @@ use std::task::{Context, Waker};
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
-use gw_shared::http::{Framing, Part};
+use gw_shared::http::{Framing, InvalidHead, Part};
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 
@@ -68,7 +68,10 @@ pub(crate) async fn forward(
         return Box::pin(upgrade::forward(pool, passage, parts, body, respond)).await;
     }
     fields::join_cookies(&mut parts.headers);
-    let framing = framing(&parts, &body);
+    let Ok(framing) = framing(&parts, &body) else {
+        // Not what a gateway sends.
+        return respond.send_reset(Reason::PROTOCOL_ERROR);
+    };
     let mut kept = pool.kept();
     let mut is_second = false;
     loop {
@@ -109,7 +112,7 @@ fn may_be_repeated(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress:
     } else {
         // A kept connection may close under our hands. A second try is safe for a method that may be repeated
         // (RFC 9110 §9.2.2), without a body, which the backend has not read.
-        lease.was_kept && framing == Framing::None && parts.method.is_idempotent()
+        lease.was_kept && !framing.has_body() && parts.method.is_idempotent()
     }
 }
 
@@ -180,7 +183,7 @@ async fn send_request(
     if request.head(parts, lease.authority(parts)).await.is_err() {
         return Ok(());
     }
-    if framing == Framing::None {
+    if !framing.has_body() {
         progress.sent_whole.set(true);
         return Ok(());
     }
@@ -213,7 +216,7 @@ pub(crate) async fn send_body(
             Received::End => break,
         }
     }
-    Ok(request.finish(trailers).await)
+    Ok(request.finish(trailers.map(fields::end_to_end_trailers)).await)
 }
 
 /// Relays the response; tells whether the backend keeps the connection.
@@ -268,7 +271,8 @@ pub(crate) async fn relay_final(
 /// Fields that a response gets here: where its time went.
 const ADDED_FIELDS: usize = 1;
 
-/// A response head as it goes to the gateway. Nobody but the gateway speaks in its name.
+/// A response head as it goes to the gateway, without the fields of the connection that it came on and without those that
+/// only the gateway sets.
 pub(crate) fn on_the_tunnel(status: StatusCode, headers: HeaderMap) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status;
@@ -330,14 +334,9 @@ pub(crate) async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: i
     }
 }
 
-/// How the request body is framed for the backend: as the caller announced it.
-fn framing(parts: &Parts, body: &RecvStream) -> Framing {
-    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    match length {
-        Some(length) if length > 0 => Framing::Length(length),
-        None if !body.is_end_stream() => Framing::Chunked,
-        Some(_) | None => Framing::None,
-    }
+/// How the request body is framed for the backend: as the gateway announces it, checked again here.
+fn framing(parts: &Parts, body: &RecvStream) -> Result<Framing, InvalidHead> {
+    Framing::of_stream(&parts.headers, !body.is_end_stream())
 }
 
 #[cfg(test)]

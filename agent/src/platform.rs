@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use gw_shared::enrollment::{
     CSR_PATH, CertificateReply, CsrRequest, ENROLL_PATH, EnrollReply, EnrollRequest, STATUS_PATH, StatusReply,
 };
-use gw_shared::http::{Framing, head};
+use gw_shared::http::{Connection, Framing, head};
 use gw_shared::id::EnrollmentId;
 use gw_shared::runtime;
 use http::Method;
@@ -76,7 +76,7 @@ impl<'a> Platform<'a> {
         bearer: Option<&str>,
         body: Option<&impl Serialize>,
     ) -> Result<R, GatewayError> {
-        let mut headers = HeaderMap::from_iter([(header::CONNECTION, HeaderValue::from_static("close"))]);
+        let mut headers = HeaderMap::new();
         if let Some(bearer) = bearer
             // The gateway made it up; if no header can hold it, the gateway's 401 says so.
             && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {bearer}"))
@@ -94,7 +94,8 @@ impl<'a> Platform<'a> {
             None => (Vec::new(), Framing::None),
         };
         let mut request = Vec::with_capacity(512 + body.len());
-        head::write_request(&mut request, method, &target, self.name.as_bytes(), &headers, framing);
+        let name = self.name.as_bytes();
+        head::write_request(&mut request, method, &target, name, &headers, framing, Connection::Close);
         request.extend_from_slice(&body);
         let answered = async {
             let stream = gateway::open(&self.host, self.port, &self.name, Arc::clone(&self.tls)).await?;

@@ -8,15 +8,13 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::Framing;
+use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::runtime;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE,
-};
+use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
 use http::request::Parts;
 use http::{Method, StatusCode};
 
@@ -24,7 +22,11 @@ use crate::backend::{Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf
 use crate::forward::{Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset};
 use crate::passage::Passage;
 
-/// Forwards an extended CONNECT of the tunnel. A connection that has switched belongs to that protocol for good.
+/// Forwards an extended CONNECT of the tunnel.
+///
+/// An HTTP/1.1 connection serves no other request afterwards, be it that the backend has switched or that it declined: the
+/// backend's parser, or that of a proxy in front of it, may have left the boundary between messages, which nothing here
+/// can see. It closes; requests to switch are rare, and most of them end in a switch.
 pub(crate) async fn forward(
     pool: &Pool,
     passage: Passage,
@@ -36,7 +38,9 @@ pub(crate) async fn forward(
         .headers
         .remove(X_GW_UPGRADE_METHOD)
         .map_or(Ok(Method::GET), |method| Method::from_bytes(method.as_bytes()));
-    let (Some(protocol), Ok(method)) = (parts.extensions.remove::<Protocol>(), method) else {
+    let protocol = parts.extensions.remove::<Protocol>();
+    let protocol = protocol.and_then(|protocol| UpgradeProtocol::parse_str(protocol.as_str()));
+    let (Some(protocol), Ok(method)) = (protocol, method) else {
         // Not what a gateway sends.
         return respond.send_reset(Reason::PROTOCOL_ERROR);
     };
@@ -49,39 +53,26 @@ pub(crate) async fn forward(
     };
     passage.connected(&lease);
     match exchange(&lease, parts, &protocol, body, &mut respond, &passage).await {
-        Ok(reusable) => {
-            passage.complete();
-            if reusable {
-                lease.give_back();
-            }
-        }
+        Ok(()) => passage.complete(),
         Err(Failure::Over) => lease.abort(),
         Err(Failure::NoResponse(error)) => refuse(&mut respond, &passage, &error.into()),
     }
 }
 
-/// Tells whether the connection can take another request.
 async fn exchange(
     lease: &Lease<'_>,
     mut parts: Parts,
-    protocol: &Protocol,
+    protocol: &UpgradeProtocol,
     body: RecvStream,
     respond: &mut SendResponse<Bytes>,
     passage: &Passage,
-) -> Result<bool, Failure> {
+) -> Result<(), Failure> {
     let (ask, websocket) = if lease.is_http2() {
         (Ask::Connect, WebSocket::over_http2(&mut parts.headers, protocol))
     } else {
         (Ask::Upgrade, WebSocket::over_http1(&mut parts.headers, protocol))
     };
-    let (request, mut response) = match ask {
-        Ask::Connect => lease.exchange_protocol(&parts, protocol).map_err(Failure::NoResponse)?,
-        Ask::Upgrade => {
-            parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            parts.headers.insert(UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
-            lease.exchange(&parts, Framing::None).map_err(Failure::NoResponse)?
-        }
-    };
+    let (request, mut response) = lease.exchange_protocol(&parts, protocol).map_err(Failure::NoResponse)?;
     // What went wrong shows when the response is read.
     let asked = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
     asked.ok_or(Failure::Over)?.ok();
@@ -95,17 +86,14 @@ async fn exchange(
         Ask::Upgrade => head.status == StatusCode::SWITCHING_PROTOCOLS,
     };
     if !switched {
-        let keep_alive = head.keep_alive;
-        relay_final(head, response, respond, passage).await?;
-        return Ok(keep_alive);
+        return relay_final(head, response, respond, passage).await;
     }
     let answer = answer(head, ask, protocol, &websocket).map_err(Failure::NoResponse)?;
     let mut on_tunnel = on_the_tunnel(StatusCode::OK, answer);
-    on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol_value(protocol).map_err(Failure::NoResponse)?);
+    on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol.as_value().clone());
     on_tunnel.headers_mut().insert(X_GW_TIMING, passage.responded(StatusCode::SWITCHING_PROTOCOLS));
     let stream = respond.send_response(on_tunnel, false).map_err(|_| Failure::Over)?;
-    relay_both(request, response, body, stream, passage).await?;
-    Ok(false)
+    relay_both(request, response, body, stream, passage).await
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -116,18 +104,13 @@ enum Ask {
     Connect,
 }
 
-fn protocol_value(protocol: &Protocol) -> Result<HeaderValue, ResponseError> {
-    HeaderValue::from_str(protocol.as_str()).map_err(|_| ResponseError::Switch("its name is not a token".to_owned()))
-}
-
 /// The fields of the answer, once it is the one that was asked for.
-fn answer(head: Head, ask: Ask, protocol: &Protocol, websocket: &WebSocket) -> Result<HeaderMap, ResponseError> {
+fn answer(head: Head, ask: Ask, protocol: &UpgradeProtocol, websocket: &WebSocket) -> Result<HeaderMap, ResponseError> {
     let mut headers = head.headers;
     if ask == Ask::Upgrade {
         let mut named = headers.get_all(UPGRADE).iter();
         let named = (named.next(), named.next());
-        let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_str().as_bytes());
-        if !matches!(named, (Some(value), None) if is_asked(value)) {
+        if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
             let (asked, got) = (protocol.as_str(), named.0);
             return Err(ResponseError::Switch(format!("asked for {asked:?}, it switched to {got:?}")));
         }
@@ -159,8 +142,8 @@ enum WebSocket {
 }
 
 impl WebSocket {
-    fn over_http1(headers: &mut HeaderMap, protocol: &Protocol) -> Self {
-        if !protocol.as_str().eq_ignore_ascii_case("websocket") {
+    fn over_http1(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
+        if !protocol.is_websocket() {
             return Self::None;
         }
         if headers.contains_key(SEC_WEBSOCKET_KEY) {
@@ -180,8 +163,8 @@ impl WebSocket {
         }
     }
 
-    fn over_http2(headers: &mut HeaderMap, protocol: &Protocol) -> Self {
-        if !protocol.as_str().eq_ignore_ascii_case("websocket") {
+    fn over_http2(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
+        if !protocol.is_websocket() {
             return Self::None;
         }
         let key = headers.remove(SEC_WEBSOCKET_KEY);

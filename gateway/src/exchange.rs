@@ -10,12 +10,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
+use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE};
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::timing::AgentTiming;
-use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 
 use crate::auth::Authenticated;
 use crate::error::Error;
@@ -40,7 +41,7 @@ pub(crate) struct ResponseHead {
     /// Data or trailers follow. Known before they arrive.
     pub(crate) has_body: bool,
     /// The backend has switched to this protocol: its half of that follows.
-    pub(crate) upgrade: Option<HeaderValue>,
+    pub(crate) upgrade: Option<UpgradeProtocol>,
 }
 
 /// How far a request has got beyond this worker.
@@ -362,7 +363,7 @@ async fn receive_head(
         return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
     }
     in_flight.watch(&mut body);
-    let upgrade = parts.headers.get(X_GW_UPGRADE).cloned();
+    let upgrade = parts.headers.get(X_GW_UPGRADE).and_then(UpgradeProtocol::parse);
     let headers = fields::end_to_end(parts.headers, fields::is_own, ADDED_FIELDS);
     let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
     Ok((head, Download::Tunnel { body, _in_flight: in_flight }))

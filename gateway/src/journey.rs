@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use gw_shared::http::{Framing, RequestHead, UnreadHead, Version};
+use gw_shared::http::{RequestHead, UnreadHead, Version};
 use gw_shared::id::RequestId;
 use gw_shared::trace::{SpanContext, TraceContext};
 use gw_shared::tunnel::timing::micros;
@@ -212,7 +212,7 @@ impl Journey {
             && self.is_logged()
         {
             self.capturing.begin(service.captures, &self.core.capture_budget, &request.headers);
-            if request.framing == Framing::None {
+            if !request.framing.has_body() {
                 self.capturing.request_ends();
             }
         }

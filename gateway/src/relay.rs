@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_REQUEST_ID};
-use gw_shared::http::{Framing, InvalidBody, Part, RequestHead, UnreadHead};
+use gw_shared::http::{InvalidBody, Part, RequestHead, UnreadHead};
 use gw_shared::runtime;
 use http::header::HeaderMap;
 use http::{Response, StatusCode};
@@ -139,7 +139,7 @@ fn set_out(
     request: RequestHead,
     peer: &Peer,
 ) -> Result<Exchange, Error> {
-    let has_body = request.framing != Framing::None || request.upgrade.is_some();
+    let has_body = request.framing.has_body() || request.upgrade.is_some();
     journey.sets_out(&request);
     let mut head = outbound(request, peer, journey.id)?;
     journey.write_to(head.headers_mut());

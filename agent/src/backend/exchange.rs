@@ -4,7 +4,7 @@ use std::io;
 
 use ::h2::SendStream;
 use bytes::Bytes;
-use gw_shared::http::{BodyDecoder, Framing, Part};
+use gw_shared::http::{BodyDecoder, Connection, Framing, Part, UpgradeProtocol, head};
 use gw_shared::tunnel::stream as streams;
 use http::header::HeaderMap;
 use http::request::Parts;
@@ -16,7 +16,12 @@ use super::{ResponseError, h1, h2};
 /// What goes to the backend.
 pub(crate) enum RequestHalf<'a> {
     /// With [`Framing::UntilClose`] for another protocol that the connection has changed to.
-    Http1(&'a h1::Connection, Framing),
+    Http1 {
+        connection: &'a h1::Connection,
+        framing: Framing,
+        /// The protocol that the request asks to switch to.
+        upgrade: Option<&'a UpgradeProtocol>,
+    },
     Http2(SendStream<Bytes>),
 }
 
@@ -29,6 +34,7 @@ pub(crate) enum ResponseHalf<'a> {
 /// An interim or final response head.
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
+    /// `Content-Length` among them says what the framing does, and nothing else.
     pub(crate) headers: HeaderMap,
     /// The connection can take another request afterwards.
     pub(crate) keep_alive: bool,
@@ -37,15 +43,16 @@ pub(crate) struct Head {
 impl RequestHalf<'_> {
     /// Sends the head, if the exchange did not begin with it.
     pub(crate) async fn head(&self, parts: &Parts, authority: &Authority) -> io::Result<()> {
-        let Self::Http1(connection, framing) = self else { return Ok(()) };
+        let Self::Http1 { connection, framing, upgrade } = self else { return Ok(()) };
         let root = PathAndQuery::from_static("/");
         let target = parts.uri.path_and_query().unwrap_or(&root);
-        connection.send_head(&parts.method, target, authority.as_str().as_bytes(), &parts.headers, *framing).await
+        let (host, asks) = (authority.as_str().as_bytes(), upgrade.map_or(Connection::Persists, Connection::Upgrade));
+        connection.send_head(&parts.method, target, host, &parts.headers, *framing, asks).await
     }
 
     pub(crate) async fn data(&mut self, data: Bytes) -> io::Result<()> {
         match self {
-            Self::Http1(connection, framing) => connection.send_data(&data, *framing).await,
+            Self::Http1 { connection, framing, .. } => connection.send_data(&data, *framing).await,
             Self::Http2(stream) => {
                 streams::send(stream, data, false).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
             }
@@ -54,14 +61,14 @@ impl RequestHalf<'_> {
 
     pub(crate) async fn finish(&mut self, trailers: Option<HeaderMap>) -> io::Result<()> {
         match self {
-            Self::Http1(connection, framing) => connection.finish(*framing, trailers.as_ref()).await,
+            Self::Http1 { connection, framing, .. } => connection.finish(*framing, trailers.as_ref()).await,
             Self::Http2(stream) => h2::finish(stream, trailers),
         }
     }
 
     /// The backend has changed to another protocol: bytes from now on, until one side ends.
     pub(crate) fn switched(&mut self) {
-        if let Self::Http1(_, framing) = self {
+        if let Self::Http1 { framing, .. } = self {
             *framing = Framing::UntilClose;
         }
     }
@@ -72,12 +79,13 @@ impl ResponseHalf<'_> {
     pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => {
-                let head = connection.response_head(method).await?;
+                let mut head = connection.response_head(method).await?;
                 *decoder = BodyDecoder::new(head.framing);
+                head::set_content_length(&mut head.headers, head.framing);
                 Ok(Head { status: head.status, headers: head.headers, keep_alive: head.keep_alive })
             }
             Self::Http2(exchange) => {
-                let (parts, ()) = exchange.head().await?.into_parts();
+                let (parts, ()) = exchange.head(method).await?.into_parts();
                 Ok(Head { status: parts.status, headers: parts.headers, keep_alive: true })
             }
         }

@@ -4,9 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
 
 use bytes::{Bytes, BytesMut};
-use gw_shared::http::Part;
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self as heads, Framing, HeadLimits, HeadScanner, ResponseHead};
+use gw_shared::http::{Connection as Persistence, Part};
 use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
@@ -71,11 +71,12 @@ impl Connection {
         host: &[u8],
         headers: &HeaderMap,
         framing: Framing,
+        connection: Persistence<'_>,
     ) -> io::Result<()> {
         self.answered.set(false);
         self.sent_before.set(self.stream.socket().sent());
         let mut out = Vec::with_capacity(1024);
-        heads::write_request(&mut out, method, target, host, headers, framing);
+        heads::write_request(&mut out, method, target, host, headers, framing, connection);
         self.send(&mut [IoSlice::new(&out)]).await
     }
 
@@ -95,7 +96,7 @@ impl Connection {
         match framing {
             Framing::Chunked => {}
             Framing::UntilClose => return self.stream.end_sending().await,
-            Framing::None | Framing::Length(_) => return Ok(()),
+            Framing::None | Framing::Described(_) | Framing::Length(_) => return Ok(()),
         }
         let mut out = Vec::new();
         body::write_last_chunk(&mut out, trailers);
@@ -119,9 +120,9 @@ impl Connection {
         let mut head = heads::parse_response(&bytes, method, HEAD_LIMITS)?;
         if head.status == StatusCode::NO_CONTENT || head.status.is_informational() {
             // There is no body (RFC 9112 §6.3). A backend that announces one may send it nevertheless.
-            let announced = head.headers.remove(header::CONTENT_LENGTH).is_some_and(|length| length != "0")
-                || head.headers.contains_key(header::TRANSFER_ENCODING);
-            head.keep_alive &= !announced;
+            let length = heads::content_length(&head.headers)?;
+            let announces = length.is_some_and(|length| length > 0);
+            head.keep_alive &= !announces && !head.headers.contains_key(header::TRANSFER_ENCODING);
         }
         Ok(head)
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::Part;
+use gw_shared::http::framing::{self, Framing};
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self as streams, Received};
 use h2::client::{ResponseFuture, SendRequest};
@@ -105,7 +106,7 @@ impl Connection {
         parts: &Parts,
         authority: &Authority,
         protocol: Option<&Protocol>,
-        is_whole: bool,
+        framing: Framing,
     ) -> Result<(SendStream<Bytes>, Exchange), ResponseError> {
         let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let uri = Uri::builder().scheme(self.scheme.clone()).authority(authority.clone()).path_and_query(path).build();
@@ -115,9 +116,12 @@ impl Connection {
         *request.uri_mut() = uri.map_err(|error| ResponseError::Reset(io::Error::other(error)))?;
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = parts.headers.clone();
+        framing::set_content_length(request.headers_mut(), framing);
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
+        // What follows an extended CONNECT is no body.
+        let is_whole = protocol.is_none() && !framing.has_body();
         let sent = self.requests.borrow().clone().send_request(request, is_whole);
         // Fails before anything is sent.
         let (response, stream) = sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
@@ -245,12 +249,25 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// The next head: interim ones (1xx) too.
-    pub(super) async fn head(&mut self) -> Result<Response<()>, ResponseError> {
+    /// The next head of a response to a request with `method`: interim ones (1xx) too.
+    pub(super) async fn head(&mut self, method: &Method) -> Result<Response<()>, ResponseError> {
         if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await {
-            return interim.map_err(ResponseError::of_http2);
+            let mut interim = interim.map_err(ResponseError::of_http2)?;
+            framing::check_values_of_http2(interim.headers())?;
+            framing::set_content_length(interim.headers_mut(), Framing::None);
+            return Ok(interim);
         }
-        let (parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
+        let (mut parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
+        framing::check_values_of_http2(&parts.headers)?;
+        let announced = framing::content_length(&parts.headers)?.map_or(Framing::Chunked, Framing::Length);
+        let framing = match announced.of_response(parts.status, method) {
+            // The other protocol's half follows, whatever the fields say (RFC 9110 §9.3.6).
+            _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
+            framing => framing,
+        };
+        framing::set_content_length(&mut parts.headers, framing);
+        // Of a response that has no body, what comes nevertheless is not read: its stream is reset.
+        self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
         Ok(Response::from_parts(parts, ()))
     }
@@ -266,6 +283,7 @@ impl Exchange {
         Ok(match received {
             Received::Data(data) => Part::Data(data),
             Received::Trailers(trailers) => {
+                framing::check_values_of_http2(&trailers)?;
                 self.is_done = true;
                 Part::Trailers(trailers)
             }

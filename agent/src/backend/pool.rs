@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use ::h2::ext::Protocol as Switch;
-use gw_shared::http::{BodyDecoder, Framing};
+use gw_shared::http::{BodyDecoder, Framing, UpgradeProtocol};
 use gw_shared::runtime;
 use http::Method;
 use http::request::Parts;
@@ -264,6 +264,15 @@ impl Backend {
     }
 }
 
+fn http1_exchange<'a>(
+    connection: &'a h1::Connection,
+    framing: Framing,
+    upgrade: Option<&'a UpgradeProtocol>,
+) -> (RequestHalf<'a>, ResponseHalf<'a>) {
+    let response = ResponseHalf::Http1(connection, BodyDecoder::new(Framing::None));
+    (RequestHalf::Http1 { connection, framing, upgrade }, response)
+}
+
 impl Lease<'_> {
     /// The two halves of an exchange of which nothing is sent yet.
     pub(crate) fn exchange(
@@ -272,27 +281,24 @@ impl Lease<'_> {
         framing: Framing,
     ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
         match &self.connection {
-            Connection::Http1(connection) => Ok((
-                RequestHalf::Http1(connection, framing),
-                ResponseHalf::Http1(connection, BodyDecoder::new(Framing::None)),
-            )),
+            Connection::Http1(connection) => Ok(http1_exchange(connection, framing, None)),
             Connection::Http2(place) => {
-                let (request, response) =
-                    place.request(parts, self.authority(parts), None, framing == Framing::None)?;
+                let (request, response) = place.request(parts, self.authority(parts), None, framing)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
     }
 
-    /// The halves of an exchange that asks for another protocol, over HTTP/2 (RFC 8441).
-    pub(crate) fn exchange_protocol(
-        &self,
+    /// The halves of an exchange that asks for another protocol: by `Upgrade` (RFC 9110 §7.8), or over HTTP/2 by extended
+    /// CONNECT (RFC 8441). The request has no body.
+    pub(crate) fn exchange_protocol<'b>(
+        &'b self,
         parts: &Parts,
-        protocol: &Switch,
-    ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
+        protocol: &'b UpgradeProtocol,
+    ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
         let refused = |why: &str| Err(ResponseError::Switch(why.to_owned()));
         match &self.connection {
-            Connection::Http1(_) => refused("this is a connection of HTTP/1.1"),
+            Connection::Http1(connection) => Ok(http1_exchange(connection, Framing::None, Some(protocol))),
             Connection::Http2(place) if !place.takes_protocols() => {
                 refused("it speaks HTTP/2 and takes no extended CONNECT there (RFC 8441)")
             }
@@ -300,7 +306,9 @@ impl Lease<'_> {
                 refused("it speaks HTTP/2, where no method can be given (RFC 8441)")
             }
             Connection::Http2(place) => {
-                let (request, response) = place.request(parts, self.authority(parts), Some(protocol), false)?;
+                let protocol = Switch::from(protocol.as_str());
+                let (request, response) =
+                    place.request(parts, self.authority(parts), Some(&protocol), Framing::None)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }

@@ -1,5 +1,7 @@
 //! What comes out of a tunnel when backends do what tests say. The tests play the gateway.
 
+mod framing;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;

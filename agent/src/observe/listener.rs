@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use gw_shared::http::{Framing, HeadLimits, HeadScanner, head};
+use gw_shared::http::{Connection, Framing, HeadLimits, HeadScanner, head};
 use gw_shared::metrics::exposition;
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
@@ -135,7 +135,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ]);
     let mut out = Vec::with_capacity(256 + body.len());
-    head::write_response(&mut out, status, &headers, Framing::Length(body.len() as u64), Some("close"));
+    head::write_response(&mut out, status, &headers, Framing::Length(body.len() as u64), Connection::Close);
     if !request.is_ok_and(|request| request.method == Method::HEAD) {
         out.extend_from_slice(body.as_bytes());
     }

@@ -10,10 +10,10 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, Version};
-use gw_shared::http::{InvalidHead, Part, UnreadHead};
+use gw_shared::http::{Connection, InvalidHead, Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use http::header::{self, HeaderMap};
+use http::header::HeaderMap;
 use http::{Method, StatusCode};
 
 use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
@@ -336,15 +336,14 @@ struct Response<'a> {
 
 impl Response<'_> {
     fn framing_of(&self, head: &ResponseHead) -> Framing {
-        let bodiless = self.is_head || matches!(head.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-        let length = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        match (length, self.version) {
-            _ if bodiless => Framing::None,
-            (Some(length), _) => Framing::Length(length),
-            (None, _) if !head.has_body => Framing::Length(0),
-            (None, Version::Http11 | Version::Http2) => Framing::Chunked,
-            (None, Version::Http10) => Framing::UntilClose,
-        }
+        let announced = match (head::content_length(&head.headers), self.version) {
+            (Ok(Some(length)), _) => Framing::Length(length),
+            (Ok(None) | Err(_), Version::Http11 | Version::Http2) => Framing::Chunked,
+            (Ok(None) | Err(_), Version::Http10) => Framing::UntilClose,
+        };
+        let framing = announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET });
+        // The stream that it came on has ended already.
+        if framing.has_body() && !head.has_body { Framing::Length(0) } else { framing }
     }
 
     async fn write(&mut self, data: &[u8], last: bool) -> Result<(), CallerGone> {
@@ -365,8 +364,8 @@ impl Response<'_> {
 
 impl ResponseSink for Response<'_> {
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
-        // HTTP/1.0 has none (RFC 9110 §15.2).
-        if self.version == Version::Http10 {
+        // HTTP/1.0 has none (RFC 9110 §15.2). A switch is no interim response: [`Self::head`] announces it.
+        if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
         if head.status == StatusCode::CONTINUE
@@ -374,30 +373,26 @@ impl ResponseSink for Response<'_> {
         {
             awaits_continue.set(false);
         }
-        head::write_response(&mut self.out, head.status, &head.headers, Framing::None, None);
+        head::write_response(&mut self.out, head.status, &head.headers, Framing::None, Connection::Persists);
         self.flush().await
     }
 
-    async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
         self.begun = true;
-        if let Some(protocol) = head.upgrade {
+        if let Some(protocol) = &head.upgrade {
             (self.switched, self.keep_alive, self.framing) = (true, false, Framing::UntilClose);
-            head.headers.insert(header::UPGRADE, protocol);
-            let status = StatusCode::SWITCHING_PROTOCOLS;
-            head::write_response(&mut self.out, status, &head.headers, self.framing, Some("upgrade"));
+            let (status, connection) = (StatusCode::SWITCHING_PROTOCOLS, Connection::Upgrade(protocol));
+            head::write_response(&mut self.out, status, &head.headers, self.framing, connection);
             return Ok(());
         }
         self.framing = self.framing_of(&head);
-        if head.status == StatusCode::NO_CONTENT {
-            head.headers.remove(header::CONTENT_LENGTH);
-        }
         // Whether a body that was not called for will come, nobody can tell.
         let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
         self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.core.is_draining();
         let connection = match (self.keep_alive, self.version) {
-            (false, _) => Some("close"),
-            (true, Version::Http10) => Some("keep-alive"),
-            (true, Version::Http11 | Version::Http2) => None,
+            (false, _) => Connection::Close,
+            (true, Version::Http10) => Connection::KeepAlive,
+            (true, Version::Http11 | Version::Http2) => Connection::Persists,
         };
         self.out.reserve(512);
         head::write_response(&mut self.out, head.status, &head.headers, self.framing, connection);
@@ -406,7 +401,7 @@ impl ResponseSink for Response<'_> {
 
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
         // An empty chunk would be the last; a response without a body has nothing to put data into.
-        if data.is_empty() || self.framing == Framing::None {
+        if data.is_empty() || !self.framing.has_body() {
             return Ok(());
         }
         self.write(&data, last).await

@@ -10,15 +10,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::Either;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
+use gw_shared::http::framing::{check_values_of_http2, content_length, set_content_length};
 use gw_shared::http::head::request_of_http2;
-use gw_shared::http::{Part, UnreadHead};
+use gw_shared::http::{Framing, InvalidHead, Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{self, HeaderMap};
+use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode};
 
 use super::frame_meter::{Meter, Metered};
@@ -214,7 +215,11 @@ impl Drop for Open {
 }
 
 async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: SendResponse<Bytes>, connection: Open) {
-    let (parts, body) = request.into_parts();
+    let (parts, mut body) = request.into_parts();
+    if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
+        // The h2 crate has reset the stream, or the caller has; else dropping it does.
+        return connection.0.count_reset();
+    }
     let has_body = !body.is_end_stream();
     let stream = RefCell::new(Stream::Asked(respond));
     let mut response = Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream };
@@ -223,7 +228,14 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
         Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
         Err(refused) => {
             let (invalid, parts) = *refused;
-            let (head, error) = (UnreadHead::of_http2(parts), Error::invalid_head(invalid));
+            let error = Error::invalid_head(invalid.clone());
+            if let InvalidHead::Malformed(reason) = invalid {
+                tracing::debug!(reason, "malformed request of HTTP/2");
+                core.counters.refused(&error);
+                stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
+                return connection.0.count_refusal();
+            }
+            let head = UnreadHead::of_http2(parts);
             relay::refuse_unread(&core, head, &connection.0.peer, &error, &mut response).await
         }
     };
@@ -240,6 +252,29 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
         }
         Outcome::CallerGone => connection.0.count_reset(),
     }
+}
+
+/// Whether a request announces a body of no bytes. What follows an extended CONNECT is no body.
+fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
+    *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
+}
+
+/// Waits until a body that was announced as empty has ended, trailers aside, before anything of its request goes on:
+/// data contradicts the announcement (RFC 9113 §8.1.1). As for a head, there is a time limit.
+async fn ends_without_data(body: &mut RecvStream) -> bool {
+    if body.is_end_stream() {
+        return true;
+    }
+    let ends = async {
+        loop {
+            match std::future::poll_fn(|cx| body.poll_data(cx)).await {
+                None => return true,
+                Some(Ok(data)) if data.is_empty() => {}
+                Some(Ok(_) | Err(_)) => return false,
+            }
+        }
+    };
+    runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
 }
 
 /// Our half of a stream.
@@ -316,6 +351,10 @@ impl RequestBody for Body<'_> {
                 self.unreleased = data.len();
                 Ok(Part::Data(data))
             }
+            Ok(Received::Trailers(trailers)) if check_values_of_http2(&trailers).is_err() => {
+                self.stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
+                Err(BodyError::Gone)
+            }
             Ok(Received::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
             Ok(Received::End) => Ok(Part::End),
             Err(stream::StreamClosed) => Err(BodyError::Gone),
@@ -356,7 +395,12 @@ impl Sink<'_> {
 }
 
 impl ResponseSink for Sink<'_> {
-    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
+    async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+        // HTTP/2 has none (RFC 9113 §8.6).
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(());
+        }
+        set_content_length(&mut head.headers, Framing::None);
         match &mut *self.stream.borrow_mut() {
             Stream::Asked(respond) => respond.send_informational(response(head)).map_err(|_| CallerGone),
             Stream::Answering(_) => Ok(()),
@@ -364,12 +408,15 @@ impl ResponseSink for Sink<'_> {
     }
 
     async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
-        if head.upgrade.is_some() {
+        let announced = content_length(&head.headers).ok().flatten().map_or(Framing::Chunked, Framing::Length);
+        let framing = if head.upgrade.is_some() {
             head.status = StatusCode::OK;
-        } else if head.status == StatusCode::NO_CONTENT {
-            head.headers.remove(header::CONTENT_LENGTH);
-        }
-        self.ended = self.is_head || !head.has_body;
+            Framing::UntilClose
+        } else {
+            announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET })
+        };
+        set_content_length(&mut head.headers, framing);
+        self.ended = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
         let mut stream = self.stream.borrow_mut();
         let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
         let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers.get(X_GW_REQUEST_ID).cloned());

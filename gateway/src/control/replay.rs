@@ -176,7 +176,9 @@ impl ReplayEdits {
 }
 
 fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
-    let parsed = target.parse::<PathAndQuery>().ok().filter(|_| target.starts_with('/') || target == "*");
+    // http::uri drops a fragment in silence.
+    let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
+    let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
     parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))
 }
 
@@ -224,7 +226,7 @@ mod tests {
         assert_eq!(refusal(edits), "headers: \"a b\" is not the name of a field");
         let edits = ReplayEdits { set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(), ..Default::default() };
         assert_eq!(refusal(edits), "set_headers: the value of a has characters that none may have");
-        for bad in ["", "orders", "http://example.com/", "/a b"] {
+        for bad in ["", "orders", "http://example.com/", "/a b", "/a#b", "/?a#b"] {
             assert!(checked_target(bad).is_err(), "{bad}");
         }
         assert!(checked_target("/orders?limit=5").is_ok() && checked_target("*").is_ok());

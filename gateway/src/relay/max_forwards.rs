@@ -1,7 +1,7 @@
 //! `Max-Forwards`: who answers a TRACE or OPTIONS (RFC 9110 §7.6.2).
 
 use gw_shared::http::fields::{X_GW_REQUEST_ID, is_own};
-use gw_shared::http::{Framing, RequestHead, fields, head};
+use gw_shared::http::{Connection, Framing, RequestHead, fields, head};
 use gw_shared::id::RequestId;
 use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -26,7 +26,8 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     if request.method == Method::TRACE {
         let kept = fields::end_to_end(request.headers.clone(), |name| is_own(name) || SECRETS.contains(name), 0);
         let (target, authority) = (&request.target, request.authority.as_str().as_bytes());
-        head::write_request(response.body_mut(), &request.method, target, authority, &kept, Framing::None);
+        let (method, framing, connection) = (&request.method, Framing::None, Connection::Persists);
+        head::write_request(response.body_mut(), method, target, authority, &kept, framing, connection);
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("message/http"));
     } else {
         *response.status_mut() = StatusCode::NO_CONTENT;

@@ -5,7 +5,8 @@ use gw_shared::http::fields::{
     self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
     X_GW_UPGRADE_METHOD,
 };
-use gw_shared::http::{RequestHead, Version};
+use gw_shared::http::head::set_content_length;
+use gw_shared::http::{Framing, RequestHead, Version};
 use gw_shared::id::RequestId;
 use h2::ext::Protocol;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -20,10 +21,12 @@ const ADDED_FIELDS: usize = 6;
 
 /// What ends at this hop is gone, what we add is there (RFC 9110 §7.6).
 pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<Request<()>, Error> {
-    let RequestHead { method, target, authority, version, headers, upgrade, .. } = request;
+    let RequestHead { method, target, authority, version, headers, framing, upgrade, .. } = request;
     // Credentials were for us; what Host says is in the authority.
     const ENDS_HERE: [HeaderName; 4] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, X_GW_UPGRADE_METHOD, header::HOST];
     let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name), ADDED_FIELDS);
+    // Nothing that follows a request to switch protocols is a body of it.
+    set_content_length(&mut headers, if upgrade.is_some() { Framing::None } else { framing });
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {
         Version::Http10 => "1.0 gw",
@@ -47,8 +50,7 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
     *outbound.version_mut() = http::Version::HTTP_2;
     *outbound.headers_mut() = headers;
     if let Some(protocol) = upgrade {
-        let protocol = protocol.to_str().map_err(|_| Error::BadRequest("Upgrade field".to_owned()))?;
-        outbound.extensions_mut().insert(Protocol::from(protocol));
+        outbound.extensions_mut().insert(Protocol::from(protocol.as_str()));
         let method = std::mem::replace(outbound.method_mut(), Method::CONNECT);
         if method != Method::GET {
             let method = HeaderValue::from_str(method.as_str()).map_err(|_| Error::BadRequest("method".to_owned()))?;

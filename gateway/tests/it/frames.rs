@@ -5,6 +5,7 @@ use crate::caller::HOST;
 /// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const PRIORITY: u8 = 2;
 pub(crate) const RST_STREAM: u8 = 3;
@@ -50,5 +51,12 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     field(&mut block, Ok(2), "GET");
     field(&mut block, Ok(4), target);
     key.into_iter().for_each(|key| field(&mut block, Err("x-gw-service-key"), key));
+    block
+}
+
+/// A header block of any fields, pseudo fields among them, in this order.
+pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    fields.iter().for_each(|(name, value)| field(&mut block, Err(name), value));
     block
 }

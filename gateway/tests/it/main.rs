@@ -20,6 +20,7 @@ mod durability;
 mod enrollment;
 mod failures;
 mod frames;
+mod framing;
 mod http;
 mod http2;
 mod interim;

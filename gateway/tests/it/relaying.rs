@@ -78,7 +78,7 @@ fn bodies_of_every_framing_arrive_whole() {
         String::from_utf8(response.body).unwrap()
     };
     assert_eq!(exchange("\r\n"), "None 0 none");
-    assert_eq!(exchange("Content-Length: 0\r\n\r\n"), "None 0 none");
+    assert_eq!(exchange("Content-Length: 0\r\n\r\n"), "Length(0) 0 none");
     assert_eq!(exchange("Content-Length: 3\r\n\r\nabc"), "Length(3) 3 none");
     assert_eq!(exchange("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), "Chunked 5 none");
     let with_trailer = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";

@@ -32,7 +32,7 @@ fn doubling() -> String {
             let accept = head.headers.get("sec-websocket-key").map(accept_of).unwrap_or_default();
             peer.send(format!(
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\nX-Method: {}\r\n{accept}\r\nhello ",
-                protocol.to_str().unwrap(),
+                protocol.as_str(),
                 head.method
             ));
             return double(&mut peer);

@@ -4,7 +4,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
-use super::head::Framing;
+use super::framing::Framing;
+use super::write::write_trailers;
 
 /// Longest chunk-size line, extensions included, in bytes.
 const SIZE_LINE_MAX: usize = 4096;
@@ -51,7 +52,7 @@ enum State {
 impl BodyDecoder {
     pub fn new(framing: Framing) -> Self {
         Self(match framing {
-            Framing::None | Framing::Length(0) => State::Done,
+            Framing::None | Framing::Described(_) | Framing::Length(0) => State::Done,
             Framing::Length(length) => State::Length(length),
             Framing::Chunked => State::ChunkSize,
             Framing::UntilClose => State::UntilClose,
@@ -217,11 +218,12 @@ pub const CHUNK_END: &[u8] = b"\r\n";
 /// What follows the data of the last chunk that has any, where no trailers do: its end, and the last chunk.
 pub const LAST_CHUNK_END: &[u8] = b"\r\n0\r\n\r\n";
 
-/// Appends the last chunk and the trailer section to `out`.
+/// Appends the last chunk and the trailer section to `out`. Fields that frame are left out
+/// ([`is_framing`](super::framing::is_framing)).
 pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&HeaderMap>) {
     out.extend_from_slice(b"0\r\n");
     if let Some(trailers) = trailers {
-        super::head::write_fields(out, trailers);
+        write_trailers(out, trailers);
     }
     out.extend_from_slice(b"\r\n");
 }

@@ -2,6 +2,8 @@
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+use super::framing::is_of_connection;
+
 /// Prefix of the field names that belong to the gateway. A backend cannot set them, nor can a caller forge them.
 const OWN_PREFIX: &str = "x-gw-";
 
@@ -23,9 +25,10 @@ pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-p
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// What of `headers` goes on to the next hop, in order: everything but the fields of RFC 9110 §7.6.1, those that
-/// `Connection` names, and those that `drop` says.
+/// `Connection` names, those that `drop` says, and names that some servers take for fields that frame
+/// ([`is_framing`](super::framing::is_framing)).
 ///
-/// `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2). There is room for `added` fields
+/// `Content-Length` stays: over HTTP/2 it describes a body whose end the stream marks. `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2). There is room for `added` fields
 /// more, where something was dropped.
 pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
     let named: Vec<HeaderName> = headers
@@ -37,7 +40,8 @@ pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added:
         // A sender cannot have us drop what frames or addresses the message.
         .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
         .collect();
-    let ends_here = |name: &HeaderName| HOP_BY_HOP.contains(name) || named.contains(name) || drop(name);
+    let ends_here =
+        |name: &HeaderName| is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name);
     if !headers.keys().any(&ends_here) {
         return headers;
     }
@@ -60,15 +64,6 @@ pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added:
     }
     kept
 }
-
-const HOP_BY_HOP: [HeaderName; 6] = [
-    header::CONNECTION,
-    header::TE,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-];
 
 fn accepts_trailers(headers: &HeaderMap) -> bool {
     headers
@@ -126,6 +121,8 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("x-third", "3"),
             ("upgrade", "h2c"),
+            ("content_length", "7"),
+            ("transfer_encoding", "chunked"),
             ("te", "gzip, trailers"),
             ("x-drop", "1"),
             ("authorization", "Basic x"),
@@ -157,8 +154,13 @@ mod tests {
 
     #[test]
     fn trailers_carry_no_framing() {
-        let trailers =
-            map(&[("content-length", "3"), ("grpc-status", "0"), ("transfer-encoding", "chunked"), ("te", "trailers")]);
+        let trailers = map(&[
+            ("content-length", "3"),
+            ("grpc-status", "0"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("content_length", "3"),
+        ]);
         assert_eq!(end_to_end_trailers(trailers), map(&[("grpc-status", "0")]));
     }
 

@@ -1,6 +1,5 @@
 //! Message heads: strict parsing (what two parsers could read differently is refused) and serialization.
 
-use std::io::Write;
 use std::mem::MaybeUninit;
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -9,6 +8,11 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 use http::{Method, StatusCode};
+
+pub use super::framing::{Framing, content_length, set_content_length};
+use super::framing::{announced, check_values_of_http2};
+use super::upgrade::UpgradeProtocol;
+pub use super::write::{Connection, write_request, write_response};
 
 /// Bounds on a message head.
 #[derive(Debug, Clone, Copy)]
@@ -34,24 +38,15 @@ pub enum InvalidHead {
     TargetTooLong(usize),
     #[error("malformed: {0}")]
     Syntax(&'static str),
+    /// A message of HTTP/2 that is a stream error (RFC 9113 §8.1.1).
+    #[error("malformed message of HTTP/2: {0}")]
+    Malformed(&'static str),
 }
 
 impl InvalidHead {
     pub fn is_too_large(&self) -> bool {
-        !matches!(self, Self::Syntax(_))
+        !matches!(self, Self::Syntax(_) | Self::Malformed(_))
     }
-}
-
-/// How the end of a message body is found (RFC 9112 §6.3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Framing {
-    /// There is no body.
-    None,
-    /// `Content-Length`, in bytes.
-    Length(u64),
-    Chunked,
-    /// The body ends with the connection; responses only.
-    UntilClose,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,12 +59,14 @@ pub enum Version {
 #[derive(Debug)]
 pub struct RequestHead {
     pub method: Method,
-    /// `*` or origin-form, byte for byte as received; of an absolute-form target, the part after the authority.
+    /// `*` or origin-form, byte for byte as received; of an absolute-form target, the part after the authority. Every
+    /// visible character of ASCII but `#`, and UTF-8 beyond that.
     pub target: PathAndQuery,
     /// Host and optional port this request is for: of an absolute-form target, else of `Host` (RFC 9112 §3.2.2).
     pub authority: Authority,
     pub version: Version,
-    /// In order of arrival, `Host` left out.
+    /// In order of arrival, `Host` left out. What frames the message is still among them, for those that look at it;
+    /// [`write_request`] passes over it.
     pub headers: HeaderMap,
     pub framing: Framing,
     /// The sender wants the connection to stay (RFC 9112 §9.3).
@@ -78,13 +75,14 @@ pub struct RequestHead {
     pub expects_continue: bool,
     /// The protocol that the sender asks to switch to: of `Upgrade` (RFC 9110 §7.8), or of an extended CONNECT
     /// (RFC 8441 §4), whose method is given as GET here.
-    pub upgrade: Option<HeaderValue>,
+    pub upgrade: Option<UpgradeProtocol>,
 }
 
 #[derive(Debug)]
 pub struct ResponseHead {
     pub status: StatusCode,
     pub version: Version,
+    /// As those of [`RequestHead`].
     pub headers: HeaderMap,
     pub framing: Framing,
     pub keep_alive: bool,
@@ -132,6 +130,7 @@ impl HeadScanner {
 
 const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
 const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy");
+const PROTOCOL: InvalidHead = InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
 const USERINFO: InvalidHead = InvalidHead::Syntax("userinfo in Host");
 
 /// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
@@ -142,6 +141,13 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     match parsed.parse_with_uninit_headers(head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
         Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Err(httparse::Error::Version) => {
+            let at = memchr::memchr(b'\r', head).and_then(|end| end.checked_sub(VERSION_LENGTH));
+            return match at.and_then(|at| as_http11(head, at)) {
+                Some(head) => parse_request(&head, limits),
+                None => Err(syntax(httparse::Error::Version, limits)),
+            };
+        }
         Err(error) => return Err(syntax(error, limits)),
     }
     let (Some(method), Some(target), Some(version)) = (parsed.method, parsed.path, parsed.version) else {
@@ -170,15 +176,16 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
         return Err(USERINFO);
     }
 
-    let framing = request_framing(&headers, version)?;
+    let framing = announced(&headers, version)?.unwrap_or(Framing::None);
     let keep_alive = keeps_alive(&headers, version);
     let expects_continue = version == Version::Http11 && expects_continue(&headers, framing);
-    let upgrade = if version == Version::Http11 && framing == Framing::None { upgrade(&headers) } else { None };
+    let upgrade = if version == Version::Http11 && !framing.has_body() { upgrade(&headers) } else { None };
     Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue, upgrade })
 }
 
 /// Takes the head of an HTTP/2 request, as the h2 crate checked it, for one (RFC 9113 §8.3). `Host` stays among the
-/// fields; it says what the authority says. A head that is refused is given back.
+/// fields; it says what the authority says. `has_body` says whether data or trailers may follow. A head that is refused
+/// is given back.
 pub fn request_of_http2(
     parts: Parts,
     has_body: bool,
@@ -204,14 +211,18 @@ pub fn request_of_http2(
     })
 }
 
-type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<HeaderValue>);
+type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<UpgradeProtocol>);
 
 fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<CheckedHttp2, InvalidHead> {
     let Parts { method, uri, headers, extensions, .. } = parts;
+    check_values_of_http2(headers)?;
+    if uri.scheme_str() == Some("") {
+        return Err(InvalidHead::Malformed(":scheme is empty"));
+    }
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
     limits.check(method, target, headers)?;
     let upgrade = match extensions.get::<Protocol>() {
-        Some(protocol) => Some(HeaderValue::from_str(protocol.as_str()).map_err(|_| InvalidHead::Syntax(":protocol"))?),
+        Some(protocol) => Some(UpgradeProtocol::parse_str(protocol.as_str()).ok_or(PROTOCOL)?),
         None if *method == Method::CONNECT => return Err(CONNECT),
         None => None,
     };
@@ -221,11 +232,7 @@ fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<Chec
     }
     let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
     let authority = authority_of_http2(uri, headers)?;
-    let framing = match content_length(headers)? {
-        _ if !has_body => Framing::None,
-        Some(length) => Framing::Length(length),
-        None => Framing::Chunked,
-    };
+    let framing = Framing::of_stream(headers, has_body)?;
     Ok((target, authority, framing, upgrade))
 }
 
@@ -276,6 +283,12 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
     match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
         Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Err(httparse::Error::Version) => {
+            return match as_http11(head, 0) {
+                Some(head) => parse_response(&head, method, limits),
+                None => Err(syntax(httparse::Error::Version, limits)),
+            };
+        }
         Err(error) => return Err(syntax(error, limits)),
     }
     let (Some(status), Some(version)) = (parsed.code, parsed.version) else {
@@ -285,16 +298,8 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
     let status = StatusCode::from_u16(status).map_err(|_| InvalidHead::Syntax("status code"))?;
     let version = version_of(version);
     let headers = collect_fields(head, parsed.headers.iter())?;
-    let mut framing = response_framing(&headers, version)?;
-    let mut keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
-    if *method == Method::HEAD
-        || status.is_informational()
-        || status == StatusCode::NO_CONTENT
-        || status == StatusCode::NOT_MODIFIED
-    {
-        keep_alive |= framing == Framing::UntilClose && keeps_alive(&headers, version);
-        framing = Framing::None;
-    }
+    let framing = announced(&headers, version)?.unwrap_or(Framing::UntilClose).of_response(status, method);
+    let keep_alive = keeps_alive(&headers, version) && framing != Framing::UntilClose;
     Ok(ResponseHead { status, version, headers, framing, keep_alive })
 }
 
@@ -323,8 +328,22 @@ fn syntax(error: httparse::Error, limits: HeadLimits) -> InvalidHead {
         httparse::Error::NewLine => InvalidHead::Syntax("line end"),
         httparse::Error::Status => InvalidHead::Syntax("status line"),
         httparse::Error::Token => InvalidHead::Syntax("request line"),
-        httparse::Error::Version => InvalidHead::Syntax("version (HTTP/1.0 and HTTP/1.1 are spoken here)"),
+        httparse::Error::Version => InvalidHead::Syntax("version (HTTP/1.x is spoken here)"),
     }
+}
+
+const VERSION_LENGTH: usize = "HTTP/1.1".len();
+
+/// The same head in HTTP/1.1, if it is of a later version of HTTP/1 whose name begins at `at`. A recipient takes it for
+/// the highest minor version that it knows (RFC 9110 §2.5).
+fn as_http11(head: &[u8], at: usize) -> Option<Bytes> {
+    let end = at + VERSION_LENGTH;
+    if !matches!(head.get(at..end)?, [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9']) {
+        return None;
+    }
+    let mut head = head.to_vec();
+    *head.get_mut(end - 1)? = b'1';
+    Some(head.into())
 }
 
 fn version_of(minor: u8) -> Version {
@@ -336,7 +355,7 @@ fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQ
     if *method == Method::CONNECT {
         return Err(CONNECT);
     }
-    let invalid = InvalidHead::Syntax("request target (a-z, 0-9 and the marks of RFC 3986 only, no fragment)");
+    let invalid = InvalidHead::Syntax("request target (no white space, control characters or fragment; UTF-8)");
     // http::uri drops a fragment in silence; nothing may be dropped in silence.
     if target.bytes().any(|byte| byte == b'#') {
         return Err(invalid);
@@ -402,57 +421,6 @@ fn collect_fields<'a, 'b: 'a>(
     Ok(headers)
 }
 
-fn request_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
-    Ok(match announced_framing(headers, version)? {
-        None | Some(Framing::Length(0)) => Framing::None,
-        Some(framing) => framing,
-    })
-}
-
-fn response_framing(headers: &HeaderMap, version: Version) -> Result<Framing, InvalidHead> {
-    Ok(announced_framing(headers, version)?.unwrap_or(Framing::UntilClose))
-}
-
-/// The framing that the fields of a message announce, if any; refused where they contradict each other.
-fn announced_framing(headers: &HeaderMap, version: Version) -> Result<Option<Framing>, InvalidHead> {
-    let length = content_length(headers)?;
-    if !headers.contains_key(header::TRANSFER_ENCODING) {
-        return Ok(length.map(Framing::Length));
-    }
-    if length.is_some() {
-        return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
-    }
-    if version == Version::Http10 {
-        return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
-    }
-    check_chunked(headers)?;
-    Ok(Some(Framing::Chunked))
-}
-
-/// `chunked`, alone and once, is the only coding that can be passed on without being understood differently.
-fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
-        _ => Err(InvalidHead::Syntax("Transfer-Encoding other than `chunked`")),
-    }
-}
-
-/// RFC 9112 §6.3 lets a recipient take equal duplicates as one; refusing them leaves nothing to disagree about.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
-    let Some(length) = lengths.next() else { return Ok(None) };
-    if lengths.next().is_some() {
-        return Err(InvalidHead::Syntax("more than one Content-Length"));
-    }
-    let digits = length.as_bytes();
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return Err(InvalidHead::Syntax("Content-Length is not a decimal number"));
-    }
-    let text = length.to_str().map_err(|_| InvalidHead::Syntax("Content-Length"))?;
-    text.parse().map(Some).map_err(|_| InvalidHead::Syntax("Content-Length exceeds 64 bits"))
-}
-
 fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
     match version {
         Version::Http11 | Version::Http2 => !has_connection_option(headers, "close"),
@@ -471,84 +439,15 @@ fn has_connection_option(headers: &HeaderMap, name: &str) -> bool {
 
 fn expects_continue(headers: &HeaderMap, framing: Framing) -> bool {
     let expects = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
-    framing != Framing::None && headers.get(header::EXPECT).is_some_and(expects)
+    framing.has_body() && headers.get(header::EXPECT).is_some_and(expects)
 }
 
-/// The one protocol that is asked for, if it is one that can be passed on. Not another form of HTTP, such as `h2c`: that
-/// would carry requests past whoever looks at them here. Whoever offers several does without (RFC 9110 §7.8).
-fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+/// The one protocol that is asked for, if it is one that can be passed on. A request that offers several is served
+/// without (RFC 9110 §7.8).
+fn upgrade(headers: &HeaderMap) -> Option<UpgradeProtocol> {
     let mut offered = headers.get_all(header::UPGRADE).iter();
     let (Some(protocol), None) = (offered.next(), offered.next()) else { return None };
-    let text = protocol.to_str().ok()?;
-    let is_token = |text: &str| HeaderName::from_bytes(text.as_bytes()).is_ok();
-    let (name, version) = text.split_once('/').unwrap_or((text, "1"));
-    let is_http = ["http", "h2c", "h2", "tls"].iter().any(|http| name.eq_ignore_ascii_case(http));
-    let can_pass = has_connection_option(headers, "upgrade") && is_token(name) && is_token(version) && !is_http;
-    can_pass.then(|| protocol.clone())
-}
-
-/// Appends a request head to `out`: the line, `Host`, the given fields, and what the framing needs. The empty line too.
-pub fn write_request(
-    out: &mut Vec<u8>,
-    method: &Method,
-    target: &PathAndQuery,
-    host: &[u8],
-    headers: &HeaderMap,
-    framing: Framing,
-) {
-    out.extend_from_slice(method.as_str().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(target.as_str().as_bytes());
-    out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
-    out.extend_from_slice(host);
-    out.extend_from_slice(b"\r\n");
-    write_fields(out, headers);
-    write_framing(out, headers, framing);
-    out.extend_from_slice(b"\r\n");
-}
-
-/// Appends a response head to `out`: status line, the given fields, and what the framing needs. The empty line too.
-pub fn write_response(
-    out: &mut Vec<u8>,
-    status: StatusCode,
-    headers: &HeaderMap,
-    framing: Framing,
-    connection: Option<&'static str>,
-) {
-    out.extend_from_slice(b"HTTP/1.1 ");
-    out.extend_from_slice(status.as_str().as_bytes());
-    out.push(b' ');
-    out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
-    out.extend_from_slice(b"\r\n");
-    write_fields(out, headers);
-    write_framing(out, headers, framing);
-    if let Some(option) = connection {
-        out.extend_from_slice(b"connection: ");
-        out.extend_from_slice(option.as_bytes());
-        out.extend_from_slice(b"\r\n");
-    }
-    out.extend_from_slice(b"\r\n");
-}
-
-/// Appends fields as lines, without an empty line after them.
-pub fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap) {
-    for (name, value) in headers {
-        out.extend_from_slice(name.as_str().as_bytes());
-        out.extend_from_slice(b": ");
-        out.extend_from_slice(value.as_bytes());
-        out.extend_from_slice(b"\r\n");
-    }
-}
-
-fn write_framing(out: &mut Vec<u8>, headers: &HeaderMap, framing: Framing) {
-    match framing {
-        Framing::Length(length) if !headers.contains_key(header::CONTENT_LENGTH) => {
-            // Writing to a Vec cannot fail.
-            drop(write!(out, "content-length: {length}\r\n"));
-        }
-        Framing::Chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
-        Framing::None | Framing::Length(_) | Framing::UntilClose => {}
-    }
+    if has_connection_option(headers, "upgrade") { UpgradeProtocol::parse(protocol) } else { None }
 }
 
 #[cfg(test)]
@@ -596,8 +495,9 @@ mod tests {
     fn other_protocols_are_offered_one_at_a_time_and_are_not_http() {
         let upgrade = |fields: &str| request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap().upgrade;
         let offered = upgrade("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n");
-        assert_eq!(offered.unwrap(), "websocket");
-        assert_eq!(upgrade("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n").unwrap(), "SPDY/3.1");
+        assert_eq!(offered.unwrap().as_str(), "websocket");
+        assert_eq!(upgrade("Connection: upgrade\r\nUpgrade: SPDY/3.1\r\n").unwrap().as_str(), "SPDY/3.1");
+        assert!(upgrade("Connection: upgrade\r\nUpgrade: a\r\nContent-Length: 0\r\n").is_some());
         for none in [
             "Upgrade: websocket\r\n",
             "Connection: upgrade\r\n",
@@ -606,6 +506,8 @@ mod tests {
             "Connection: upgrade\r\nUpgrade: websocket, h2c\r\n",
             "Connection: upgrade\r\nUpgrade: websocket\r\nUpgrade: h2c\r\n",
             "Connection: upgrade\r\nUpgrade: a b\r\n",
+            "Connection: upgrade\r\nUpgrade:\r\n",
+            "Connection: upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked\r\n",
             "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
         ] {
             assert_eq!(upgrade(none), None, "{none:?}");
@@ -628,7 +530,7 @@ mod tests {
         let websocket = websocket.unwrap();
         assert_eq!(
             (websocket.method, websocket.upgrade.unwrap()),
-            (Method::GET, HeaderValue::from_static("websocket"))
+            (Method::GET, UpgradeProtocol::from_static("websocket"))
         );
         let cookies = (0..50).fold(get(), |request, _| request.header("cookie", "a=b"));
         assert!(request_2(cookies).is_ok());
@@ -645,6 +547,9 @@ mod tests {
             ("target is longer", http::Request::get(format!("https://h/{}", "a".repeat(100)))),
             ("fields", (0..11).fold(get(), |request, _| request.header("a", "b"))),
             ("larger than", get().header("a", "b".repeat(1024))),
+            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("h2c"))),
+            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("a, b"))),
+            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static(""))),
         ] {
             let error = request_2(request).unwrap_err().to_string();
             assert!(error.contains(bad), "{bad}: {error}");
@@ -655,7 +560,9 @@ mod tests {
     fn framing_and_persistence() {
         let framing = |fields: &str| request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap();
         assert_eq!(framing("Content-Length: 5\r\n").framing, Framing::Length(5));
-        assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::None);
+        assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::Length(0));
+        assert_eq!(framing("Content-Length: 005\r\n").framing, Framing::Length(5));
+        assert_eq!(framing("Content_Length: 5\r\nTransfer_Encoding: chunked\r\n").framing, Framing::None);
         assert_eq!(framing("Transfer-Encoding: Chunked\r\n").framing, Framing::Chunked);
         assert!(framing("Content-Length: 5\r\nExpect: 100-Continue\r\n").expects_continue);
         assert!(!framing("Connection: x, Close\r\n").keep_alive);
@@ -674,6 +581,7 @@ mod tests {
             "Content-Length: 5 5\r\n",
             "Content-Length:\r\n",
             "Content-Length: 18446744073709551616\r\n",
+            "Content-Length: 00000000000000000005\r\n",
             "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
             "Transfer-Encoding: gzip, chunked\r\n",
             "Transfer-Encoding: chunked, identity\r\n",
@@ -700,6 +608,10 @@ mod tests {
             "GET / HTTP/1.1\r\nHost: h/p\r\n\r\n",
             "GET /  HTTP/1.1\r\nHost: h\r\n\r\n",
             "GET / HTTP/2.0\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.10\r\nHost: h\r\n\r\n",
+            "GET / HTTP/1.x\r\nHost: h\r\n\r\n",
+            "GET / http/1.2\r\nHost: h\r\n\r\n",
+            "GET /HTTP/1.2\r\nHost: h\r\n\r\n",
             "GET / HTTP/1.1 \r\nHost: h\r\n\r\n",
             "G(T / HTTP/1.1\r\nHost: h\r\n\r\n",
             "POST / HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -723,17 +635,55 @@ mod tests {
         let head = |fields: &str, method| response(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n"), method).unwrap();
         assert_eq!(head("Content-Length: 7\r\n", &Method::GET).framing, Framing::Length(7));
         assert_eq!(head("Content-Length: 0\r\n", &Method::GET).framing, Framing::Length(0));
-        assert_eq!(head("Content-Length: 7\r\n", &Method::HEAD).framing, Framing::None);
+        assert_eq!(head("Content-Length: 7\r\n", &Method::HEAD).framing, Framing::Described(7));
+        assert_eq!(head("", &Method::HEAD).framing, Framing::None);
+        assert_eq!(head("Transfer-Encoding: chunked\r\n", &Method::HEAD).framing, Framing::None);
         assert_eq!(head("Transfer-Encoding: chunked\r\n", &Method::GET).framing, Framing::Chunked);
         let until_close = head("", &Method::GET);
         assert_eq!((until_close.framing, until_close.keep_alive), (Framing::UntilClose, false));
         let not_modified = response("HTTP/1.1 304 x\r\n\r\n", &Method::GET).unwrap();
         assert_eq!((not_modified.framing, not_modified.keep_alive), (Framing::None, true));
+        let not_modified = response("HTTP/1.1 304 x\r\nContent-Length: 5\r\n\r\n", &Method::GET).unwrap();
+        assert_eq!(not_modified.framing, Framing::Described(5));
+        let no_content = response("HTTP/1.1 204 x\r\nContent-Length: 5\r\n\r\n", &Method::HEAD).unwrap();
+        assert_eq!(no_content.framing, Framing::None);
         assert_eq!(response("HTTP/1.1 100 \r\n\r\n", &Method::GET).unwrap().framing, Framing::None);
         assert!(!response("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n", &Method::GET).unwrap().keep_alive);
-        for bad in ["HTTP/1.1 20 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n"] {
+        for bad in [
+            "HTTP/1.1 20 OK\r\n\r\n",
+            "HTTP/2.0 200 OK\r\n\r\n",
+            "HTTP/1.10 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        ] {
             assert!(response(bad, &Method::GET).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn later_versions_of_http_1_are_taken_for_1_1() {
+        for version in ["1.2", "1.9"] {
+            let text = format!("POST /a?b HTTP/{version}\r\nHost: h\r\nContent-Length: 3\r\n\r\n");
+            let head = request(&text).unwrap();
+            assert_eq!((head.version, head.target.as_str()), (Version::Http11, "/a?b"));
+            assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), true));
+            let text = format!("HTTP/{version} 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+            let head = response(&text, &Method::GET).unwrap();
+            assert_eq!((head.version, head.framing, head.keep_alive), (Version::Http11, Framing::Chunked, true));
+        }
+    }
+
+    #[test]
+    fn messages_of_http_2_with_padded_values_or_no_scheme_are_malformed() {
+        let get = || http::Request::get("https://h/");
+        for (name, request) in [
+            ("leading space", get().header("x", " a")),
+            ("trailing space", get().header("x", "a ")),
+            ("trailing tab", get().header("x", "a\t")),
+        ] {
+            let error = request_2(request).unwrap_err();
+            assert!(matches!(error, InvalidHead::Malformed(_)) && !error.is_too_large(), "{name}: {error}");
+        }
+        assert!(request_2(get().header("x", "").header("y", "a b")).is_ok());
     }
 
     #[test]
@@ -762,11 +712,12 @@ mod tests {
         headers.append("x", HeaderValue::from_static("1"));
         headers.append("x", HeaderValue::from_static("2"));
         let mut out = Vec::new();
-        write_request(&mut out, &Method::PUT, &PathAndQuery::from_static("/a?b"), b"h", &headers, Framing::Chunked);
+        let target = PathAndQuery::from_static("/a?b");
+        write_request(&mut out, &Method::PUT, &target, b"h", &headers, Framing::Chunked, Connection::Persists);
         let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
         assert_eq!((head.framing, head.headers.get_all("x").iter().count()), (Framing::Chunked, 2));
         let mut out = Vec::new();
-        write_response(&mut out, StatusCode::OK, &headers, Framing::Length(3), Some("close"));
+        write_response(&mut out, StatusCode::OK, &headers, Framing::Length(3), Connection::Close);
         let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();
         assert_eq!((head.framing, head.keep_alive), (Framing::Length(3), false));
     }

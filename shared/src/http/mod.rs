@@ -3,9 +3,15 @@
 
 pub mod body;
 pub mod fields;
+pub mod framing;
 pub mod head;
 pub mod unread;
+pub mod upgrade;
+pub mod write;
 
 pub use body::{BodyDecoder, InvalidBody, Part};
-pub use head::{Framing, HeadLimits, HeadScanner, InvalidHead, RequestHead, ResponseHead, Version};
+pub use framing::Framing;
+pub use head::{HeadLimits, HeadScanner, InvalidHead, RequestHead, ResponseHead, Version};
 pub use unread::UnreadHead;
+pub use upgrade::UpgradeProtocol;
+pub use write::Connection;

@@ -403,13 +403,13 @@ impl Closer {
 
     /// Round trip of late, as the kernel has measured it (RFC 6298); `None` before the first.
     pub fn round_trip(&self) -> Option<Duration> {
-        raw_fd::tcp_info(raw_fd::borrow(&self.0)).ok()?.smoothed_rtt
+        raw_fd::tcp_info(raw_fd::borrow(&self.0.stream)).ok()?.smoothed_rtt
     }
 
     /// Whether bytes have arrived that the owner has not read yet.
     pub fn has_unread(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        rustix::net::recv(raw_fd::borrow(&self.0), &mut [0u8; 1][..], flags).is_ok_and(|(_, received)| received > 0)
+        rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 1][..], flags).is_ok_and(|(_, received)| received > 0)
     }
 
     /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.

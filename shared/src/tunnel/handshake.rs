@@ -9,13 +9,17 @@ use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use crate::http::fields::X_GW_VERSION;
-use crate::http::head::{self, Framing, HeadLimits, RequestHead};
+use crate::http::head::{self, HeadLimits, RequestHead};
+use crate::http::{Connection, Framing, UpgradeProtocol};
 use crate::version::VERSION;
 
 /// Path that the upgrade is requested on.
 pub const PATH: &str = "/tunnel";
 /// Protocol name in `Upgrade`.
 pub const PROTOCOL: &str = "gw-tunnel";
+
+/// The same, as what it is.
+const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 
 /// Bounds on the heads of the handshake, either way.
 pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 64 };
@@ -82,7 +86,7 @@ fn parameters(field: &str) -> Option<&str> {
 
 /// The head of an agent's request for a tunnel of the service at `host`, with the proof that a challenge asked for.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
-    let mut headers = upgrade_fields();
+    let mut headers = HeaderMap::new();
     if let Some(proof) = proof {
         // base64url and ASCII words: always a valid value.
         headers.extend(HeaderValue::try_from(proof.field()).ok().map(|value| (header::AUTHORIZATION, value)));
@@ -90,14 +94,16 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     headers.insert(X_GW_VERSION, HeaderValue::from_static(VERSION));
     let mut out = Vec::with_capacity(256);
     let path = PathAndQuery::from_static(PATH);
-    head::write_request(&mut out, &Method::GET, &path, host.as_bytes(), &headers, Framing::None);
+    let connection = Connection::Upgrade(&UPGRADE);
+    head::write_request(&mut out, &Method::GET, &path, host.as_bytes(), &headers, Framing::None, connection);
     out
 }
 
 /// Checks that a parsed head asks for a tunnel, in our version.
 pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
-    let upgrades = request.headers.get(header::UPGRADE).is_some_and(|protocol| protocol == PROTOCOL);
-    if request.method != Method::GET || request.target != PATH || !upgrades || request.framing != Framing::None {
+    // None of a request with a body.
+    let upgrades = request.upgrade.as_ref().is_some_and(|protocol| *protocol == UPGRADE);
+    if request.method != Method::GET || request.target != PATH || !upgrades {
         return Err(BadUpgrade::NotAnUpgrade);
     }
     let agent = request.headers.get(X_GW_VERSION).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -111,19 +117,13 @@ pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
 /// The head with which a gateway agrees; HTTP/2 begins right after it. `Date` tells the agent the gateway's time, by
 /// which its certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
-    let mut headers = upgrade_fields();
+    let mut headers = HeaderMap::new();
     let date = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()));
     headers.extend(date.ok().map(|date| (header::DATE, date)));
     let mut out = Vec::with_capacity(160);
-    head::write_response(&mut out, StatusCode::SWITCHING_PROTOCOLS, &headers, Framing::None, None);
+    let connection = Connection::Upgrade(&UPGRADE);
+    head::write_response(&mut out, StatusCode::SWITCHING_PROTOCOLS, &headers, Framing::UntilClose, connection);
     out
-}
-
-fn upgrade_fields() -> HeaderMap {
-    HeaderMap::from_iter([
-        (header::CONNECTION, HeaderValue::from_static("upgrade")),
-        (header::UPGRADE, HeaderValue::from_static(PROTOCOL)),
-    ])
 }
 
 #[cfg(test)]

@@ -1,0 +1,112 @@
+//! Where messages end at a backend, whatever the tunnel or the backend says of it.
+
+use super::*;
+
+/// A backend of HTTP/1.1 that reports the heads that it gets, each with the number of its connection, and answers all of
+/// them with 200.
+fn declining() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
+    let (tell, told) = mpsc::channel();
+    let urls = http1(move |mut backend, number| {
+        loop {
+            let head = request_head(&mut backend);
+            if head.is_empty() {
+                return;
+            }
+            tell.send((number, head)).unwrap();
+            backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno").unwrap();
+        }
+    });
+    (urls, told)
+}
+
+#[test]
+fn a_connection_that_declined_a_switch_serves_nothing_more() {
+    let (urls, heads) = declining();
+    with_tunnel(&urls, |requests| async move {
+        for _ in 0..2 {
+            let mut request = switch("websocket");
+            request.headers_mut().insert("content-length", HeaderValue::from_static("34"));
+            let (response, _up) = send(&requests, request, false).await;
+            assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "no");
+            let (response, _) = send(&requests, get("/next"), true).await;
+            assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "no");
+        }
+    });
+    let heads: Vec<(usize, String)> = heads.try_iter().collect();
+    let connections: Vec<usize> = heads.iter().map(|(number, _)| *number).collect();
+    // The second plain request finds the connection of the first; the requests to switch have their own.
+    assert_eq!(connections, [0, 1, 2, 1]);
+    for (_, head) in &heads {
+        assert!(field(head, "content-length").is_none() && field(head, "transfer-encoding").is_none(), "{head}");
+    }
+}
+
+#[test]
+fn the_agent_switches_to_no_form_of_http_whatever_the_tunnel_says() {
+    let (urls, heads) = declining();
+    with_tunnel(&urls, |requests| async move {
+        for protocol in ["h2c", "HTTP/2.0", "TLS/1.3", "websocket, h2c", "a b", ""] {
+            let (response, _up) = send(&requests, switch(protocol), false).await;
+            assert_eq!(response.await.unwrap_err().reason(), Some(Reason::PROTOCOL_ERROR), "{protocol:?}");
+        }
+    });
+    assert_eq!(heads.try_iter().count(), 0);
+}
+
+#[test]
+fn responses_that_have_no_body_lose_what_a_backend_of_http_2_sends_as_one() {
+    let urls = http2(h2::server::Builder::new(), |request, mut respond, _| async move {
+        let mut response = Response::new(());
+        *response.status_mut() = request.uri().path()[1..].parse().unwrap();
+        response.headers_mut().insert("content-length", HeaderValue::from_static("4"));
+        let mut sent = respond.send_response(response, false).unwrap();
+        sent.send_data(Bytes::from_static(b"body"), true).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        for (path, length, text) in [("/204", None, ""), ("/304", Some("4"), ""), ("/200", Some("4"), "body")] {
+            for _ in 0..3 {
+                let mut response = send(&requests, get(path), true).await.0.await.unwrap();
+                let found = response.headers().get("content-length").map(|value| value.to_str().unwrap().to_owned());
+                assert_eq!(found.as_deref(), length, "{path}");
+                assert_eq!(body(response.body_mut()).await.unwrap(), text, "{path}");
+            }
+        }
+    });
+}
+
+#[test]
+fn padded_values_of_a_backend_of_http_2_are_malformed() {
+    let urls = http2(h2::server::Builder::new(), |request, mut respond, _| async move {
+        let (path, padded) = (request.uri().path().to_owned(), HeaderValue::from_static("a "));
+        let mut response = Response::new(());
+        if path == "/head" {
+            response.headers_mut().insert("x", padded.clone());
+        }
+        let mut sent = respond.send_response(response, false).unwrap();
+        sent.send_data(Bytes::from_static(b"body"), false).unwrap();
+        sent.send_trailers(HeaderMap::from_iter([("x".parse().unwrap(), padded)])).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, _) = send(&requests, get("/head"), true).await;
+        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+        let mut response = send(&requests, get("/trailers"), true).await.0.await.unwrap();
+        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed));
+    });
+}
+
+#[test]
+fn a_request_to_switch_has_no_length_at_a_backend_of_http_2_either() {
+    let mut settings = h2::server::Builder::new();
+    settings.enable_connect_protocol();
+    let urls = http2(settings, |request, mut respond, _| async move {
+        assert_eq!(request.headers().get("content-length"), None);
+        let mut sent = respond.send_response(Response::new(()), false).unwrap();
+        sent.send_data(Bytes::from_static(b"switched"), true).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let mut request = switch("foo");
+        request.headers_mut().insert("content-length", HeaderValue::from_static("3"));
+        let (response, _up) = send(&requests, request, false).await;
+        assert_eq!(some(response.await.unwrap().body_mut(), 8).await, b"switched");
+    });
+}

@@ -1,0 +1,232 @@
+//! How the ends of messages are found, and the fields that say it (RFC 9112 §6).
+//!
+//! A field that frames never travels as a field. What reads a message turns its fields into a [`Framing`]; what writes
+//! one over HTTP/1.1 ([`super::write`]) makes the fields of that alone. Over HTTP/2 streams frame: there
+//! [`set_content_length`] makes the one field that describes the body agree with it.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+
+use super::head::{InvalidHead, Version};
+
+/// How the end of a message body is found (RFC 9112 §6.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// There is no body.
+    None,
+    /// There is no body, and `Content-Length` describes that of a response to GET: a response to HEAD, or 304
+    /// (RFC 9110 §8.6).
+    Described(u64),
+    /// `Content-Length`, in bytes.
+    Length(u64),
+    Chunked,
+    /// The body ends with the connection; responses only.
+    UntilClose,
+}
+
+impl Framing {
+    /// Whether bytes of a body follow the head, or may follow.
+    pub fn has_body(self) -> bool {
+        !matches!(self, Self::None | Self::Described(_) | Self::Length(0))
+    }
+
+    /// What `Content-Length` says.
+    pub fn content_length(self) -> Option<u64> {
+        match self {
+            Self::Length(length) | Self::Described(length) => Some(length),
+            Self::None | Self::Chunked | Self::UntilClose => None,
+        }
+    }
+
+    /// The framing of a request over HTTP/2 that is followed by a body, or not.
+    pub fn of_stream(headers: &HeaderMap, has_body: bool) -> Result<Self, InvalidHead> {
+        Ok(match content_length(headers)? {
+            // A body of no bytes may still have trailers.
+            Some(0) => Self::Length(0),
+            Some(length) if has_body => Self::Length(length),
+            Some(_) => return Err(InvalidHead::Malformed("Content-Length without a body")),
+            None if has_body => Self::Chunked,
+            None => Self::None,
+        })
+    }
+
+    /// The framing of a response with `status` to a request with `method`, whose fields say `self` (RFC 9112 §6.3): some
+    /// have no body whatever their fields say, and 1xx and 204 nothing that describes one either (RFC 9110 §8.6).
+    #[must_use]
+    pub fn of_response(self, status: StatusCode, method: &Method) -> Self {
+        if status.is_informational() || status == StatusCode::NO_CONTENT {
+            Self::None
+        } else if status == StatusCode::NOT_MODIFIED || *method == Method::HEAD {
+            self.content_length().map_or(Self::None, Self::Described)
+        } else {
+            self
+        }
+    }
+}
+
+/// Whether a field frames a message or concerns a single connection, so that what writes a head decides it: those of
+/// RFC 9110 §7.6.1, `Content-Length`, and names that a server which reads `_` as `-` (CGI, WSGI) takes for one that frames.
+pub fn is_framing(name: &HeaderName) -> bool {
+    *name == header::CONTENT_LENGTH || is_of_connection(name)
+}
+
+/// [`is_framing`] without `Content-Length`.
+pub(super) fn is_of_connection(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "transfer-encoding"
+            | "upgrade"
+            | "keep-alive"
+            | "proxy-connection"
+            | "http2-settings"
+            | "content_length"
+            | "transfer_encoding"
+    )
+}
+
+/// The value of `Content-Length`.
+///
+/// RFC 9112 §6.3 lets a recipient take equal duplicates as one; refusing them leaves nothing to disagree about. Leading
+/// zeros are valid and are not passed on. More than 19 digits are refused, as they are in HTTP/2 by the h2 crate.
+pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
+    const DIGITS_MAX: usize = 19;
+    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+    let Some(length) = lengths.next() else { return Ok(None) };
+    if lengths.next().is_some() {
+        return Err(InvalidHead::Syntax("more than one Content-Length"));
+    }
+    let digits = length.as_bytes();
+    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(InvalidHead::Syntax("Content-Length is not a decimal number"));
+    }
+    if digits.len() > DIGITS_MAX {
+        return Err(InvalidHead::Syntax("Content-Length has more than 19 digits"));
+    }
+    Ok(Some(digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'))))
+}
+
+/// Makes `Content-Length` say what `framing` does, and nothing else: for the head of a message whose end its stream marks.
+pub fn set_content_length(headers: &mut HeaderMap, framing: Framing) {
+    let Some(length) = framing.content_length() else {
+        if headers.contains_key(header::CONTENT_LENGTH) {
+            headers.remove(header::CONTENT_LENGTH);
+        }
+        return;
+    };
+    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
+    let says_so = match (values.next(), values.next()) {
+        (Some(value), None) => {
+            let digits = value.as_bytes();
+            content_length(headers) == Ok(Some(length)) && (digits.len() == 1 || !digits.starts_with(b"0"))
+        }
+        _ => false,
+    };
+    if !says_so {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
+/// The framing that the fields of a message announce, if any; refused where they contradict each other.
+pub(super) fn announced(headers: &HeaderMap, version: Version) -> Result<Option<Framing>, InvalidHead> {
+    let length = content_length(headers)?;
+    if !headers.contains_key(header::TRANSFER_ENCODING) {
+        return Ok(length.map(Framing::Length));
+    }
+    if length.is_some() {
+        return Err(InvalidHead::Syntax("both Transfer-Encoding and Content-Length"));
+    }
+    if version == Version::Http10 {
+        return Err(InvalidHead::Syntax("Transfer-Encoding in HTTP/1.0"));
+    }
+    check_chunked(headers)?;
+    Ok(Some(Framing::Chunked))
+}
+
+/// `chunked`, alone and once, is the only coding that can be passed on without being understood differently.
+fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err(InvalidHead::Syntax("Transfer-Encoding other than `chunked`")),
+    }
+}
+
+/// Checks of the fields of an HTTP/2 message what the h2 crate does not: no value begins or ends with white space
+/// (RFC 9113 §8.2.1).
+pub fn check_values_of_http2(headers: &HeaderMap) -> Result<(), InvalidHead> {
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    let is_padded = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
+    if headers.values().any(is_padded) {
+        return Err(InvalidHead::Malformed("a field value begins or ends with white space"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(values: &[&'static str]) -> HeaderMap {
+        values.iter().map(|value| (header::CONTENT_LENGTH, HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn lengths_are_one_decimal_number() {
+        for (text, length) in [
+            ("0", 0),
+            ("5", 5),
+            ("005", 5),
+            ("0000000000000000005", 5),
+            ("9999999999999999999", 9_999_999_999_999_999_999),
+        ] {
+            assert_eq!(content_length(&lengths(&[text])), Ok(Some(length)), "{text}");
+        }
+        assert_eq!(content_length(&HeaderMap::new()), Ok(None));
+        for bad in
+            [&["+5"][..], &["-5"], &["0x5"], &["5 5"], &["5, 5"], &[""], &["5", "5"], &["00000000000000000005"], &["٥"]]
+        {
+            let headers: HeaderMap = bad
+                .iter()
+                .map(|value| (header::CONTENT_LENGTH, HeaderValue::from_bytes(value.as_bytes()).unwrap()))
+                .collect();
+            assert!(content_length(&headers).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_a_message_on_a_stream_is_that_of_its_framing() {
+        for (before, framing, after) in [
+            (&["5"][..], Framing::Length(5), Some("5")),
+            (&["005"], Framing::Length(5), Some("5")),
+            (&["0"], Framing::Length(0), Some("0")),
+            (&["00"], Framing::Length(0), Some("0")),
+            (&["7"], Framing::Length(5), Some("5")),
+            (&["5", "5"], Framing::Length(5), Some("5")),
+            (&["x"], Framing::Described(5), Some("5")),
+            (&[], Framing::Length(5), Some("5")),
+            (&["5"], Framing::None, None),
+            (&["5", "6"], Framing::Chunked, None),
+            (&["5"], Framing::UntilClose, None),
+            (&[], Framing::None, None),
+        ] {
+            let mut headers = lengths(before);
+            set_content_length(&mut headers, framing);
+            let found: Vec<&str> =
+                headers.get_all(header::CONTENT_LENGTH).iter().map(|value| value.to_str().unwrap()).collect();
+            assert_eq!(found, after.into_iter().collect::<Vec<_>>(), "{before:?} {framing:?}");
+        }
+    }
+
+    #[test]
+    fn framing_of_a_request_on_a_stream() {
+        let of = |values: &[&'static str], has_body| Framing::of_stream(&lengths(values), has_body);
+        assert_eq!(of(&[], false), Ok(Framing::None));
+        assert_eq!(of(&[], true), Ok(Framing::Chunked));
+        assert_eq!(of(&["3"], true), Ok(Framing::Length(3)));
+        assert_eq!((of(&["0"], true), of(&["0"], false)), (Ok(Framing::Length(0)), Ok(Framing::Length(0))));
+        assert!(of(&["3"], false).is_err() && of(&["x"], true).is_err());
+        assert!(!Framing::Length(0).has_body() && !Framing::Described(3).has_body() && !Framing::None.has_body());
+        assert!(Framing::Length(1).has_body() && Framing::Chunked.has_body() && Framing::UntilClose.has_body());
+    }
+}

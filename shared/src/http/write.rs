@@ -1,0 +1,215 @@
+//! Heads of HTTP/1.1 messages, written: the only place that does so for what is relayed, in either direction.
+//!
+//! The framing is decided here from [`Framing`] and [`Connection`] alone. Fields in the map that frame, or concern a
+//! connection ([`is_framing`]), are never written: whatever a peer sent in them, the next hop does not see it.
+
+use std::io::Write;
+
+use http::header::{self, HeaderMap};
+use http::uri::PathAndQuery;
+use http::{Method, StatusCode};
+
+use super::framing::{Framing, is_framing};
+use super::upgrade::UpgradeProtocol;
+
+/// What a head says of its connection (RFC 9110 §7.6.1).
+#[derive(Debug, Clone, Copy)]
+pub enum Connection<'a> {
+    /// Nothing: in HTTP/1.1 it persists.
+    Persists,
+    /// It persists, in a response to HTTP/1.0.
+    KeepAlive,
+    /// It ends after this message, or after the response to it.
+    Close,
+    /// A request asks to switch to this protocol, or a response agrees.
+    Upgrade(&'a UpgradeProtocol),
+}
+
+/// Appends a request head to `out`: the line, `Host`, the given fields, and what the framing needs. The empty line too.
+pub fn write_request(
+    out: &mut Vec<u8>,
+    method: &Method,
+    target: &PathAndQuery,
+    host: &[u8],
+    headers: &HeaderMap,
+    framing: Framing,
+    connection: Connection<'_>,
+) {
+    out.extend_from_slice(method.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(target.as_str().as_bytes());
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    write_line(out, b"host", host);
+    // A request to switch protocols has no body: one that is declined leaves the connection at the next request.
+    let framing = if matches!(connection, Connection::Upgrade(_)) { Framing::None } else { framing };
+    write_fields(out, headers, framing, Host::Written);
+    write_connection(out, connection);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a response head to `out`: status line, the given fields, and what the framing needs. The empty line too.
+pub fn write_response(
+    out: &mut Vec<u8>,
+    status: StatusCode,
+    headers: &HeaderMap,
+    framing: Framing,
+    connection: Connection<'_>,
+) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    out.extend_from_slice(b"\r\n");
+    write_fields(out, headers, framing.of_response(status, &Method::GET), Host::IsAField);
+    write_connection(out, connection);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends the fields of a trailer section as lines.
+pub(super) fn write_trailers(out: &mut Vec<u8>, trailers: &HeaderMap) {
+    write_fields(out, trailers, Framing::None, Host::Written);
+}
+
+/// What `Host` in a map of fields is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Host {
+    /// Written already, or nothing that may be.
+    Written,
+    /// A field as any other.
+    IsAField,
+}
+
+/// Appends fields as lines, with those that `framing` says in place of those that frame.
+fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, framing: Framing, host: Host) {
+    let mut length = framing.content_length();
+    for (name, value) in headers {
+        if *name == header::CONTENT_LENGTH {
+            // Where the sender had it.
+            length.take().into_iter().for_each(|length| write_length(out, length));
+        } else if !is_framing(name) && (host == Host::IsAField || *name != header::HOST) {
+            write_line(out, name.as_str().as_bytes(), value.as_bytes());
+        }
+    }
+    length.into_iter().for_each(|length| write_length(out, length));
+    if framing == Framing::Chunked {
+        out.extend_from_slice(b"transfer-encoding: chunked\r\n");
+    }
+}
+
+fn write_line(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_length(out: &mut Vec<u8>, length: u64) {
+    // Writing to a Vec cannot fail.
+    drop(write!(out, "content-length: {length}\r\n"));
+}
+
+fn write_connection(out: &mut Vec<u8>, connection: Connection<'_>) {
+    match connection {
+        Connection::Persists => {}
+        Connection::KeepAlive => out.extend_from_slice(b"connection: keep-alive\r\n"),
+        Connection::Close => out.extend_from_slice(b"connection: close\r\n"),
+        Connection::Upgrade(protocol) => {
+            out.extend_from_slice(b"connection: upgrade\r\n");
+            write_line(out, b"upgrade", protocol.as_value().as_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    /// Every field that frames or concerns a connection, with a lie in it.
+    fn hostile() -> HeaderMap {
+        let fields = [
+            ("x-first", "1"),
+            ("content-length", "34"),
+            ("content-length", "35"),
+            ("content_length", "36"),
+            ("transfer-encoding", "chunked"),
+            ("transfer_encoding", "chunked"),
+            ("connection", "upgrade, close"),
+            ("upgrade", "h2c"),
+            ("http2-settings", "AAMAAABk"),
+            ("keep-alive", "timeout=5"),
+            ("proxy-connection", "keep-alive"),
+            ("x-last", "2"),
+        ];
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    const UPGRADES: &str = "connection: upgrade\r\nupgrade: websocket\r\n";
+
+    #[test]
+    fn the_framing_of_a_request_is_decided_here() {
+        let websocket = UpgradeProtocol::from_static("websocket");
+        let mut headers = hostile();
+        headers.append(header::HOST, HeaderValue::from_static("elsewhere"));
+        let (persists, switches) = (Connection::Persists, Connection::Upgrade(&websocket));
+        for (framing, connection, length, rest) in [
+            (Framing::None, persists, "", ""),
+            (Framing::Length(0), persists, "content-length: 0\r\n", ""),
+            (Framing::Length(7), persists, "content-length: 7\r\n", ""),
+            (Framing::Chunked, persists, "", "transfer-encoding: chunked\r\n"),
+            (Framing::Length(7), Connection::Close, "content-length: 7\r\n", "connection: close\r\n"),
+            (Framing::None, switches, "", UPGRADES),
+            (Framing::Length(7), switches, "", UPGRADES),
+            (Framing::Chunked, switches, "", UPGRADES),
+        ] {
+            let (mut out, target) = (Vec::new(), PathAndQuery::from_static("/p?q"));
+            write_request(&mut out, &Method::PUT, &target, b"h", &headers, framing, connection);
+            let expected = format!("PUT /p?q HTTP/1.1\r\nhost: h\r\nx-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n");
+            assert_eq!(String::from_utf8(out).unwrap(), expected, "{framing:?} {connection:?}");
+        }
+    }
+
+    #[test]
+    fn the_framing_of_a_response_is_decided_here() {
+        let websocket = UpgradeProtocol::from_static("websocket");
+        let persists = Connection::Persists;
+        for (status, framing, connection, length, rest) in [
+            (200, Framing::Length(3), persists, "content-length: 3\r\n", ""),
+            (200, Framing::Described(3), persists, "content-length: 3\r\n", ""),
+            (200, Framing::Chunked, Connection::Close, "", "transfer-encoding: chunked\r\nconnection: close\r\n"),
+            (200, Framing::UntilClose, Connection::Close, "", "connection: close\r\n"),
+            (200, Framing::Length(3), Connection::KeepAlive, "content-length: 3\r\n", "connection: keep-alive\r\n"),
+            (304, Framing::Described(3), persists, "content-length: 3\r\n", ""),
+            (304, Framing::Chunked, persists, "", ""),
+            (204, Framing::Length(3), persists, "", ""),
+            (204, Framing::Chunked, persists, "", ""),
+            (103, Framing::Length(3), persists, "", ""),
+            (101, Framing::UntilClose, Connection::Upgrade(&websocket), "", UPGRADES),
+        ] {
+            let mut out = Vec::new();
+            write_response(&mut out, StatusCode::from_u16(status).unwrap(), &hostile(), framing, connection);
+            let text = String::from_utf8(out).unwrap();
+            let (line, fields) = text.split_once("\r\n").unwrap();
+            assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
+            assert_eq!(fields, format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"), "{status} {framing:?}");
+        }
+        // A length that the sender did not give.
+        let mut out = Vec::new();
+        write_response(&mut out, StatusCode::OK, &HeaderMap::new(), Framing::Length(3), persists);
+        assert_eq!(out, b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
+    }
+
+    #[test]
+    fn a_trailer_section_frames_nothing() {
+        let mut trailers = hostile();
+        trailers.append(header::HOST, HeaderValue::from_static("elsewhere"));
+        let mut out = Vec::new();
+        write_trailers(&mut out, &trailers);
+        assert_eq!(out, b"x-first: 1\r\nx-last: 2\r\n");
+    }
+}
