@@ -381,8 +381,8 @@ mod tests {
     #[test]
     fn a_drain_waits_for_requests_on_their_way_and_for_no_other() {
         with_socket(|socket| {
-            let connections = Connections::new(4);
-            let register = || connections.register(socket.closer(), Instant::now() + limits::IDLE).unwrap();
+            let connections = connections(4);
+            let register = || connections.register(socket, Instant::now() + limits::IDLE).unwrap();
             let (idle, busy) = (register(), register());
             idle.idle_until(Instant::now() + limits::IDLE);
             busy.busy();

@@ -182,7 +182,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("traceparent", TraceContext::root([1, 2, 3], true).to_value());
         let (queue, _) = Queue::bounded(1);
-        let tracing = Tracing::new(Some(Destination { queue, sample_ratio: 0.0 }));
+        let tracing = Tracing::new(Some(Destination { queue, sample_ratio: 0.0, masker: Masker::default() }));
         GatewaySpan {
             context: tracing.begin(&headers).unwrap(),
             start: UNIX_EPOCH,

@@ -262,7 +262,7 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());
     let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let state = directory.path().join("agent");
-    let mut enrolling = std::process::Command::new("sh");
+    let mut enrolling = Command::new("sh");
     enrolling.args(["-e", "-c", pasted]).env("PATH", path).env("GW_STATE_DIR", &state).current_dir(directory.path());
     let mut enrolling = enrolling.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let agent = eventually("the agent waits for its approval", || {

@@ -161,7 +161,7 @@ fn a_backend_that_wants_a_certificate_gets_the_one_that_is_set() {
 }
 
 /// A backend of HTTP/2 that says what it was asked, with trailers. Returns its URL.
-fn http2() -> String {
+pub(crate) fn http2() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("h2c://{}", listener.local_addr().unwrap());
     listener.set_nonblocking(true).unwrap();

@@ -300,6 +300,7 @@ fn malformed_messages_of_http_2_are_stream_errors() {
         ("leading tab", with(("x", "\ta"))),
         ("only a space", with(("x", " "))),
         ("empty scheme", empty_scheme),
+        ("empty scheme without authority", without_authority("")),
     ] {
         assert_eq!(reset_of(&demo, &[head(END_STREAM, &fields)]), Some(1), "{name}");
     }

@@ -38,6 +38,7 @@ mod setup;
 mod stopping;
 mod succession;
 mod takeover;
+mod targets;
 mod tokens;
 mod traces;
 mod tunnels;

@@ -409,7 +409,8 @@ impl Closer {
     /// Whether bytes have arrived that the owner has not read yet.
     pub fn has_unread(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 1][..], flags).is_ok_and(|(_, received)| received > 0)
+        rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 1][..], flags)
+            .is_ok_and(|(_, received)| received > 0)
     }
 
     /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.
