@@ -44,9 +44,14 @@ pub(crate) const HTTP2_STREAMS: u32 = 100;
 pub(crate) const HTTP2_CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// Bytes of one stream's response that may wait for the caller's window or socket.
 pub(crate) const HTTP2_SEND_BUFFER: usize = 32 * KIB;
-/// Largest header list that is read at all. Beyond [`REQUEST_HEAD`], which it is then measured by and answered, so that
-/// who exceeds that a little is told in our words.
-pub(crate) const HTTP2_HEADER_LIST: u32 = 64 * 1024;
+/// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. A list beyond [`REQUEST_HEAD`]
+/// and below this gets an error response; one beyond this ends the connection.
+pub(crate) const HTTP2_HEADER_LIST: u32 = 128 * 1024;
+/// Memory of a header list, in multiples of what it counts: its smallest fields count 33 bytes each and take 104 in a
+/// `HeaderMap` that is two thirds full and was copied when it grew.
+const HTTP2_HEADER_LIST_COST: usize = 6;
+/// Streams of one HTTP/2 connection whose trailers may wait to be sent.
+pub(crate) const HTTP2_TRAILERS_WAITING: usize = 10 * HTTP2_STREAMS as usize;
 /// Requests that one HTTP/2 connection may take back; beyond that it is ended.
 pub(crate) const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
 /// Streams of one HTTP/2 connection that the h2 crate resets for what the caller did wrong on them (CVE-2025-8671), and
@@ -207,9 +212,11 @@ pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
 /// read, and what waits to be sent.
 const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
 /// What one HTTP/2 connection can hold on top of that, of a caller that takes nothing and whose backends take nothing:
-/// request bodies, responses, a header list being read.
-const HTTP2_CONNECTION_MAX: usize =
-    HTTP2_CONNECTION_WINDOW as usize + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER + HTTP2_HEADER_LIST as usize;
+/// request bodies, responses, a header list being read, the streams whose trailers wait.
+const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
+    + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
+    + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST
+    + HTTP2_TRAILERS_WAITING * size_of::<u32>();
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
 /// The window depends on the path and on how many streams there are (see `gw_shared::tunnel::window`); this is that of
 /// most. The sum of all is bounded by [`relay_memory`].

@@ -1,5 +1,6 @@
 //! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
 //! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
+//! Header lists that h2 does not read end their connection, too.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -12,15 +13,21 @@ use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::sent_frames::{Next, SentFrames};
 use crate::limit::Bucket;
 use crate::limits;
 
 const PREFACE: u32 = 24;
 const HEADER: usize = 9;
 
-/// More frames without use than there is a budget for.
+/// The peer has sent too much of this.
 #[derive(Debug, PartialEq, Eq)]
-struct Flood;
+struct Flood(&'static str);
+
+/// Frames without use.
+const FRAMES: Flood = Flood("frames");
+/// Header lists over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
+const HEADER_LIST: Flood = Flood("headers");
 
 /// Follows the frames of one connection (RFC 9113 §4.1).
 struct FrameMeter {
@@ -36,6 +43,14 @@ struct FrameMeter {
     headers: u32,
     /// What the frames of this turn cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     weight: u32,
+    /// The header block being read.
+    block: Option<Block>,
+}
+
+struct Block {
+    bytes: u32,
+    /// The frame being read is its last one.
+    is_last: bool,
 }
 
 impl FrameMeter {
@@ -49,6 +64,7 @@ impl FrameMeter {
             updates: 0,
             headers: limits::HTTP2_HEADERS_AHEAD,
             weight: 0,
+            block: None,
         }
     }
 
@@ -60,6 +76,9 @@ impl FrameMeter {
             let skipped = bytes.len().min(self.payload as usize);
             bytes = &bytes[skipped..];
             self.payload -= skipped as u32;
+            if self.payload == 0 {
+                self.block.take_if(|block| block.is_last);
+            }
             if bytes.is_empty() {
                 break;
             }
@@ -88,6 +107,15 @@ impl FrameMeter {
         const WINDOW_UPDATE: u8 = 8;
         const CONTINUATION: u8 = 9;
         const END_STREAM: u8 = 1;
+        const END_HEADERS: u8 = 4;
+        if matches!(kind, HEADERS | CONTINUATION) {
+            let before = self.block.as_ref().map_or(0, |block| block.bytes);
+            let block = Block { bytes: before + self.payload, is_last: flags & END_HEADERS != 0 };
+            if block.bytes > limits::HTTP2_HEADER_LIST {
+                return Err(HEADER_LIST);
+            }
+            self.block = Some(block).filter(|block| self.payload > 0 || !block.is_last);
+        }
         self.weight += match kind {
             HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
@@ -105,7 +133,7 @@ impl FrameMeter {
             }
             _ => {}
         }
-        self.budget.take(now()).map_err(|_| Flood)
+        self.budget.take(now()).map_err(|_| FRAMES)
     }
 
     /// A request arrived whole: two header blocks were its own, if it has trailers.
@@ -122,17 +150,42 @@ impl FrameMeter {
 /// What the reading and the serving side of a connection know of its frames.
 pub(super) struct Meter {
     frames: RefCell<FrameMeter>,
-    flooded: Cell<bool>,
+    sent: RefCell<SentFrames>,
+    /// What the peer has sent too much of.
+    abuse: Cell<Option<&'static str>>,
+    /// Nothing more can be written until the peer takes what was.
+    blocked: Cell<bool>,
 }
 
 impl Meter {
     pub(super) fn new(now: Instant) -> Self {
-        Self { frames: RefCell::new(FrameMeter::new(now)), flooded: Cell::new(false) }
+        Self {
+            frames: RefCell::new(FrameMeter::new(now)),
+            sent: RefCell::default(),
+            abuse: Cell::default(),
+            blocked: Cell::default(),
+        }
     }
 
-    /// The peer has gone too far.
-    pub(super) fn is_flooded(&self) -> bool {
-        self.flooded.get()
+    /// What the peer has sent too much of: its connection is to be ended.
+    pub(super) fn abuse(&self) -> Option<&'static str> {
+        self.abuse.get()
+    }
+
+    /// Whether h2 may hold frames back until the peer takes what was written.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.blocked.get()
+    }
+
+    /// h2 was given the trailers of this stream.
+    pub(super) fn trailers_follow(&self, stream: u32) {
+        self.sent.borrow_mut().trailers_follow(stream);
+    }
+
+    /// The connection's task, which is being polled, looks at the reason in its next turn.
+    fn end_for(&self, Flood(abuse): Flood, cx: &Context<'_>) {
+        self.abuse.set(Some(abuse));
+        cx.waker().wake_by_ref();
     }
 
     /// A header block has become a request.
@@ -147,18 +200,20 @@ pub(super) struct Metered {
     meter: Rc<Meter>,
     /// Others have their turn until this is done.
     pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    /// When the header block being read is to be complete. Set once its beginning was not followed by the rest at once.
+    head_due: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
 impl Metered {
     pub(super) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
-        Self { stream, meter, pause: None }
+        Self { stream, meter, pause: None, head_due: None }
     }
 }
 
 impl AsyncRead for Metered {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.meter.is_flooded() {
+        if this.meter.abuse().is_some() {
             return Poll::Pending;
         }
         let mut meter = this.meter.frames.borrow_mut();
@@ -172,6 +227,13 @@ impl AsyncRead for Metered {
         if AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer)?.is_pending() {
             // What comes now comes in another turn.
             meter.weight = 0;
+            if meter.block.is_none() {
+                this.head_due = None;
+            } else {
+                let due = this.head_due.get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
+                ready!(due.as_mut().poll(cx));
+                this.meter.end_for(HEADER_LIST, cx);
+            }
             return Poll::Pending;
         }
         let read = &buffer.filled()[filled..];
@@ -183,11 +245,10 @@ impl AsyncRead for Metered {
                 }
                 Poll::Ready(Ok(()))
             }
-            Err(Flood) => {
-                this.meter.flooded.set(true);
-                // What is read is not handed on. The connection's task looks at the flag in its next turn.
+            Err(flood) => {
+                // What is read is not handed on.
                 buffer.set_filled(filled);
-                cx.waker().wake_by_ref();
+                this.meter.end_for(flood, cx);
                 Poll::Pending
             }
         }
@@ -205,9 +266,22 @@ impl AsyncWrite for Metered {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let sent = ready!(TlsStream::poll_write(&this.stream, cx, pieces))?;
-        this.meter.frames.borrow_mut().sent(sent);
-        Poll::Ready(Ok(sent))
+        let mut frames = this.meter.sent.borrow_mut();
+        let passed = match frames.look(pieces) {
+            Next::Send(most) => {
+                let sent = poll_write_some(&this.stream, cx, pieces, most);
+                this.meter.blocked.set(sent.is_pending());
+                let sent = ready!(sent)?;
+                this.meter.frames.borrow_mut().sent(sent);
+                sent
+            }
+            Next::Discard(count) => count,
+        };
+        frames.passed(pieces, passed);
+        if frames.has_bare_response() && this.meter.abuse().is_none() {
+            this.meter.end_for(HEADER_LIST, cx);
+        }
+        Poll::Ready(Ok(passed))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -221,6 +295,20 @@ impl AsyncWrite for Metered {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.poll_close(cx)
     }
+}
+
+/// Writes at most the first `most` bytes of `pieces`.
+fn poll_write_some(
+    stream: &TlsStream,
+    cx: &mut Context<'_>,
+    pieces: &[IoSlice<'_>],
+    most: usize,
+) -> Poll<io::Result<usize>> {
+    if pieces.iter().map(|piece| piece.len()).sum::<usize>() <= most {
+        return stream.poll_write(cx, pieces);
+    }
+    let first = pieces.iter().find(|piece| !piece.is_empty()).map_or(&[][..], |piece| &piece[..piece.len().min(most)]);
+    stream.poll_write(cx, &[IoSlice::new(first)])
 }
 
 #[cfg(test)]
@@ -306,6 +394,29 @@ mod tests {
         let mut meter = begun(now);
         let large = frame(0, 0, 16_384).repeat(50);
         assert_eq!(meter.received(&large, || now), Ok(large.len()));
+    }
+
+    #[test]
+    fn a_header_block_has_a_largest_size_however_it_is_cut() {
+        let (now, most) = (Instant::now(), limits::HTTP2_HEADER_LIST as usize);
+        let head = |payload| frame(1, 0, payload);
+        let (last, rest) = (frame(9, 4, 16_384), frame(9, 0, 16_384));
+        let frames = most / 16_384;
+        for (first, taken_frames) in [(16_384, frames - 1), (16_383, frames - 1), (1, frames - 1)] {
+            let mut meter = begun(now);
+            assert_eq!(taken(&mut meter, now, &head(first), 1, 1000), 1);
+            assert!(meter.block.is_some());
+            assert_eq!(taken(&mut meter, now, &rest, 100, 1000), taken_frames as u32);
+        }
+        // The next block begins anew.
+        let mut meter = begun(now);
+        for _ in 0..100 {
+            assert_eq!(taken(&mut meter, now, &head(16_384), 1, 1000), 1);
+            assert_eq!(taken(&mut meter, now, &last, 1, 1000), 1);
+            assert!(meter.block.is_none());
+        }
+        assert_eq!(taken(&mut meter, now, &frame(1, 4, 0), 1, 9), 1);
+        assert!(meter.block.is_none());
     }
 
     #[test]

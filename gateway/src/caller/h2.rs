@@ -182,7 +182,7 @@ impl Connection {
     }
 
     fn abuse(&self) -> Option<&'static str> {
-        if self.meter.is_flooded() { Some("frames") } else { self.abuse.get() }
+        self.meter.abuse().or_else(|| self.abuse.get())
     }
 
     fn end_for(&self, abuse: &'static str) {
@@ -222,7 +222,8 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
     }
     let has_body = !body.is_end_stream();
     let stream = RefCell::new(Stream::Asked(respond));
-    let mut response = Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream };
+    let mut response =
+        Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
     let mut body = Body { body, unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
         Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
@@ -246,9 +247,12 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
             body.discard().await;
         }
         Outcome::Cut => {
-            // What came before goes out first: a reset takes along what is still queued.
+            // What came before goes out first: a reset discards what is still queued.
             runtime::yield_now().await;
-            stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
+            // Where it does not, the reset that the drop of the stream brings (CANCEL) leaves behind the head.
+            if !connection.0.meter.is_blocked() {
+                stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
+            }
         }
         Outcome::CallerGone => connection.0.count_reset(),
     }
@@ -383,6 +387,7 @@ struct Sink<'a> {
     /// The stream was ended with its head.
     ended: bool,
     stream: &'a RefCell<Stream>,
+    meter: &'a Meter,
 }
 
 impl Sink<'_> {
@@ -444,7 +449,14 @@ impl ResponseSink for Sink<'_> {
             return Ok(());
         }
         match &mut *self.stream.borrow_mut() {
-            Stream::Answering(stream) => stream::finish(stream, trailers).map_err(|_| CallerGone),
+            Stream::Answering(stream) => {
+                let has_trailers = trailers.is_some();
+                stream::finish(stream, trailers).map_err(|_| CallerGone)?;
+                if has_trailers {
+                    self.meter.trailers_follow(stream.stream_id().as_u32());
+                }
+                Ok(())
+            }
             Stream::Asked(_) => Err(CallerGone),
         }
     }

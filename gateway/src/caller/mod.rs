@@ -3,6 +3,7 @@
 mod frame_meter;
 pub(crate) mod h1;
 pub(crate) mod h2;
+mod sent_frames;
 mod upload_window;
 
 use std::net::IpAddr;

@@ -21,6 +21,7 @@ mod enrollment;
 mod failures;
 mod frames;
 mod framing;
+mod header_lists;
 mod http;
 mod http2;
 mod interim;
