@@ -1,7 +1,8 @@
 //! One request's way through the agent: from its tunnel stream to the backend and back.
 
 use std::cell::Cell;
-use std::task::{Context, Waker};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
@@ -11,7 +12,7 @@ use gw_shared::runtime;
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{HeaderMap, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 
@@ -254,18 +255,31 @@ pub(crate) async fn final_head(
     Err(Failure::NoResponse(ResponseError::Interim(INTERIM_MAX)))
 }
 
-/// Relays a final response, whose body is still to come.
+/// Relays a final response, whose body is still to come. If the body is seen to be broken before the head has left,
+/// there was no response.
 pub(crate) async fn relay_final(
     head: Head,
     mut response: ResponseHalf<'_>,
     respond: &mut SendResponse<Bytes>,
     passage: &Passage,
 ) -> Result<(), Failure> {
-    let (is_done, timing) = (response.is_done(), passage.responded(head.status));
+    let is_done = response.is_done();
+    // Looked at, not waited for: a head whose body comes later leaves at once.
+    let first = if is_done { Poll::Pending } else { futures_util::poll!(pin!(response.part())) };
+    let first = match first {
+        Poll::Ready(part) => Some(part.map_err(Failure::NoResponse)?),
+        Poll::Pending => None,
+    };
+    let timing = passage.responded(head.status);
     let mut head = on_the_tunnel(head.status, head.headers);
     head.headers_mut().insert(X_GW_TIMING, timing);
+    // An end before the announced length is a stream error (RFC 9113 §8.1.1), and h2 ends connections that had many.
+    let by_reset = head.headers().contains_key(header::CONTENT_LENGTH);
     let mut stream = respond.send_response(head, is_done).map_err(|_| Failure::Over)?;
-    relay_body(&mut response, &mut stream, passage).await
+    if let Some(part) = first {
+        relay_part(part, &mut response, &mut stream, passage).await?;
+    }
+    relay_body(&mut response, &mut stream, passage, by_reset).await
 }
 
 /// Fields that a response gets here: where its time went.
@@ -280,11 +294,13 @@ pub(crate) fn on_the_tunnel(status: StatusCode, headers: HeaderMap) -> Response<
     response
 }
 
-/// Relays what the backend sends until it ends. If that breaks off, so does the stream.
+/// Relays what the backend sends until it ends. If that breaks off, so does the stream: [by a reset](break_off), or by
+/// trailers that name the error.
 pub(crate) async fn relay_body(
     response: &mut ResponseHalf<'_>,
     stream: &mut SendStream<Bytes>,
     passage: &Passage,
+    by_reset: bool,
 ) -> Result<(), Failure> {
     while !response.is_done() {
         let part = {
@@ -295,29 +311,51 @@ pub(crate) async fn relay_body(
                 Either::Right(_) => return Err(Failure::Over),
             }
         };
-        let sent = match part {
-            Ok(Part::Data(data)) => {
-                let length = data.len();
-                passage.counts.received(length);
-                let sent = stream::send(stream, data, response.is_done()).await;
-                response.release(length);
-                sent
-            }
-            Ok(Part::Trailers(trailers)) => stream::finish(stream, Some(fields::end_to_end_trailers(trailers))),
-            Ok(Part::End) => stream::finish(stream, None),
+        match part {
+            Ok(part) => relay_part(part, response, stream, passage).await?,
             Err(error) => {
                 passage.cut(error.code());
                 let (request_id, trace_id) = (passage.request_id(), passage.trace_id());
                 tracing::debug!(request_id, trace_id, %error, "response cut short");
-                // What came before goes out first: a reset takes along what is still queued.
-                runtime::yield_now().await;
-                stream.send_reset(Reason::INTERNAL_ERROR);
+                break_off(&error, stream, by_reset).await;
                 return Err(Failure::Over);
             }
-        };
-        sent.map_err(|_| Failure::Over)?;
+        }
     }
     Ok(())
+}
+
+/// Tells the gateway, behind everything that came before, that the response broke off. The stream is to be dropped then.
+async fn break_off(error: &ResponseError, stream: &mut SendStream<Bytes>, by_reset: bool) {
+    if by_reset {
+        // By the drop: such a reset never overtakes the head, unlike an explicit one. It discards data that is still
+        // queued, so the connection gets a turn to send it first.
+        runtime::yield_now().await;
+    } else {
+        let code = HeaderValue::from_static(error.code());
+        // Fails only when the stream is gone, and its caller with it.
+        let _ = stream.send_trailers(HeaderMap::from_iter([(X_GW_AGENT_ERROR, code)]));
+    }
+}
+
+async fn relay_part(
+    part: Part,
+    response: &mut ResponseHalf<'_>,
+    stream: &mut SendStream<Bytes>,
+    passage: &Passage,
+) -> Result<(), Failure> {
+    let sent = match part {
+        Part::Data(data) => {
+            let length = data.len();
+            passage.counts.received(length);
+            let sent = stream::send(stream, data, response.is_done()).await;
+            response.release(length);
+            sent
+        }
+        Part::Trailers(trailers) => stream::finish(stream, Some(fields::end_to_end_trailers(trailers))),
+        Part::End => stream::finish(stream, None),
+    };
+    sent.map_err(|_| Failure::Over)
 }
 
 /// Whether the gateway has reset the stream already.

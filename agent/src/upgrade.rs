@@ -195,7 +195,7 @@ async fn relay_both(
     let sent_whole = {
         let up = std::pin::pin!(send_body(&mut request, &mut body, passage, &took));
         let mut down = std::pin::pin!(async {
-            relay_body(&mut response, &mut stream, passage).await?;
+            relay_body(&mut response, &mut stream, passage, true).await?;
             down_ended.set(true);
             // The caller can still give up, while a backend that does not read holds up the other direction.
             let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;

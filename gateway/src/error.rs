@@ -130,6 +130,11 @@ impl Error {
         }
     }
 
+    /// The error of a response that broke off behind its head, by the agent's `code`.
+    pub(crate) fn broken_response(code: &str) -> Self {
+        Self::from_agent(code, "the backend's response broke off before any of its body had come")
+    }
+
     pub(crate) fn invalid_head(error: InvalidHead) -> Self {
         if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
     }

@@ -14,7 +14,7 @@ use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE};
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
-use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::stream::{self, Received, StreamClosed};
 use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderMap, Request, StatusCode};
 
@@ -105,8 +105,15 @@ pub(crate) enum PendingResponse {
     },
 }
 
-/// Where the response body comes from.
-pub(crate) enum Download {
+/// A response body on its way.
+pub(crate) struct Download {
+    source: Source,
+    /// Arrived with the head.
+    first: Option<Frame>,
+}
+
+/// Where a response body comes from.
+enum Source {
     Tunnel { body: h2::RecvStream, _in_flight: InFlight },
     Across(pipe::Receiver),
 }
@@ -218,7 +225,7 @@ async fn carry_up(mut body: pipe::Receiver, mut upload: Upload) {
                 let _ = upload.finish(None).await;
                 return;
             }
-            Ok(Frame::Head(_)) => return,
+            Ok(Frame::Head(_) | Frame::Broken(_)) => return,
             Err(Closed) => {
                 upload.abort();
                 return;
@@ -251,11 +258,16 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> R
     let switched = head.upgrade.is_some();
     pipe.send(Frame::Head(Box::new(Answer { passage, head: Ok(head) }))).await?;
     loop {
-        let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await??;
+        let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await?;
+        let frame = frame.unwrap_or_else(|error| Frame::Broken(Box::new(error)));
         let (bytes, last) = match &frame {
             Frame::Data(data) => (data.len(), false),
             Frame::End => (0, true),
             Frame::Head(_) | Frame::Trailers(_) => (0, false),
+            Frame::Broken(_) => {
+                pipe.send(frame).await?;
+                return Err(Closed);
+            }
         };
         pipe.send(frame).await?;
         download.release(bytes);
@@ -335,8 +347,18 @@ impl PendingResponse {
         }
     }
 
-    /// Waits for the final head; to be called when there are no more interim ones.
+    /// Waits for the final head; to be called when there are no more interim ones. A response that is seen to be broken
+    /// behind its head is an error still: nothing of it was passed on.
     pub(crate) async fn head(self) -> (Passage, Result<(ResponseHead, Download), Error>) {
+        let (passage, received) = self.receive_head().await;
+        let begun = match received {
+            Ok((head, source)) => Download::begin(source).await.map(|download| (head, download)),
+            Err(error) => Err(error),
+        };
+        (passage, begun)
+    }
+
+    async fn receive_head(self) -> (Passage, Result<(ResponseHead, Source), Error>) {
         match self {
             Self::Tunnel(response, in_flight) => {
                 let mut passage = in_flight.passage();
@@ -344,7 +366,7 @@ impl PendingResponse {
                 (passage, received)
             }
             Self::Across { pipe, answer: Some(answer), .. } => {
-                (answer.passage, answer.head.map(|head| (head, Download::Across(pipe))))
+                (answer.passage, answer.head.map(|head| (head, Source::Across(pipe))))
             }
             Self::Across { answer: None, .. } => (self.passage(), Err(Error::TunnelLost)),
         }
@@ -355,7 +377,7 @@ async fn receive_head(
     response: h2::client::ResponseFuture,
     mut in_flight: InFlight,
     passage: &mut Passage,
-) -> Result<(ResponseHead, Download), Error> {
+) -> Result<(ResponseHead, Source), Error> {
     let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
     passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse);
     if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
@@ -366,7 +388,7 @@ async fn receive_head(
     let upgrade = parts.headers.get(X_GW_UPGRADE).and_then(UpgradeProtocol::parse);
     let headers = fields::end_to_end(parts.headers, fields::is_own, ADDED_FIELDS);
     let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
-    Ok((head, Download::Tunnel { body, _in_flight: in_flight }))
+    Ok((head, Source::Tunnel { body, _in_flight: in_flight }))
 }
 
 async fn read_agent_message(body: &mut h2::RecvStream) -> String {
@@ -379,33 +401,53 @@ async fn read_agent_message(body: &mut h2::RecvStream) -> String {
 }
 
 impl Download {
-    /// The next frame of the body. An error means that it was cut short.
-    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Closed>> {
-        match self {
-            Self::Tunnel { body, .. } => Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
+    /// Takes the first frame, if it is there: an error if the body is broken already.
+    async fn begin(source: Source) -> Result<Self, Error> {
+        let mut download = Self { source, first: None };
+        if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_frame(cx))) {
+            download.first = Some(first?);
+        }
+        Ok(download)
+    }
+
+    /// The next frame of the body. An error means that it was cut short, and says why.
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Ok(first));
+        }
+        match &mut self.source {
+            Source::Tunnel { body, .. } => Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
                 Ok(Received::Data(data)) => Ok(Frame::Data(data)),
-                Ok(Received::Trailers(trailers)) => Ok(Frame::Trailers(fields::end_to_end_trailers(trailers))),
+                Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
+                    Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
+                    None => Ok(Frame::Trailers(fields::end_to_end_trailers(trailers))),
+                },
                 Ok(Received::End) => Ok(Frame::End),
-                Err(_) => Err(Closed),
+                Err(StreamClosed { is_reset: true }) => Err(Error::broken_response("GW_BACKEND_RESET")),
+                Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
             }),
-            Self::Across(pipe) => pipe.poll_receive(cx),
+            Source::Across(pipe) => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
+                Ok(Frame::Broken(error)) => Err(*error),
+                Ok(frame) => Ok(frame),
+                Err(Closed) => Err(Error::TunnelLost),
+            }),
         }
     }
 
     /// Whether the frame just received was the last that carries something, as far as that is known already.
     pub(crate) fn is_done(&self) -> bool {
-        match self {
-            Self::Tunnel { body, .. } => body.is_end_stream(),
-            Self::Across(_) => false,
+        match &self.source {
+            Source::Tunnel { body, .. } => body.is_end_stream(),
+            Source::Across(_) => false,
         }
     }
 
     /// Reports that `bytes` of the body were passed on, so that as many more may come.
     pub(crate) fn release(&mut self, bytes: usize) {
-        match self {
-            Self::Tunnel { body, .. } if bytes > 0 => stream::release(body, bytes),
+        match &mut self.source {
+            Source::Tunnel { body, .. } if bytes > 0 => stream::release(body, bytes),
             // A pipe gives credit when its frames are received.
-            Self::Tunnel { .. } | Self::Across(_) => {}
+            Source::Tunnel { .. } | Source::Across(_) => {}
         }
     }
 }

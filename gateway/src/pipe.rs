@@ -13,6 +13,7 @@ use bytes::Bytes;
 use crossbeam_channel::{TryRecvError, TrySendError};
 use http::HeaderMap;
 
+use crate::error::Error;
 use crate::exchange::Answer;
 use crate::limits;
 use crate::mailbox::{Mailbox, Message};
@@ -26,13 +27,15 @@ pub(crate) enum Frame {
     Trailers(HeaderMap),
     /// The body is complete.
     End,
+    /// The response broke off; nothing follows.
+    Broken(Box<Error>),
 }
 
 impl Frame {
     fn bytes(&self) -> usize {
         match self {
             Self::Data(data) => data.len(),
-            Self::Head(_) | Self::Trailers(_) | Self::End => 0,
+            Self::Head(_) | Self::Trailers(_) | Self::End | Self::Broken(_) => 0,
         }
     }
 }

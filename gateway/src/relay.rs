@@ -339,7 +339,7 @@ async fn receive_body(journey: &Journey, mut download: Download, response: &mut 
                     Err(CallerGone) => Ended::CallerGone,
                 };
             }
-            Ok(Frame::Head(_)) | Err(_) => return Ended::Cut,
+            Ok(Frame::Head(_) | Frame::Broken(_)) | Err(_) => return Ended::Cut,
         };
         if sent.is_err() {
             return Ended::CallerGone;

@@ -107,7 +107,7 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
-        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec()];
+        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 

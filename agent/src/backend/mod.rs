@@ -48,7 +48,7 @@ impl ResponseError {
         match self {
             // With TLS 1.3 a refused client certificate shows on the first read.
             Self::Reset(error) if connect::tls_error(error).is_some() => "GW_BACKEND_TLS",
-            Self::Reset(_) | Self::Unprocessed(_) => "GW_BACKEND_RESET",
+            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => "GW_BACKEND_RESET",
             Self::Head(_) | Self::Body(_) | Self::Http2(_) | Self::Unasked | Self::Switch(_) | Self::Interim(_) => {
                 "GW_BACKEND_INVALID_RESPONSE"
             }

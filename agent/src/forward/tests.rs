@@ -15,6 +15,7 @@ use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime::{self, Driver};
 use gw_shared::tunnel::settings;
 use gw_shared::tunnel::timing::AgentTiming;
+use h2::Reason;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::ext::Protocol;
 use http::header::COOKIE;
@@ -331,6 +332,42 @@ fn a_backend_that_ends_first_still_hears() {
 }
 
 #[test]
+fn a_break_behind_the_head_is_told_after_all_that_came_before_it() {
+    let (go_on, told) = mpsc::channel::<()>();
+    let told = std::sync::Mutex::new(told);
+    let urls = http1(move |mut backend, number| {
+        drop(request_head(&mut backend));
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        match number {
+            0 => backend.write_all(format!("{chunked}zz\r\n").as_bytes()).unwrap(),
+            1 => {
+                backend.write_all(format!("{chunked}5\r\nhello\r\n").as_bytes()).unwrap();
+                told.lock().unwrap().recv().unwrap();
+                backend.write_all(b"zz\r\n").unwrap();
+            }
+            _ => backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello").unwrap(),
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+
+        let (response, _) = send(&requests, get("/"), true).await;
+        let mut response = response.await.unwrap();
+        assert_eq!(some(response.body_mut(), 5).await, b"hello");
+        go_on.send(()).unwrap();
+        let end = std::future::poll_fn(|cx| stream::poll_receive(response.body_mut(), cx)).await;
+        let Ok(Received::Trailers(trailers)) = end else { panic!("{end:?}") };
+        assert_eq!(trailers[X_GW_AGENT_ERROR], "GW_BACKEND_INVALID_RESPONSE");
+
+        let (response, _) = send(&requests, get("/"), true).await;
+        let mut response = response.await.unwrap();
+        assert_eq!(some(response.body_mut(), 5).await, b"hello");
+        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+    });
+}
+
+#[test]
 fn resets_go_through_both_ways() {
     let (tell, ended) = mpsc::channel();
     let urls = http1(move |mut backend, number| {
@@ -354,7 +391,7 @@ fn resets_go_through_both_ways() {
         let mut response = response.await.unwrap();
         assert_eq!(some(response.body_mut(), 2).await, b"hi");
         up.send_data(Bytes::from_static(b"now"), false).unwrap();
-        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed));
+        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
     });
 }
 

@@ -51,7 +51,6 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             // Of those that were sent at once, none waits for anything: others get their turn in between.
             Next::Refused => runtime::yield_now().await,
             Next::Close => return linger(&stream, &registered).await,
-            // Dropped without close_notify: the caller sees that the response was cut short.
             Next::Abort => return,
         }
         registered.idle_until(Instant::now() + limits::IDLE);
@@ -68,6 +67,8 @@ enum Next {
     Refused,
     /// The response is whole; what the caller still sends is of no use.
     Close,
+    /// The response is not whole. The connection ends without `close_notify` (RFC 8446 §6.1) and by a reset, since some
+    /// callers take any other end for the end of a body that has no length.
     Abort,
 }
 
@@ -159,7 +160,21 @@ async fn serve_request(
         Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
         Outcome::Refused if keep_alive && body.discard().await => Next::Refused,
         Outcome::Complete | Outcome::Refused => Next::Close,
-        Outcome::Cut | Outcome::CallerGone => Next::Abort,
+        Outcome::Cut => {
+            stream.socket().reset_when_dropped();
+            // What came before the break goes out first. A reset discards what the caller's kernel has not acknowledged.
+            let said = async {
+                response.flush().await?;
+                stream.socket().acknowledged().await;
+                Ok::<_, CallerGone>(())
+            };
+            let _ = runtime::timeout(limits::LINGER, said).await;
+            Next::Abort
+        }
+        Outcome::CallerGone => {
+            stream.socket().reset_when_dropped();
+            Next::Abort
+        }
     }
 }
 

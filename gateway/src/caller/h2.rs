@@ -361,7 +361,7 @@ impl RequestBody for Body<'_> {
             }
             Ok(Received::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
             Ok(Received::End) => Ok(Part::End),
-            Err(stream::StreamClosed) => Err(BodyError::Gone),
+            Err(stream::StreamClosed { .. }) => Err(BodyError::Gone),
         }
     }
 

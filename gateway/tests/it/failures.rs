@@ -1,12 +1,18 @@
 //! Ends that die in the middle.
 
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
+use gw_gateway::config::HandOver;
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::http::Framing;
 use http::Method;
 
-use crate::backend;
-use crate::caller::{connect, get, request};
-use crate::{SOON, demo, wait_until_slots_are_free};
+use crate::caller::{HOST, connect, connect_to, get, request};
+use crate::http::{Peer, Response};
+use crate::{SOON, backend, caller2, demo, wait_until_slots_are_free};
 
 #[test]
 fn a_response_that_breaks_off_never_looks_complete() {
@@ -24,9 +30,29 @@ fn a_response_that_breaks_off_never_looks_complete() {
         let begun = caller.response_head(&Method::GET).unwrap();
         assert_eq!(begun.status, 200);
         release.send(()).unwrap();
-        assert!(caller.body(begun.framing).is_err(), "{head}");
+        assert_eq!(caller.body(begun.framing).unwrap_err().kind(), ErrorKind::ConnectionReset, "{head}");
         wait_until_slots_are_free(&demo);
     }
+}
+
+#[test]
+fn a_response_to_http_1_0_that_breaks_off_ends_by_a_reset() {
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let demo = demo(Some(backend::start(move |mut peer| {
+        drop(peer.request());
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
+        let _ = held.lock().unwrap().recv_timeout(SOON);
+    })));
+    let mut caller = connect_to(&demo.about, HOST, &[b"http/1.0"], None);
+    caller.send(get(&demo, "/").replace("HTTP/1.1", "HTTP/1.0"));
+    assert_eq!(caller.stream.conn.alpn_protocol(), Some(&b"http/1.0"[..]));
+    let begun = caller.response_head(&Method::GET).unwrap();
+    // Its end alone says where the body ends.
+    assert_eq!((begun.status.as_u16(), begun.framing), (200, Framing::UntilClose));
+    assert_eq!(caller.bytes(5).unwrap(), b"hello");
+    release.send(()).unwrap();
+    assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
 #[test]
@@ -120,5 +146,103 @@ fn a_caller_that_leaves_is_noticed_behind_what_it_pipelined() {
     assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
     drop(caller);
     assert_eq!(backend_saw.recv_timeout(SOON / 3), Ok("end"));
+    wait_until_slots_are_free(&demo);
+}
+
+/// Responses that break behind their head.
+const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"];
+
+/// A demo whose backend answers each of [`BREAKS`] so. Connections stay where they are accepted: some requests cross
+/// from one worker to the other, some do not.
+fn breaking() -> Demo {
+    let backend = backend::start(|mut peer| {
+        let Ok((head, _, _)) = peer.request() else { return };
+        const OK: &str = "HTTP/1.1 200 OK\r\n";
+        match head.target.path() {
+            "/bad-chunk" => peer.send(format!("{OK}Transfer-Encoding: chunked\r\n\r\nzz\r\n")),
+            "/bad-chunk-later" => {
+                peer.send(format!("{OK}Transfer-Encoding: chunked\r\n\r\n"));
+                peer.send("zz\r\n");
+            }
+            "/short" => peer.send(format!("{OK}Content-Length: 100\r\n\r\nhello")),
+            _ => {
+                peer.send(format!("{OK}Content-Length: 100\r\n\r\n"));
+                reset(&peer);
+            }
+        }
+    });
+    let adjust = |config: &mut gw_gateway::config::Config| config.hand_over = HandOver::Never;
+    Demo::start(&Options { adjust, ..crate::options(Some(backend)) }).unwrap()
+}
+
+/// Has the connection end with a reset when it is dropped.
+fn reset(peer: &Peer<TcpStream>) {
+    rustix::net::sockopt::set_socket_linger(&peer.stream, Some(Duration::ZERO)).unwrap();
+}
+
+/// Checks a typed refusal of a response that broke in time.
+fn is_refusal_of(path: &str, code: &str) {
+    let expected = if path.starts_with("/bad-chunk") { "GW_BACKEND_INVALID_RESPONSE" } else { "GW_BACKEND_RESET" };
+    // With the break behind a piece of the body, that piece has gone out.
+    assert!(path != "/short" && code == expected, "{path}: {code}");
+}
+
+#[test]
+fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_1() {
+    let demo = breaking();
+    for _ in 0..100 {
+        for path in BREAKS {
+            let mut caller = connect(&demo);
+            caller.send(get(&demo, path));
+            let head = caller.response_head(&Method::GET).unwrap_or_else(|error| panic!("{path}: no head: {error}"));
+            assert!(head.headers.contains_key("x-gw-request-id"));
+            if head.status == 502 {
+                let (body, trailers) = caller.body(head.framing).unwrap();
+                let (status, headers, framing) = (head.status, head.headers, head.framing);
+                is_refusal_of(path, &Response { status, headers, body, trailers, framing }.code());
+                continue;
+            }
+            assert!(head.status == 200 && path != "/bad-chunk", "{path}: {}", head.status);
+            if path == "/short" {
+                assert_eq!(caller.bytes(5).unwrap(), b"hello");
+            }
+            let cut = caller.bytes(1).unwrap_err();
+            assert_eq!(cut.kind(), ErrorKind::ConnectionReset, "{path}");
+        }
+    }
+    wait_until_slots_are_free(&demo);
+}
+
+#[test]
+fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_2() {
+    let demo = breaking();
+    for _ in 0..10 {
+        caller2::on_a_reactor(async {
+            let connection = caller2::connect(&demo).await;
+            for path in BREAKS.repeat(10) {
+                let (response, _) = connection.begin(connection.request(&Method::GET, path), true).await;
+                let response = response.await.unwrap_or_else(|error| panic!("{path}: no head: {error}"));
+                assert!(response.headers().contains_key("x-gw-request-id"));
+                let (head, mut stream) = response.into_parts();
+                let mut body = Vec::new();
+                let end = loop {
+                    match std::future::poll_fn(|cx| stream.poll_data(cx)).await {
+                        Some(Ok(data)) => body.extend_from_slice(&data),
+                        Some(Err(error)) => break Some(error),
+                        None => break None,
+                    }
+                };
+                if head.status == 502 {
+                    assert!(end.is_none(), "{path}: {end:?}");
+                    let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                    is_refusal_of(path, body["error"]["code"].as_str().unwrap());
+                    continue;
+                }
+                assert!(head.status == 200 && path != "/bad-chunk", "{path}: {}", head.status);
+                assert_eq!(body, if path == "/short" { &b"hello"[..] } else { b"" }, "{path}");
+                assert_eq!(end.and_then(|error| error.reason()), Some(h2::Reason::INTERNAL_ERROR), "{path}");
+            }
+        });
+    }
     wait_until_slots_are_free(&demo);
 }

@@ -47,6 +47,8 @@ pub struct TcpInfo {
     /// Bytes of what was sent that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting socket counts
     /// as one.
     pub acknowledged: u64,
+    /// Nothing that was sent waits to be acknowledged (Linux 4.6).
+    pub all_acknowledged: bool,
     /// Bytes that arrived in order, read or not (Linux 4.2).
     pub received: u64,
     /// Shortest round trip of the last minutes (Linux 4.6); `None` before the first.
@@ -70,6 +72,7 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     }
     Ok(TcpInfo {
         acknowledged: info.tcpi_bytes_acked,
+        all_acknowledged: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0,
         received: info.tcpi_bytes_received,
         // All bits set: not measured yet.
         shortest_rtt: Some(info.tcpi_min_rtt)

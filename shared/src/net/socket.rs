@@ -35,6 +35,9 @@ const RECEIVE_LARGE: usize = 64 * 1024;
 /// How soon a Unix socket whose queue of connections was full is tried again.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
+/// Longest time between two looks at what a peer has acknowledged.
+const ACKNOWLEDGED_PAUSE_MAX: Duration = Duration::from_millis(50);
+
 /// A connected stream, and what it has carried.
 pub(super) struct Connected {
     pub(super) stream: TcpStream,
@@ -328,6 +331,16 @@ impl Socket {
     pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
         const SYN: u64 = 1;
         raw_fd::tcp_info(self.as_fd()).ok().is_none_or(|info| info.acknowledged > sent + SYN)
+    }
+
+    /// Resolves when the peer's kernel has acknowledged all that was sent, or the connection is gone. The kernel reports
+    /// that to no waiter: it is asked at growing intervals.
+    pub async fn acknowledged(&self) {
+        let mut pause = Duration::from_millis(1);
+        while raw_fd::tcp_info(self.as_fd()).is_ok_and(|info| !info.all_acknowledged) {
+            runtime::sleep(pause).await;
+            pause = (pause * 2).min(ACKNOWLEDGED_PAUSE_MAX);
+        }
     }
 
     /// Ends the sending direction: the peer reads the end of the stream after what was sent.

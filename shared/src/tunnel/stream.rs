@@ -5,9 +5,18 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 
-/// The peer reset the stream, or the connection is gone.
+/// The stream ended before its body did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamClosed;
+pub struct StreamClosed {
+    /// This stream alone: the connection goes on.
+    pub is_reset: bool,
+}
+
+impl From<h2::Error> for StreamClosed {
+    fn from(error: h2::Error) -> Self {
+        Self { is_reset: error.is_reset() }
+    }
+}
 
 /// Sends all of `data` as the peer's window and our send buffer allow; `last` ends the stream with it.
 pub async fn send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes, last: bool) -> Result<(), StreamClosed> {
@@ -27,12 +36,13 @@ pub fn poll_send(
         while capacity == 0 {
             capacity = match ready!(stream.poll_capacity(cx)) {
                 Some(Ok(capacity)) => capacity,
-                Some(Err(_)) | None => return Poll::Ready(Err(StreamClosed)),
+                Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                None => return Poll::Ready(Err(StreamClosed { is_reset: false })),
             };
         }
         let piece = data.split_to(capacity.min(data.len()));
         let end = last && data.is_empty();
-        stream.send_data(piece, end).map_err(|_| StreamClosed)?;
+        stream.send_data(piece, end)?;
     }
     Poll::Ready(Ok(()))
 }
@@ -43,7 +53,7 @@ pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -
         Some(trailers) => stream.send_trailers(trailers),
         None => stream.send_data(Bytes::new(), true),
     }
-    .map_err(|_| StreamClosed)
+    .map_err(StreamClosed::from)
 }
 
 /// A piece of a received body.
@@ -69,13 +79,13 @@ pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<R
                 return Poll::Ready(Ok(Received::Data(gather(stream, cx, data))));
             }
             Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
-            Err(_) => return Poll::Ready(Err(StreamClosed)),
+            Err(error) => return Poll::Ready(Err(error.into())),
         }
     }
     Poll::Ready(match ready!(stream.poll_trailers(cx)) {
         Ok(Some(trailers)) => Ok(Received::Trailers(trailers)),
         Ok(None) => Ok(Received::End),
-        Err(_) => Err(StreamClosed),
+        Err(error) => Err(error.into()),
     })
 }
 

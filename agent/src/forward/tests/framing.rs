@@ -90,7 +90,7 @@ fn padded_values_of_a_backend_of_http_2_are_malformed() {
         let (response, _) = send(&requests, get("/head"), true).await;
         assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
         let mut response = send(&requests, get("/trailers"), true).await.0.await.unwrap();
-        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed));
+        assert!(body(response.body_mut()).await.is_err());
     });
 }
 
