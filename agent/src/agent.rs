@@ -225,6 +225,8 @@ pub(crate) fn random() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::fake_gateway::{self, Authority, HOSTNAME, NOW, refusal};
 
@@ -267,19 +269,19 @@ mod tests {
         // None of them comes back by itself while this test runs.
         agent.reconnects = Reconnects::beginning_with(Duration::from_secs(100_000));
         let services = (0..4).map(|number| format!("acme--s{number}.eu1.gw.localhost"));
-        let services: std::collections::BTreeSet<String> = services.collect();
+        let services: BTreeSet<String> = services.collect();
         agent.desk = Desk::new(services.clone());
         let agent = Rc::new(agent);
         let (stop, stopped) = watch::channel(false);
         let gateway = async {
-            for _ in 0..2 {
-                let mut hosts = std::collections::BTreeSet::new();
+            for round in 1..=2 {
+                let mut hosts = BTreeSet::new();
                 while hosts.len() < services.len() {
                     assert!(hosts.insert(asked.recv().await.unwrap()), "each once");
                 }
                 assert_eq!(hosts, services);
                 // Until each has heard of its refusal.
-                while agent.observed.failed_attempts() % 4 != 0 || agent.observed.failed_attempts() == 0 {
+                while agent.observed.failed_attempts() < 4 * round {
                     runtime::sleep(Duration::from_millis(1)).await;
                 }
                 agent.reconnects.succeeded();

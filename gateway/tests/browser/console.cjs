@@ -58,7 +58,7 @@ async function signIn(page) {
 
 /** Runs what a page proposes, as pasted into a shell. */
 async function paste(command) {
-  const { stdout } = await promisify(execFile)("bash", ["-euc", command], { timeout: SOON });
+  const { stdout } = await promisify(execFile)("bash", ["-euc", command], { cwd: FOLDER, timeout: SOON });
   return stdout;
 }
 
