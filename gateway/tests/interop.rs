@@ -4,6 +4,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "it/caller.rs"]
+mod caller;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "it/caller2.rs"]
+mod caller2;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "it/http.rs"]
+mod http;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,6 +23,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
+
+/// Longest wait for something that happens in milliseconds.
+const SOON: std::time::Duration = std::time::Duration::from_secs(30);
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
 
@@ -126,6 +139,54 @@ fn relay_and_server_agree_on_where_messages_end() {
     for server in SERVERS {
         with_server("differential.py", server, ["1000", "60"], &[LOG]);
     }
+}
+
+/// Declines everything without a look at the body, and keeps its connections.
+const DECLINING_NGINX: &str = r#"
+daemon off;
+master_process off;
+pid FOLDER/nginx.pid;
+error_log FOLDER/nginx.err info;
+events { worker_connections 1024; }
+http {
+  access_log off;
+  client_body_temp_path FOLDER/body;
+  proxy_temp_path FOLDER/proxy;
+  fastcgi_temp_path FOLDER/fastcgi;
+  uwsgi_temp_path FOLDER/uwsgi;
+  scgi_temp_path FOLDER/scgi;
+  server {
+    listen unix:FOLDER/nginx.sock;
+    location / { return 404 "$request_method $request_uri"; }
+  }
+}
+"#;
+
+/// nginx reads a body after it has answered, when one is announced. Here it would be the next request.
+#[test]
+fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display().to_string();
+    fs::write(folder.path().join("nginx.conf"), DECLINING_NGINX.replace("FOLDER", &path)).unwrap();
+    let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
+    let backend = Backend::start(Command::new("sh").args(["-c", &start]));
+    with_relay(&backend, None, |demo, _| {
+        caller2::on_a_reactor(async {
+            let caller = caller2::connect(demo).await;
+            // It may still be starting.
+            while caller.get("/").await.status != 404 {
+                gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            for _ in 0..20 {
+                let request = caller.request(&::http::Method::CONNECT, "/chat").header("content-length", "40");
+                let request = request.extension(h2::ext::Protocol::from_static("websocket"));
+                let (response, _upload) = caller.begin(request, false).await;
+                assert_eq!(caller2::whole(response).await.body, b"GET /chat");
+                let next = caller.get("/next").await;
+                assert_eq!((next.status.as_u16(), next.body.as_slice()), (404, b"GET /next".as_slice()));
+            }
+        });
+    });
 }
 
 /// As many requests as `GW_TEST_KEEPALIVE_REQUESTS` says to each server.

@@ -82,6 +82,10 @@ impl Connection {
 
     /// Sends a piece of the request body.
     pub(super) async fn send_data(&self, data: &Bytes, framing: Framing) -> io::Result<()> {
+        // As a chunk it would be the last.
+        if data.is_empty() {
+            return Ok(());
+        }
         let mut size = [0; 18];
         if framing == Framing::Chunked {
             let start = body::chunk_start(data.len(), &mut size);
