@@ -237,9 +237,11 @@ async fn within<T>(future: impl Future<Output = Result<T, GatewayError>>) -> Res
 mod tests {
     use std::collections::BTreeMap;
     use std::fs::Permissions;
+    use std::net::SocketAddr;
     use std::os::unix::fs::PermissionsExt;
 
     use gw_shared::doctor::Verdict;
+    use rustix::net::{AddressFamily, SocketType};
 
     use super::*;
     use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, refusal};
@@ -286,7 +288,10 @@ mod tests {
 
     #[test]
     fn what_keeps_an_agent_from_serving_is_found() {
-        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // Bound and not listening: connections are refused, and no other program gets the port.
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let closed = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
         let found = findings(LONG_AGO, &format!("http://{closed}"), || refusal(403, "", "GW_AGENT_NOT_ALLOWED"));
         let (verdict, says) = &found[&format!("tunnel of {HOSTNAME}")];
         assert!(*verdict == Verdict::Failed && says.contains("GW_AGENT_NOT_ALLOWED"), "{says}");

@@ -128,7 +128,10 @@ fn a_collector_that_says_when_to_come_back_is_left_alone_until_then() {
 
 #[test]
 fn without_a_collector_at_the_address_spans_are_lost_and_counted() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Bound and not listening: connections are refused, and no other program gets the port.
+    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    closed.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let nobody = closed.local_addr().unwrap().as_socket().unwrap();
     let (exporter, queue) = exporter(&format!("http://{nobody}"));
     send(&queue, "lost");
     assert_eq!(settled(queue.counts(), 1), (0, 1));

@@ -408,7 +408,8 @@ impl Control {
         std::iter::from_fn(|| answers.recv_timeout(REPORT_WITHIN).ok()).collect()
     }
 
-    pub(crate) fn workers(&self) -> usize {
+    /// How many there are.
+    pub fn workers(&self) -> usize {
         self.peers.mailboxes.len()
     }
 

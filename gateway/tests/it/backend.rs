@@ -1,6 +1,6 @@
 //! Backends that do what a test says.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
@@ -21,6 +21,15 @@ pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> 
         }
     });
     url
+}
+
+/// An address that refuses connections, as long as the socket lives: bound and not listening, so that no other program
+/// gets its port.
+pub(crate) fn refusing() -> (socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address)
 }
 
 /// Starts a backend that answers every request with the same bytes.

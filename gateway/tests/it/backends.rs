@@ -264,10 +264,8 @@ fn of_several_backends_the_living_answer() {
             }
         })
     };
-    // Bound and not listening: refuses, and nobody else gets the port.
-    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
-    let dead = format!("http://{}", closed.local_addr().unwrap().as_socket().unwrap());
+    let (_closed, dead) = backend::refusing();
+    let dead = format!("http://{dead}");
     let folder = tempfile::tempdir().unwrap();
     let demo_of = |urls: &[&str]| demo_with(folder.path(), &serde_json::to_string(urls).unwrap());
 

@@ -468,7 +468,7 @@ fn what_fails_says_why_and_ends_with_1() {
     let err = fail("account list", 200, json!("what?"));
     assert!(err.starts_with("gw-gateway: the gateway's answer is not understood: "), "{err}");
 
-    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_closed, unused) = crate::backend::refusing();
     let mut command = gw_gateway(&format!("account list --admin-url http://{unused}"));
     command.env("GW_ADMIN_TOKEN", "t0ken");
     let Ended { code, err, .. } = end(command);

@@ -7,7 +7,7 @@ use http::Method;
 use crate::caller::{self, HOST, Tls};
 use crate::caller2::{connect, on_a_reactor};
 use crate::frames::{self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame};
-use crate::{demo, eventually};
+use crate::{demo, eventually, reports};
 
 const KIB: usize = 1024;
 const ENHANCE_YOUR_CALM: u8 = 11;
@@ -105,10 +105,8 @@ fn a_larger_list_ends_the_connection_and_gets_no_response() {
         let (kinds, code) = answer(&demo, &head);
         assert_eq!(code, Some(ENHANCE_YOUR_CALM), "{what}: {kinds:?}");
         assert!(!kinds.contains(&HEADERS), "{what}: {kinds:?}");
-        let ended = |reason: &str| -> u64 {
-            let reports = demo.gateway().control().reports();
-            reports.iter().filter_map(|report| report.ended_early.get(reason)).sum()
-        };
+        let ended =
+            |reason: &str| -> u64 { reports(&demo).iter().filter_map(|report| report.ended_early.get(reason)).sum() };
         eventually(what, || ((ended("headers"), ended("http2")) == counts).then_some(()));
     }
 }

@@ -1,7 +1,7 @@
 //! Callers that speak HTTP/2 get what callers of HTTP/1.1 get.
 
 use std::io::Read;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::caller2::{Connection, connect, data, on_a_reactor, tls, whole};
 use crate::frames::{
     self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
 };
-use crate::{backend, demo, setup, tunnels};
+use crate::{SOON, backend, demo, reports, setup, tunnels};
 
 #[test]
 fn a_request_arrives_as_it_was_sent() {
@@ -182,8 +182,8 @@ fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
             assert_eq!(caller.get("/other").await.status, 200);
         }
     });
-    assert_eq!(closes.recv_timeout(crate::SOON).unwrap(), "/wait");
-    assert_eq!(closes.recv_timeout(crate::SOON).unwrap(), "/stream");
+    assert_eq!(closes.recv_timeout(SOON).unwrap(), "/wait");
+    assert_eq!(closes.recv_timeout(SOON).unwrap(), "/stream");
     crate::wait_until_slots_are_free(&demo);
 }
 
@@ -221,7 +221,7 @@ fn requests_taken_back_at_once_do_not_reach_the_backend() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     })));
-    let asked = || demo.gateway().control().reports().iter().map(|report| report.totals["requests"]).sum::<u64>();
+    let asked = || reports(&demo).iter().map(|report| report.totals["requests"]).sum::<u64>();
     let before = asked();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -318,9 +318,8 @@ fn requests_taken_back_again_and_again_end_the_connection() {
         assert!(ended.is_io() || ended.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
-    let abusive = |demo: &Demo| -> u64 {
-        demo.gateway().control().reports().iter().map(|report| report.totals["connections_abusive"]).sum()
-    };
+    let abusive =
+        |demo: &Demo| -> u64 { reports(demo).iter().map(|report| report.totals["connections_abusive"]).sum() };
     assert_eq!(abusive(&demo), 1);
     crate::wait_until_slots_are_free(&demo);
     on_a_reactor(async {
@@ -362,14 +361,26 @@ fn floods_of_frames_that_carry_nothing_end_the_connection() {
 
 #[test]
 fn a_drain_says_goodbye_and_lets_requests_end() {
-    let demo = demo(None);
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let demo = demo(Some(backend::start(move |mut peer| {
+        peer.request().unwrap();
+        held.lock().unwrap().recv_timeout(SOON).unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    })));
     on_a_reactor(async move {
         let mut caller = connect(&demo).await;
-        let (response, _) = caller.begin(caller.request(&Method::GET, "/slow?ms=500"), true).await;
+        let (response, _) = caller.begin(caller.request(&Method::GET, "/"), true).await;
         while tunnels(&demo)[0].in_flight == 0 {
             runtime::sleep(Duration::from_millis(5)).await;
         }
+        let ready = format!("{}/readyz", demo.about.admin_url);
         let stopping = thread::spawn(move || demo.stop());
+        while ureq::get(&ready).call().is_ok() {
+            runtime::sleep(Duration::from_millis(5)).await;
+        }
+        // The drain has begun.
+        release.send(()).unwrap();
         assert_eq!(whole(response).await.status, 200);
         // GOAWAY without an error: the connection ended as it should.
         (&mut caller.ended).await.unwrap().unwrap();

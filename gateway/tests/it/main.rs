@@ -49,7 +49,7 @@ mod workers;
 
 use std::time::{Duration, Instant};
 
-use gw_gateway::counters::TunnelReport;
+use gw_gateway::counters::{TunnelReport, WorkerReport};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 
@@ -77,8 +77,23 @@ fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Asserts that what `attempt` measures takes less than a second. A busy machine delays some attempts, a fault all.
+fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= Duration::from_secs(1)) {
+        assert!(took.len() < 5, "{what} took {took:?}");
+        took.push(attempt());
+    }
+}
+
+/// What every worker reports. One that a busy machine holds up for seconds is missing at first.
+fn reports(demo: &Demo) -> Vec<WorkerReport> {
+    let control = demo.gateway().control();
+    eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
+}
+
 fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
-    demo.gateway().control().reports().into_iter().flat_map(|report| report.tunnels).collect()
+    reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
 }
 
 /// Waits until no request is on any tunnel, as gateway and agent see it.

@@ -54,6 +54,16 @@ pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     Command::new("kill").args(["-s", signal, &id.to_string()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
+/// Keeps the port of a gateway that listens on it from other programs, whatever becomes of the gateway. Does not listen:
+/// without the gateway connections are refused.
+pub(crate) fn hold(address: SocketAddr) -> socket2::Socket {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.set_reuse_port(true).unwrap();
+    socket.bind(&address.into()).unwrap();
+    socket
+}
+
 /// The least that a gateway on `port` needs.
 pub(crate) fn config_text(data_dir: &Path, port: u16) -> String {
     format!(

@@ -270,6 +270,7 @@ fn crashes_are_answered_at_once_and_recovered_from() {
         }
     });
     let (gateway, address) = prepared.serve(0);
+    let _port = process::hold(address);
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
@@ -301,9 +302,11 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     let prepared = Prepared::new();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
+    let (seen, requests) = std::sync::mpsc::channel();
     let backend = crate::backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/held" {
+                seen.send(()).unwrap();
                 held.lock().unwrap().recv_timeout(crate::SOON).unwrap();
             }
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
@@ -330,6 +333,7 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     assert_eq!(kept.response().status, 200);
 
     kept.send(prepared.get("/held"));
+    requests.recv_timeout(crate::SOON).unwrap();
     let mut idle = prepared.connect(address);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);

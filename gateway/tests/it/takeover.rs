@@ -96,6 +96,7 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     let (backend, release) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
     let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
+    let _port = process::hold(address);
     let mut agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     let (mut running, mut kept, mut idle) =
@@ -208,6 +209,7 @@ fn a_stop_without_a_successor_serves_what_is_there_and_refuses_what_is_new() {
     let (backend, release) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
     let Served { mut process, address, admin_address, .. } = prepared.serve_with(&config);
+    let _port = process::hold(address);
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     let (mut running, mut kept) = (prepared.connect(address), prepared.connect(address));

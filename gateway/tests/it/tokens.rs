@@ -1,5 +1,7 @@
 //! Access tokens over real sockets: the token endpoint, the key set, modes, revocation, rotation, limits.
 
+use std::time::{Duration, Instant};
+
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use gw_gateway::config::Config;
@@ -11,7 +13,7 @@ use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 use crate::apex::{APEX, ask, demo_token, token};
 use crate::caller::{Caller, HOST, connect};
 use crate::http::Response;
-use crate::{demo, eventually, setup};
+use crate::{demo, eventually, setup, within_a_second};
 
 const SCOPE: &str = "account:demo service:echo";
 
@@ -265,38 +267,45 @@ fn tokens_and_keys_of_others_and_of_nobody() {
 #[test]
 fn revocation_reaches_tokens_and_keys_within_a_second() {
     let demo = demo(None);
+    within_a_second("revocation", || revoke(&demo));
+}
+
+/// Revokes a credential and a key in every way. Returns how long the slowest took.
+fn revoke(demo: &Demo) -> Duration {
     let control = demo.gateway().control();
     let (id, secret) = setup::credential(control, "demo", &["echo"]);
     let (key_id, key) = setup::service_key(control, "demo", &["echo"]);
     let minted = eventually("the credential is known", || {
-        let response = token(&demo, &id, &secret, SCOPE);
+        let response = token(demo, &id, &secret, SCOPE);
         (response.status == 200).then(|| bearer(response.json()["access_token"].as_str().unwrap()))
     });
-    let mut caller = connect(&demo);
+    let mut caller = connect(demo);
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
     let switch = |enabled| GrantChanges { enabled: Some(enabled), ..GrantChanges::default() };
     let none = GrantChanges { allowed_services: Some(Vec::new()), ..GrantChanges::default() };
-    let mut within_a_second = |fields: &str, wanted: &str| {
-        let begun = std::time::Instant::now();
+    let mut longest = Duration::ZERO;
+    let mut takes_effect = |fields: &str, wanted: &str| {
+        let begun = Instant::now();
         eventually(wanted, || (outcome(&call(&mut caller, fields)) == wanted).then_some(()));
-        assert!(begun.elapsed().as_secs() < 1, "{wanted}");
+        longest = longest.max(begun.elapsed());
     };
     let change = |changes: &GrantChanges| {
         control.change_grant::<CredentialRecord>(&Actor::Admin, "demo", &id, changes).unwrap();
     };
     change(&switch(false));
-    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
     change(&switch(true));
-    within_a_second(&minted, "200 ");
+    takes_effect(&minted, "200 ");
     change(&none);
-    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
     control.delete_grant::<CredentialRecord>(&Actor::Admin, "demo", &id).unwrap();
-    within_a_second(&minted, "502 GW_CREDENTIAL_REVOKED");
+    takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
-    within_a_second(&key, "200 ");
+    takes_effect(&key, "200 ");
     control.rotate_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &key_id).unwrap();
-    within_a_second(&key, "502 GW_SERVICE_KEY_INVALID");
+    takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
+    longest
 }
 
 #[test]
@@ -344,12 +353,18 @@ fn keys_rotate_without_hurting_a_token() {
 fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
     let demo = Demo::start(&Options { workers: 4, ..crate::options(None) }).unwrap();
     // Wrong ones count as well: each is a guess.
-    let begun = std::time::Instant::now();
-    let answers: Vec<Response> = (0..70).map(|_| token(&demo, "gw_ci_x", "x", SCOPE)).collect();
-    let refilled = usize::try_from(begun.elapsed().as_secs()).unwrap() + 1;
-    let refused = answers.iter().filter(|answer| answer.status == 429).count();
-    assert!((10 - refilled.min(10)..=10).contains(&refused), "{refused}");
-    let last = answers.iter().rfind(|answer| answer.status == 429).unwrap();
+    let begun = Instant::now();
+    let mut answered = 0;
+    let last = loop {
+        let answer = token(&demo, "gw_ci_x", "x", SCOPE);
+        if answer.status == 429 {
+            break answer;
+        }
+        answered += 1;
+        let refilled = begun.elapsed().as_secs() + 1;
+        assert!(answered <= 60 + refilled, "{answered} answered, {refilled} refilled");
+    };
+    assert!(answered >= 60, "{answered}");
     assert_eq!(last.json()["error"], "rate_limit_exceeded");
     let seconds: u32 = last.header("retry-after").parse().unwrap();
     assert!((50..=60).contains(&seconds), "{seconds}");

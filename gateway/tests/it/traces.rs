@@ -105,7 +105,7 @@ fn the_agent_is_the_backends_parent() {
 #[test]
 fn failures_and_upgrades_have_spans_too() {
     let mut collector = collector::start();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_closed, nobody) = backend::refusing();
     let traces = Settings { endpoint: Endpoint::below(&collector.url()).unwrap(), sample_ratio: 1.0 };
     let options = Options { traces: Some(traces), ..options(Some(format!("http://{nobody}"))) };
     let demo = Demo::start(&options).unwrap();
@@ -165,7 +165,7 @@ fn without_a_collector_trace_fields_pass_byte_for_byte() {
 
 #[test]
 fn requests_do_not_notice_a_collector_that_is_away() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_closed, nobody) = backend::refusing();
     let traces = Settings { endpoint: Endpoint::below(&format!("http://{nobody}")).unwrap(), sample_ratio: 1.0 };
     let demo = Demo::start(&Options { traces: Some(traces), ..options(None) }).unwrap();
     let mut caller = connect(&demo);
