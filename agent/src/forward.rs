@@ -9,6 +9,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
 use gw_shared::http::{Framing, InvalidHead, Part};
 use gw_shared::runtime;
+use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -46,9 +47,6 @@ impl From<ResponseError> for ForwardError {
         Self { code: error.code(), message: error.message() }
     }
 }
-
-/// Most interim responses to one request: a backend must not fill the tunnel's memory with them.
-const INTERIM_MAX: u32 = 1000;
 
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once; the slot
 /// is free again however this ends.
@@ -242,17 +240,24 @@ pub(crate) async fn final_head(
     method: &Method,
     respond: &mut SendResponse<Bytes>,
 ) -> Result<Head, Failure> {
-    for _ in 0..=INTERIM_MAX {
+    let mut budget = InterimBudget::default();
+    let invalid = |error: InvalidResponse| Failure::NoResponse(error.into());
+    loop {
         let head = match unless_reset(respond, response.head(method)).await {
             Some(head) => head.map_err(Failure::NoResponse)?,
             None => return Err(Failure::Over),
         };
-        if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(head);
         }
-        respond.send_informational(on_the_tunnel(head.status, head.headers)).map_err(|_| Failure::Over)?;
+        if !head.status.is_informational() {
+            check_status(head.status).and_then(|()| check_fields(&head.headers)).map_err(invalid)?;
+            return Ok(head);
+        }
+        let mut interim = on_the_tunnel(head.status, head.headers);
+        budget.take(head.status, interim.headers_mut()).map_err(invalid)?;
+        respond.send_informational(interim).map_err(|_| Failure::Over)?;
     }
-    Err(Failure::NoResponse(ResponseError::Interim(INTERIM_MAX)))
 }
 
 /// Relays a final response, whose body is still to come. If the body is seen to be broken before the head has left,

@@ -5,8 +5,9 @@ use std::io::{self, IoSlice};
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
-use gw_shared::http::head::{self as heads, Framing, HeadLimits, HeadScanner, ResponseHead};
+use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
 use gw_shared::http::{Connection as Persistence, Part};
+use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
 use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
@@ -14,9 +15,6 @@ use http::{Method, StatusCode};
 use super::ResponseError;
 use super::buffers::Bounded;
 use super::stream::Stream;
-
-/// Bounds on a backend's response head. They are the backend's owner's: generous, but a bound.
-const HEAD_LIMITS: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 0 };
 
 /// A connection to a backend. One request at a time; its body can be written while the response is read.
 pub(crate) struct Connection {

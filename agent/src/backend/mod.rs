@@ -13,6 +13,7 @@ mod stream;
 use std::io;
 
 use gw_shared::http::{InvalidBody, InvalidHead};
+use gw_shared::tunnel::response::InvalidResponse;
 
 pub(crate) use connect::{ConnectError, Wanted};
 pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
@@ -39,8 +40,8 @@ pub(crate) enum ResponseError {
     Unasked,
     #[error("the backend did not switch to the protocol as asked: {0}")]
     Switch(String),
-    #[error("the backend's response does not come: more than {0} interim ones")]
-    Interim(u32),
+    #[error("the backend's response is not valid HTTP: {0}")]
+    Response(#[from] InvalidResponse),
 }
 
 impl ResponseError {
@@ -49,7 +50,7 @@ impl ResponseError {
             // With TLS 1.3 a refused client certificate shows on the first read.
             Self::Reset(error) if connect::tls_error(error).is_some() => "GW_BACKEND_TLS",
             Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => "GW_BACKEND_RESET",
-            Self::Head(_) | Self::Body(_) | Self::Http2(_) | Self::Unasked | Self::Switch(_) | Self::Interim(_) => {
+            Self::Head(_) | Self::Body(_) | Self::Http2(_) | Self::Unasked | Self::Switch(_) | Self::Response(_) => {
                 "GW_BACKEND_INVALID_RESPONSE"
             }
         }

@@ -28,6 +28,8 @@ use crate::backend::{Backends, Stream};
 use crate::slots::Slots;
 use crate::upgrade::accept_of;
 
+mod bounds;
+
 const SOON: Duration = Duration::from_secs(20);
 const HOST: &str = "acme--api.eu1.gw.localhost";
 

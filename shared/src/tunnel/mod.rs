@@ -16,8 +16,10 @@ pub mod control;
 pub mod handshake;
 pub mod heartbeat;
 pub mod held;
+pub mod response;
 pub mod settings;
 pub mod stream;
+pub mod text;
 pub mod timing;
 pub mod window;
 

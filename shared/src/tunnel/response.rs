@@ -1,0 +1,142 @@
+//! Bounds on responses: the agent applies them to its backends, and the gateway to its agents, which may be modified.
+
+use http::header::HeaderMap;
+use http::{StatusCode, header};
+
+use crate::http::HeadLimits;
+
+/// A final or interim head, or a trailer section. Generous, because it bounds what a backend's owner sends to its own
+/// callers; fits [`HEADER_LIST`](super::settings::HEADER_LIST) with what agent and gateway add.
+pub const HEAD: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 0 };
+
+/// Interim responses (1xx) to one request.
+pub const INTERIM_MAX: u32 = 1000;
+
+/// Bytes of all interim responses to one request: they are not subject to flow control, so each hop may have to hold
+/// all of them for a peer that does not read.
+pub const INTERIM_BYTES: usize = 64 * 1024;
+
+/// What a head takes beyond its names and values, and a field of it (RFC 9113 §6.5.2).
+const OVERHEAD: usize = 32;
+
+/// A response is not one that a backend may give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidResponse {
+    #[error("its status is {}", .0.as_u16())]
+    Status(StatusCode),
+    #[error("more than {} header fields", HEAD.fields)]
+    TooManyFields,
+    #[error("head is larger than {} bytes", HEAD.head)]
+    HeadTooLarge,
+    #[error("more than {INTERIM_MAX} interim responses, or {INTERIM_BYTES} bytes of them")]
+    TooManyInterim,
+    #[error("it switches protocols unasked")]
+    Unasked,
+    #[error("it does not switch to the protocol that was asked for")]
+    OtherProtocol,
+    #[error("HTTP/2 does not allow it")]
+    Http2,
+}
+
+/// Checks the fields of a head or of a trailer section.
+pub fn check_fields(fields: &HeaderMap) -> Result<(), InvalidResponse> {
+    const SEPARATORS: usize = ": \r\n".len();
+    if fields.len() > HEAD.fields {
+        return Err(InvalidResponse::TooManyFields);
+    }
+    let bytes: usize = fields.iter().map(|(name, value)| name.as_str().len() + value.len() + SEPARATORS).sum();
+    if bytes > HEAD.head { Err(InvalidResponse::HeadTooLarge) } else { Ok(()) }
+}
+
+/// Checks the status of a final response.
+pub fn check_status(status: StatusCode) -> Result<(), InvalidResponse> {
+    if (200..600).contains(&status.as_u16()) { Ok(()) } else { Err(InvalidResponse::Status(status)) }
+}
+
+/// The interim responses that a request may still get.
+#[derive(Debug)]
+pub struct InterimBudget {
+    responses: u32,
+    bytes: usize,
+}
+
+impl Default for InterimBudget {
+    fn default() -> Self {
+        Self { responses: INTERIM_MAX, bytes: INTERIM_BYTES }
+    }
+}
+
+impl InterimBudget {
+    /// Checks an interim response, counts it, and removes what no interim response has: a length (RFC 9110 §8.6).
+    pub fn take(&mut self, status: StatusCode, fields: &mut HeaderMap) -> Result<(), InvalidResponse> {
+        if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(InvalidResponse::Status(status));
+        }
+        fields.remove(header::CONTENT_LENGTH);
+        check_fields(fields)?;
+        let bytes: usize = fields.iter().map(|(name, value)| name.as_str().len() + value.len() + OVERHEAD).sum();
+        let left = self.responses.checked_sub(1).zip(self.bytes.checked_sub(OVERHEAD + bytes));
+        (self.responses, self.bytes) = left.ok_or(InvalidResponse::TooManyInterim)?;
+        Ok(())
+    }
+}
+
+// As many as there may be fit, if they carry nothing.
+const _: () = assert!(INTERIM_MAX as usize * OVERHEAD <= INTERIM_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use http::header::HeaderName;
+
+    use super::*;
+
+    fn fields(count: usize, value: &str) -> HeaderMap {
+        let name = |number| HeaderName::try_from(format!("x-{number}")).unwrap();
+        (0..count).map(|number| (name(number), HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    #[test]
+    fn heads_have_so_many_fields_and_bytes() {
+        assert_eq!(check_fields(&fields(HEAD.fields, "")), Ok(()));
+        assert_eq!(check_fields(&fields(HEAD.fields + 1, "")), Err(InvalidResponse::TooManyFields));
+        let rest = HEAD.head - "x-0: \r\n".len();
+        assert_eq!(check_fields(&fields(1, &"v".repeat(rest))), Ok(()));
+        assert_eq!(check_fields(&fields(1, &"v".repeat(rest + 1))), Err(InvalidResponse::HeadTooLarge));
+    }
+
+    #[test]
+    fn final_statuses_are_those_of_http() {
+        let is_final = |status: u16| check_status(StatusCode::from_u16(status).unwrap()).is_ok();
+        assert!([200, 204, 404, 599].into_iter().all(is_final));
+        assert!(![100, 101, 103, 199, 600, 999].into_iter().any(is_final));
+    }
+
+    #[test]
+    fn interim_responses_are_counted_in_number_and_bytes() {
+        let mut budget = InterimBudget::default();
+        for _ in 0..INTERIM_MAX {
+            budget.take(StatusCode::PROCESSING, &mut HeaderMap::new()).unwrap();
+        }
+        let refused = budget.take(StatusCode::PROCESSING, &mut HeaderMap::new());
+        assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
+
+        let (mut budget, value) = (InterimBudget::default(), "v".repeat(20_000));
+        for _ in 0..3 {
+            budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value)).unwrap();
+        }
+        let refused = budget.take(StatusCode::EARLY_HINTS, &mut fields(1, &value));
+        assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
+    }
+
+    #[test]
+    fn interim_responses_switch_nothing_and_frame_nothing() {
+        let mut budget = InterimBudget::default();
+        for status in [StatusCode::SWITCHING_PROTOCOLS, StatusCode::OK] {
+            assert_eq!(budget.take(status, &mut HeaderMap::new()), Err(InvalidResponse::Status(status)));
+        }
+        let mut framed = HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
+        budget.take(StatusCode::EARLY_HINTS, &mut framed).unwrap();
+        assert!(framed.is_empty());
+    }
+}

@@ -1,0 +1,44 @@
+//! Text from the other end that is shown to people: in errors, logs and pages.
+
+/// `bytes` as one line of at most `most` bytes. Characters that control a terminal, a line or the direction of what is
+/// written become spaces, as do invisible ones; what is not UTF-8 becomes U+FFFD.
+pub fn printable(bytes: &[u8], most: usize) -> String {
+    let mut line = String::new();
+    for character in String::from_utf8_lossy(bytes).chars() {
+        let shown = if is_hidden(character) { ' ' } else { character };
+        if line.len() + shown.len_utf8() > most {
+            break;
+        }
+        line.push(shown);
+    }
+    line
+}
+
+/// Controls (Unicode category Cc), line separators, and format characters that reorder or hide text.
+fn is_hidden(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_becomes_one_harmless_line() {
+        assert_eq!(printable("Grüße, 世界".as_bytes(), 100), "Grüße, 世界");
+        assert_eq!(printable(b"a\r\nb\x1b[2J\0\x7f\xff", 100), "a  b [2J  \u{fffd}");
+        assert_eq!(printable("x\u{202e}y\u{2028}z\u{85}\u{feff}".as_bytes(), 100), "x y z  ");
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(printable("ééé".as_bytes(), 5), "éé");
+        // An invalid byte is one byte, and three when it is shown.
+        assert_eq!(printable(&[0xff; 10], 7), "\u{fffd}\u{fffd}");
+    }
+}
