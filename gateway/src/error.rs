@@ -7,6 +7,7 @@ use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_STATUS};
 use gw_shared::id::RequestId;
 use gw_shared::tunnel::handshake;
+use gw_shared::tunnel::response::InvalidResponse;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
@@ -101,6 +102,8 @@ pub enum Error {
     AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
+    #[error("tunnels of this service are opened too often")]
+    TunnelRateLimited { retry_after: Duration },
     #[error("{0}")]
     VersionMismatch(String),
 }
@@ -135,6 +138,12 @@ impl Error {
         Self::from_agent(code, "the backend's response broke off before any of its body had come")
     }
 
+    /// The response that came through a tunnel is one that the agent should have refused.
+    pub(crate) fn invalid_response(invalid: InvalidResponse) -> Self {
+        let message = format!("the response that came through the tunnel is not valid: {invalid}");
+        Self::AgentForward(AgentForwardError { code: "GW_BACKEND_INVALID_RESPONSE", message })
+    }
+
     pub(crate) fn invalid_head(error: InvalidHead) -> Self {
         if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
     }
@@ -158,6 +167,7 @@ impl Error {
             Self::CredentialRevoked => (DENIED, "GW_CREDENTIAL_REVOKED", Policy),
             Self::AuthRateLimited { .. } => (LIMITED, "GW_AUTH_RATE_LIMITED", Caller),
             Self::AddressRateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Caller),
+            Self::TunnelRateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Agent),
             Self::ServiceKeyInvalid => (DENIED, "GW_SERVICE_KEY_INVALID", Caller),
             Self::ServiceKeyNotAllowed => (DENIED, "GW_SERVICE_KEY_NOT_ALLOWED", Policy),
             Self::ServiceNotFound => (POLICY, "GW_SERVICE_NOT_FOUND", Policy),
@@ -202,7 +212,8 @@ impl Error {
         match self {
             Self::RateLimited { retry_after }
             | Self::AuthRateLimited { retry_after }
-            | Self::AddressRateLimited { retry_after } => {
+            | Self::AddressRateLimited { retry_after }
+            | Self::TunnelRateLimited { retry_after } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }
             Self::Overloaded(_) => Some(1),

@@ -3,21 +3,23 @@
 //! On the owner itself both are the tunnel's stream. From another worker they are pipes to a task on the owner, which
 //! does there what would have been done here. Who relays does not see the difference.
 
+mod response;
+
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::http::UpgradeProtocol;
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE};
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
-use gw_shared::tunnel::stream::{self, Received, StreamClosed};
+use gw_shared::tunnel::stream;
 use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderMap, Request, StatusCode};
 
+use self::response::{Asked, FromTunnel};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::limit::{self, Admitted};
@@ -26,12 +28,6 @@ use crate::mailbox::Message;
 use crate::pipe::{self, Closed, Frame};
 use crate::tunnel::session::InFlight;
 use crate::worker::Core;
-
-/// Longest message of an agent's error that is passed on, in bytes.
-const AGENT_MESSAGE_MAX: usize = 1024;
-
-/// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
-const ADDED_FIELDS: usize = 2;
 
 /// Head of a relayed response, fields cleaned for the next hop.
 #[derive(Debug)]
@@ -96,7 +92,7 @@ pub(crate) enum Upload {
 
 /// Where the response will come from.
 pub(crate) enum PendingResponse {
-    Tunnel(h2::client::ResponseFuture, InFlight),
+    Tunnel(FromTunnel),
     Across {
         pipe: pipe::Receiver,
         opened: Arc<OnceLock<Opened>>,
@@ -114,8 +110,13 @@ pub(crate) struct Download {
 
 /// Where a response body comes from.
 enum Source {
-    Tunnel { body: h2::RecvStream, _in_flight: InFlight },
+    Tunnel {
+        body: h2::RecvStream,
+        _in_flight: InFlight,
+    },
     Across(pipe::Receiver),
+    /// It has none.
+    Nothing,
 }
 
 /// A request on its way to the worker that owns its service.
@@ -150,10 +151,11 @@ pub(crate) fn open(core: &Core, request: Authenticated, head: Request<()>, has_b
 
 fn open_here(core: &Core, admitted: &Admitted, head: Request<()>, has_body: bool) -> Result<Exchange, Error> {
     let session = core.tunnels.borrow().pick(admitted)?;
+    let asked = Asked::by(&head);
     let (response, upload, in_flight) = session.open(head, !has_body)?;
     Ok(Exchange {
         upload: if has_body { Upload::Tunnel(upload) } else { Upload::None },
-        response: PendingResponse::Tunnel(response, in_flight),
+        response: PendingResponse::Tunnel(FromTunnel::new(response, in_flight, asked)),
     })
 }
 
@@ -245,7 +247,8 @@ struct Completed {
 
 async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> Result<Completed, Closed> {
     while let Some(interim) = or_closed(pipe, response.interim()).await? {
-        pipe.send(Frame::Head(Box::new(Answer { passage: Passage::default(), head: Ok(interim) }))).await?;
+        let answer = Box::new(Answer { passage: Passage::default(), head: Ok(interim) });
+        response.gather_while(pipe.send(Frame::Head(answer))).await?;
     }
     let (passage, received) = or_closed(pipe, response.head()).await?;
     let (head, mut download) = match received {
@@ -320,12 +323,7 @@ impl PendingResponse {
     /// take as long as it likes.
     pub(crate) async fn interim(&mut self) -> Option<ResponseHead> {
         match self {
-            Self::Tunnel(response, _) => {
-                let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await?.ok()?;
-                let (parts, ()) = interim.into_parts();
-                let headers = fields::end_to_end(parts.headers, fields::is_own, 0);
-                Some(ResponseHead { status: parts.status, headers, has_body: false, upgrade: None })
-            }
+            Self::Tunnel(response) => response.interim().await,
             Self::Across { pipe, answer, .. } => match pipe.receive().await {
                 Ok(Frame::Head(received)) => match *received {
                     Answer { head: Ok(interim), .. } if interim.status.is_informational() => Some(interim),
@@ -339,10 +337,22 @@ impl PendingResponse {
         }
     }
 
+    /// Waits for `passing_on` an interim response. What arrives behind that one is bounded meanwhile.
+    pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
+        match self {
+            Self::Tunnel(response) => match select(std::pin::pin!(passing_on), std::pin::pin!(response.gather())).await
+            {
+                Either::Left((passed_on, _)) => passed_on,
+                Either::Right((never, _)) => match never {},
+            },
+            Self::Across { .. } => passing_on.await,
+        }
+    }
+
     /// How far the request has got, as far as this worker knows.
     pub(crate) fn passage(&self) -> Passage {
         match self {
-            Self::Tunnel(_, in_flight) => in_flight.passage(),
+            Self::Tunnel(response) => response.passage(),
             Self::Across { opened, .. } => Passage { noted: Some(Arc::clone(opened)), ..Passage::default() },
         }
     }
@@ -360,44 +370,13 @@ impl PendingResponse {
 
     async fn receive_head(self) -> (Passage, Result<(ResponseHead, Source), Error>) {
         match self {
-            Self::Tunnel(response, in_flight) => {
-                let mut passage = in_flight.passage();
-                let received = receive_head(response, in_flight, &mut passage).await;
-                (passage, received)
-            }
+            Self::Tunnel(response) => response.head().await,
             Self::Across { pipe, answer: Some(answer), .. } => {
                 (answer.passage, answer.head.map(|head| (head, Source::Across(pipe))))
             }
             Self::Across { answer: None, .. } => (self.passage(), Err(Error::TunnelLost)),
         }
     }
-}
-
-async fn receive_head(
-    response: h2::client::ResponseFuture,
-    mut in_flight: InFlight,
-    passage: &mut Passage,
-) -> Result<(ResponseHead, Source), Error> {
-    let (parts, mut body) = response.await.map_err(|_| Error::TunnelLost)?.into_parts();
-    passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse);
-    if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
-        let message = read_agent_message(&mut body).await;
-        return Err(Error::from_agent(code.to_str().unwrap_or_default(), &message));
-    }
-    in_flight.watch(&mut body);
-    let upgrade = parts.headers.get(X_GW_UPGRADE).and_then(UpgradeProtocol::parse);
-    let headers = fields::end_to_end(parts.headers, fields::is_own, ADDED_FIELDS);
-    let head = ResponseHead { status: parts.status, headers, has_body: !body.is_end_stream(), upgrade };
-    Ok((head, Source::Tunnel { body, _in_flight: in_flight }))
-}
-
-async fn read_agent_message(body: &mut h2::RecvStream) -> String {
-    let mut message = Vec::new();
-    while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await {
-        stream::release(body, data.len());
-        message.extend_from_slice(&data[..data.len().min(AGENT_MESSAGE_MAX - message.len())]);
-    }
-    String::from_utf8_lossy(&message).into_owned()
 }
 
 impl Download {
@@ -416,21 +395,13 @@ impl Download {
             return Poll::Ready(Ok(first));
         }
         match &mut self.source {
-            Source::Tunnel { body, .. } => Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
-                Ok(Received::Data(data)) => Ok(Frame::Data(data)),
-                Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
-                    Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
-                    None => Ok(Frame::Trailers(fields::end_to_end_trailers(trailers))),
-                },
-                Ok(Received::End) => Ok(Frame::End),
-                Err(StreamClosed { is_reset: true }) => Err(Error::broken_response("GW_BACKEND_RESET")),
-                Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
-            }),
+            Source::Tunnel { body, .. } => response::poll_frame(body, cx),
             Source::Across(pipe) => Poll::Ready(match ready!(pipe.poll_receive(cx)) {
                 Ok(Frame::Broken(error)) => Err(*error),
                 Ok(frame) => Ok(frame),
                 Err(Closed) => Err(Error::TunnelLost),
             }),
+            Source::Nothing => Poll::Ready(Ok(Frame::End)),
         }
     }
 
@@ -439,6 +410,7 @@ impl Download {
         match &self.source {
             Source::Tunnel { body, .. } => body.is_end_stream(),
             Source::Across(_) => false,
+            Source::Nothing => true,
         }
     }
 
@@ -447,7 +419,7 @@ impl Download {
         match &mut self.source {
             Source::Tunnel { body, .. } if bytes > 0 => stream::release(body, bytes),
             // A pipe gives credit when its frames are received.
-            Source::Tunnel { .. } | Source::Across(_) => {}
+            Source::Tunnel { .. } | Source::Across(_) | Source::Nothing => {}
         }
     }
 }

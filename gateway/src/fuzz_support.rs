@@ -526,7 +526,7 @@ fn read_messages<'a, M: for<'de> Deserialize<'de>>(pieces: impl IntoIterator<Ite
             match decoder.next_message() {
                 Ok(Some(message)) => messages.push(message),
                 Ok(None) => break,
-                Err(InvalidMessage::TooLong | InvalidMessage::Json(_)) => return (messages, true),
+                Err(InvalidMessage::TooLong(_) | InvalidMessage::Json(_)) => return (messages, true),
             }
         }
     }

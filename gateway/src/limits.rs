@@ -207,6 +207,47 @@ pub(crate) const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize
 
 /// Tunnels of one service: several agents share it.
 pub(crate) const TUNNELS_PER_SERVICE: usize = 64;
+/// Tunnels that one agent opens of one service. The genuine agent waits half a second on average before its first
+/// further attempt, and up to two minutes before later ones.
+pub(crate) const TUNNELS_BY_AGENT: Rate = Rate::new(10, 60).unwrap();
+/// Tunnels that all agents of one service open: after a restart of the gateway all of them come at once, and not all
+/// succeed at the first attempt.
+pub(crate) const TUNNELS_BY_SERVICE: Rate = Rate::new(2 * TUNNELS_PER_SERVICE as u32, 600).unwrap();
+/// Agents and services whose rate of tunnels one worker remembers. More that are not back at their burst: 503.
+pub(crate) const TUNNEL_BUCKETS: usize = 16 * KIB;
+/// Tunnels of one agent and service that have begun and are not registered. One more: the oldest is ended.
+pub(crate) const OPENINGS_PER_TUNNEL: usize = 2;
+/// Connections of one agent that have not become a tunnel of a service, beyond [`OPENINGS_PER_TUNNEL`] of each service.
+pub(crate) const OPENINGS_PER_AGENT: usize = 8;
+/// Refused tunnels that are worth a warning in the log.
+pub(crate) const TUNNEL_REFUSAL_LINES: Rate = Rate::new(60, 60).unwrap();
+
+/// Frames of a tunnel that belong to no request (PING, SETTINGS, window updates that nothing earned …), and those of
+/// requests that are over; beyond that the tunnel is cut. The genuine agent sends some 40 a second when its windows
+/// change all the time.
+pub(crate) const TUNNEL_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
+/// Frames of answers that one request earns: head, trailers, their continuations, the end, a reset. And what an interim
+/// response earns when it is taken: a further head with its continuations.
+pub(crate) const TUNNEL_FRAMES_PER_REQUEST: u32 = 8;
+pub(crate) const TUNNEL_FRAMES_PER_HEAD: u32 = 3;
+/// Frames of answers beyond those: answers that were under way when their callers left.
+pub(crate) const TUNNEL_FRAMES_AHEAD: u32 = 4096;
+/// As [`HTTP2_WEIGHT_PER_TURN`]: a tunnel carries many callers. Bounds the heads that wait in h2 between two turns.
+pub(crate) const TUNNEL_WEIGHT_PER_TURN: u32 = 1024;
+
+/// Messages that an agent sends on its control stream; beyond that the tunnel is cut. The genuine agent sends one a
+/// second, and an answer to each of the gateway's.
+pub(crate) const CONTROL_MESSAGES: Rate = Rate::new(100, 60 * 50).unwrap();
+/// Bytes that wait for an agent to take them from its control stream, and how long the first of them waits; beyond that
+/// the tunnel is cut.
+pub(crate) const CONTROL_QUEUE: usize = 4 * tunnel::control::MESSAGE_MAX;
+pub(crate) const CONTROL_TAKEN_WITHIN: Duration = tunnel::heartbeat::DEAD_AFTER;
+/// How long an agent may take to answer a change of its windows. Its answer can wait behind a frame of each download, on
+/// a slow link too.
+pub(crate) const WINDOW_ANSWERED_WITHIN: Duration = Duration::from_mins(5);
+/// Longest text of an agent's error, in bytes, and how long the rest of it is waited for.
+pub(crate) const AGENT_MESSAGE: usize = 1024;
+pub(crate) const AGENT_MESSAGE_WITHIN: Duration = Duration::from_secs(2);
 
 /// What one caller connection can hold while its request runs: one receive with what was read ahead, the head being
 /// read, and what waits to be sent.
@@ -217,6 +258,8 @@ const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
     + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
     + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST
     + HTTP2_TRAILERS_WAITING * size_of::<u32>();
+/// Interim responses on top of that, which no window holds back: of backends that send as many as they may.
+const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
 /// The window depends on the path and on how many streams there are (see `gw_shared::tunnel::window`); this is that of
 /// most. The sum of all is bounded by [`relay_memory`].
@@ -256,7 +299,13 @@ const _: () = assert!(LOG_QUEUE_RECORDS * (size_of::<request_log::Record>() + 64
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
 // A caller of HTTP/2 that stalls all its streams holds this much and no more, its relays aside.
-const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB);
+const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
+// A message fits the control stream's queue, and that is small beside what a tunnel's streams hold.
+const _: () = assert!(CONTROL_QUEUE >= tunnel::control::MESSAGE_MAX && CONTROL_QUEUE <= MIB / 4);
+// A response with all that it may have fits the tunnel's header list, with room for what the agent adds.
+const _: () = assert!(
+    tunnel::response::HEAD.head + 32 * (tunnel::response::HEAD.fields + 4) <= tunnel::settings::HEADER_LIST as usize
+);
 // One stream's window must take a frame, or nothing ever moves.
 const _: () = assert!(tunnel::window::LEAST > tunnel::settings::FRAME_SIZE);
 // As many streams as an agent has slots by default keep the first window, as many as fit have the largest.

@@ -295,7 +295,7 @@ async fn receive_head(
     response: &mut impl ResponseSink,
 ) -> Result<(ResponseHead, Download), Ended> {
     while let Some(interim) = pending.interim().await {
-        response.interim(interim).await.map_err(|CallerGone| Ended::CallerGone)?;
+        pending.gather_while(response.interim(interim)).await.map_err(|CallerGone| Ended::CallerGone)?;
     }
     let (passage, received) = pending.head().await;
     journey.passed(passage);

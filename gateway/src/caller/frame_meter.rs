@@ -1,6 +1,7 @@
 //! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
 //! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
-//! Header lists that h2 does not read end their connection, too.
+//! Header lists that h2 does not read end their connection, too. Callers and agents are metered alike, each by an
+//! [`Allowance`].
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -14,10 +15,9 @@ use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::sent_frames::{Next, SentFrames};
-use crate::limit::Bucket;
+use crate::limit::{Bucket, Rate};
 use crate::limits;
 
-const PREFACE: u32 = 24;
 const HEADER: usize = 9;
 
 /// The peer has sent too much of this.
@@ -29,8 +29,42 @@ const FRAMES: Flood = Flood("frames");
 /// Header lists over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
 const HEADER_LIST: Flood = Flood("headers");
 
+/// What the peer at the other end of a connection may send.
+#[derive(Clone, Copy)]
+pub(crate) struct Allowance {
+    /// Bytes before the first frame.
+    pub(crate) preface: u32,
+    /// Frames that carry nothing.
+    pub(crate) control_frames: Rate,
+    /// Frames of requests that may come before requests are known to have earned them.
+    pub(crate) ahead: u32,
+    /// What the frames of one turn may cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    pub(crate) weight_per_turn: u32,
+    /// The peer answers requests: besides HEADERS, the frames that end or continue an answer are of requests.
+    pub(crate) answers: bool,
+}
+
+/// A caller. Header blocks become requests, which earn further ones.
+pub(super) const CALLER: Allowance = Allowance {
+    preface: 24,
+    control_frames: limits::HTTP2_CONTROL_FRAMES,
+    ahead: limits::HTTP2_HEADERS_AHEAD,
+    weight_per_turn: limits::HTTP2_WEIGHT_PER_TURN,
+    answers: false,
+};
+
+/// An agent. Requests earn the frames of their answers.
+pub(crate) const AGENT: Allowance = Allowance {
+    preface: 0,
+    control_frames: limits::TUNNEL_CONTROL_FRAMES,
+    ahead: limits::TUNNEL_FRAMES_AHEAD,
+    weight_per_turn: limits::TUNNEL_WEIGHT_PER_TURN,
+    answers: true,
+};
+
 /// Follows the frames of one connection (RFC 9113 §4.1).
 struct FrameMeter {
+    allowance: Allowance,
     /// The frame header being read, and how much of it is there.
     header: [u8; HEADER],
     filled: usize,
@@ -39,8 +73,10 @@ struct FrameMeter {
     budget: Bucket,
     /// Window updates that what was sent entitles the peer to.
     updates: u64,
-    /// Header blocks that may still come before a request was made of one.
-    headers: u32,
+    /// Frames of requests that may still come before more are earned.
+    earned: u32,
+    /// SETTINGS that the peer has acknowledged.
+    settings_acknowledged: u64,
     /// What the frames of this turn cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     weight: u32,
     /// The header block being read.
@@ -54,15 +90,16 @@ struct Block {
 }
 
 impl FrameMeter {
-    fn new(now: Instant) -> Self {
-        let budget = Bucket::new(limits::HTTP2_CONTROL_FRAMES, now);
+    fn new(allowance: Allowance, now: Instant) -> Self {
         Self {
+            allowance,
             header: [0; HEADER],
             filled: 0,
-            payload: PREFACE,
-            budget,
+            payload: allowance.preface,
+            budget: Bucket::new(allowance.control_frames, now),
             updates: 0,
-            headers: limits::HTTP2_HEADERS_AHEAD,
+            earned: allowance.ahead,
+            settings_acknowledged: 0,
             weight: 0,
             block: None,
         }
@@ -98,12 +135,14 @@ impl FrameMeter {
 
     /// Whether others should have their turn.
     fn has_enough(&self) -> bool {
-        self.weight >= limits::HTTP2_WEIGHT_PER_TURN
+        self.weight >= self.allowance.weight_per_turn
     }
 
     fn count(&mut self, kind: u8, flags: u8, now: &impl Fn() -> Instant) -> Result<(), Flood> {
         const DATA: u8 = 0;
         const HEADERS: u8 = 1;
+        const RST_STREAM: u8 = 3;
+        const SETTINGS: u8 = 4;
         const WINDOW_UPDATE: u8 = 8;
         const CONTINUATION: u8 = 9;
         const END_STREAM: u8 = 1;
@@ -116,17 +155,30 @@ impl FrameMeter {
             }
             self.block = Some(block).filter(|block| self.payload > 0 || !block.is_last);
         }
+        const ACK: u8 = 1;
         self.weight += match kind {
             HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             _ => 1,
         };
+        let answers = self.allowance.answers;
         match kind {
-            DATA if self.payload > 0 || flags & END_STREAM != 0 => return Ok(()),
-            HEADERS if self.headers > 0 => {
-                self.headers -= 1;
+            // Flow control bounds it.
+            DATA if self.payload > 0 => return Ok(()),
+            DATA if flags & END_STREAM != 0 && !answers => return Ok(()),
+            HEADERS if self.earned > 0 => {
+                self.earned -= 1;
                 return Ok(());
             }
+            CONTINUATION | RST_STREAM if answers && self.earned > 0 => {
+                self.earned -= 1;
+                return Ok(());
+            }
+            DATA if flags & END_STREAM != 0 && self.earned > 0 => {
+                self.earned -= 1;
+                return Ok(());
+            }
+            SETTINGS if flags & ACK != 0 => self.settings_acknowledged += 1,
             WINDOW_UPDATE if self.updates > 0 => {
                 self.updates -= 1;
                 return Ok(());
@@ -136,9 +188,9 @@ impl FrameMeter {
         self.budget.take(now()).map_err(|_| FRAMES)
     }
 
-    /// A request arrived whole: two header blocks were its own, if it has trailers.
-    fn became_request(&mut self) {
-        self.headers = (self.headers + 2).min(limits::HTTP2_HEADERS_AHEAD);
+    /// Requests have earned `frames`. With those that are `kept` for open requests, no more than that is saved up.
+    fn earn(&mut self, frames: u32, kept: u32) {
+        self.earned = self.earned.saturating_add(frames).min(self.allowance.ahead.saturating_add(kept));
     }
 
     fn sent(&mut self, bytes: usize) {
@@ -148,9 +200,10 @@ impl FrameMeter {
 }
 
 /// What the reading and the serving side of a connection know of its frames.
-pub(super) struct Meter {
+pub(crate) struct Meter {
     frames: RefCell<FrameMeter>,
-    sent: RefCell<SentFrames>,
+    /// The responses sent; `None` where this side sends requests.
+    sent: Option<RefCell<SentFrames>>,
     /// What the peer has sent too much of.
     abuse: Cell<Option<&'static str>>,
     /// Nothing more can be written until the peer takes what was.
@@ -158,17 +211,17 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(allowance: Allowance, now: Instant) -> Self {
         Self {
-            frames: RefCell::new(FrameMeter::new(now)),
-            sent: RefCell::default(),
+            frames: RefCell::new(FrameMeter::new(allowance, now)),
+            sent: (!allowance.answers).then(RefCell::default),
             abuse: Cell::default(),
             blocked: Cell::default(),
         }
     }
 
     /// What the peer has sent too much of: its connection is to be ended.
-    pub(super) fn abuse(&self) -> Option<&'static str> {
+    pub(crate) fn abuse(&self) -> Option<&'static str> {
         self.abuse.get()
     }
 
@@ -179,7 +232,7 @@ impl Meter {
 
     /// h2 was given the trailers of this stream.
     pub(super) fn trailers_follow(&self, stream: u32) {
-        self.sent.borrow_mut().trailers_follow(stream);
+        self.sent.iter().for_each(|sent| sent.borrow_mut().trailers_follow(stream));
     }
 
     /// The connection's task, which is being polled, looks at the reason in its next turn.
@@ -188,14 +241,38 @@ impl Meter {
         cx.waker().wake_by_ref();
     }
 
-    /// A header block has become a request.
+    /// A header block has become a request: two were its own, if it has trailers.
     pub(super) fn became_request(&self) {
-        self.frames.borrow_mut().became_request();
+        self.frames.borrow_mut().earn(2, 0);
+    }
+
+    /// A request was sent, one of `open`.
+    pub(crate) fn sent_request(&self, open: usize) {
+        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_REQUEST, kept_for(open));
+    }
+
+    /// A request is over, and `open` ones are left: what it has earned and not used is not kept.
+    pub(crate) fn ended_request(&self, open: usize) {
+        self.frames.borrow_mut().earn(0, kept_for(open));
+    }
+
+    /// An interim response was taken: another head may come.
+    pub(crate) fn took_interim(&self, open: usize) {
+        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_HEAD, kept_for(open));
+    }
+
+    /// How many SETTINGS the peer has acknowledged.
+    pub(crate) fn settings_acknowledged(&self) -> u64 {
+        self.frames.borrow().settings_acknowledged
     }
 }
 
+fn kept_for(open: usize) -> u32 {
+    u32::try_from(open).unwrap_or(u32::MAX).saturating_mul(limits::TUNNEL_FRAMES_PER_REQUEST)
+}
+
 /// A connection whose frames are counted as h2 reads them: so many in a turn, and of a flood no more at all.
-pub(super) struct Metered {
+pub(crate) struct Metered {
     stream: TlsStream,
     meter: Rc<Meter>,
     /// Others have their turn until this is done.
@@ -205,7 +282,7 @@ pub(super) struct Metered {
 }
 
 impl Metered {
-    pub(super) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
+    pub(crate) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
         Self { stream, meter, pause: None, head_due: None }
     }
 }
@@ -266,7 +343,12 @@ impl AsyncWrite for Metered {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let mut frames = this.meter.sent.borrow_mut();
+        let Some(sent_frames) = &this.meter.sent else {
+            let sent = ready!(this.stream.poll_write(cx, pieces))?;
+            this.meter.frames.borrow_mut().sent(sent);
+            return Poll::Ready(Ok(sent));
+        };
+        let mut frames = sent_frames.borrow_mut();
         let passed = match frames.look(pieces) {
             Next::Send(most) => {
                 let sent = poll_write_some(&this.stream, cx, pieces, most);
@@ -339,7 +421,7 @@ mod tests {
     }
 
     fn begun(now: Instant) -> FrameMeter {
-        let mut meter = FrameMeter::new(now);
+        let mut meter = FrameMeter::new(CALLER, now);
         meter.received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now).unwrap();
         meter
     }
@@ -372,7 +454,7 @@ mod tests {
         let mut meter = begun(now);
         for _ in 0..100_000 {
             assert_eq!(taken(&mut meter, now, &request, 1, 7), 1);
-            meter.became_request();
+            meter.earn(2, 0);
             assert_eq!(taken(&mut meter, now, &trailers, 1, 7), 1);
         }
         assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
@@ -425,6 +507,42 @@ mod tests {
         let mut meter = begun(now);
         meter.sent(10 * 64);
         assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13), burst + 10);
+    }
+
+    #[test]
+    fn an_agent_has_frames_for_its_requests_and_a_budget_beyond() {
+        let (now, burst) = (Instant::now(), limits::TUNNEL_CONTROL_FRAMES.burst());
+        let (each, ahead) = (limits::TUNNEL_FRAMES_PER_REQUEST, limits::TUNNEL_FRAMES_AHEAD);
+        let (head, end, reset) = (frame(1, 4, 20), frame(0, 1, 0), frame(3, 0, 4));
+        for frame in [&head, &end, &reset] {
+            let mut meter = FrameMeter::new(AGENT, now);
+            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + burst);
+            // All that open requests have earned is kept for them, and nothing for those that are over.
+            let mut meter = FrameMeter::new(AGENT, now);
+            (1..=1000).for_each(|open| meter.earn(each, kept_for(open)));
+            meter.earn(0, kept_for(10));
+            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + 10 * each + burst);
+        }
+        // Requests that are answered one after the other never use it up.
+        let mut meter = FrameMeter::new(AGENT, now);
+        for _ in 0..100_000 {
+            meter.earn(each, kept_for(1));
+            for frame in [&head, &head, &end] {
+                assert_eq!(taken(&mut meter, now, frame, 1, 100), 1);
+            }
+            meter.earn(0, 0);
+        }
+        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
+    }
+
+    #[test]
+    fn acknowledgements_of_settings_are_counted() {
+        let now = Instant::now();
+        let mut meter = FrameMeter::new(AGENT, now);
+        taken(&mut meter, now, &frame(4, 0, 6), 3, 5);
+        assert_eq!(meter.settings_acknowledged, 0);
+        taken(&mut meter, now, &frame(4, 1, 0), 2, 5);
+        assert_eq!(meter.settings_acknowledged, 2);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode};
 
-use super::frame_meter::{Meter, Metered};
+use super::frame_meter::{CALLER, Meter, Metered};
 use super::upload_window::UploadWindow;
 use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
 use crate::client_address::Peer;
@@ -56,7 +56,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
     registered.expect_by(Instant::now() + limits::HEAD);
     let peer_end = stream.socket().closer();
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
-    let meter = Rc::new(Meter::new(Instant::now()));
+    let meter = Rc::new(Meter::new(CALLER, Instant::now()));
     let metered = Metered::new(stream, Rc::clone(&meter));
     let mut http2 = match settings().handshake::<_, Bytes>(metered).await {
         Ok(http2) => http2,

@@ -1,6 +1,6 @@
 //! Callers: whatever HTTP version they speak, the relay sees a request head, a [`RequestBody`] and a [`ResponseSink`].
 
-mod frame_meter;
+pub(crate) mod frame_meter;
 pub(crate) mod h1;
 pub(crate) mod h2;
 mod sent_frames;

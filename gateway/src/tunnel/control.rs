@@ -1,26 +1,48 @@
 //! The control stream of a tunnel, gateway's end.
 
+use std::convert::Infallible;
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Instant;
 
+use bytes::Bytes;
+use futures_util::future::{Either, select};
 use gw_shared::runtime;
-use gw_shared::tunnel::control::{AUTHORITY, Decoder, InvalidMessage, ToAgent};
+use gw_shared::tunnel::control::{AUTHORITY, Decoder, InvalidMessage, TO_GATEWAY_MAX, ToAgent};
 use gw_shared::tunnel::stream::{self, Received};
+use h2::SendStream;
+use h2::client::ResponseFuture;
 use http::{Request, Uri, Version};
 
-use super::session::Session;
+use super::openings::Opening;
+use super::session::{Misconduct, Session};
 use crate::clock::Timestamp;
+use crate::limit::Bucket;
 use crate::limits;
 use crate::worker::Core;
 
-/// Opens the control stream, lets requests onto the tunnel once the agent has answered, then listens until it ends.
-pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>) {
-    match converse(&core, &session).await {
+/// Opens the control stream, lets requests onto the tunnel once the agent has answered, then talks until it ends.
+pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>, opening: Opening) {
+    let ended = match open(&session) {
+        Ok((response, sender)) => {
+            let hears = pin!(hear(&core, &session, response, opening));
+            let tells = pin!(tell(&session, sender));
+            match select(hears, tells).await {
+                Either::Left((ended, _)) => ended,
+                Either::Right((Err(error), _)) => Err(error),
+            }
+        }
+        Err(error) => Err(error.into()),
+    };
+    match ended {
         // The agent has said that it leaves: what still runs may end.
         Ok(()) if !session.takes_requests() => {}
         // Without its control stream a tunnel can be neither drained nor replaced.
         Ok(()) => session.cut(),
         Err(error) => {
-            tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
+            if !session.is_cut() {
+                tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
+            }
             session.cut();
         }
     }
@@ -32,6 +54,8 @@ enum ControlError {
     Http2(#[from] h2::Error),
     #[error(transparent)]
     Message(#[from] InvalidMessage),
+    #[error(transparent)]
+    Misconduct(#[from] Misconduct),
     #[error("{0}")]
     Refused(crate::error::Error),
     #[error("the agent did not answer")]
@@ -40,17 +64,31 @@ enum ControlError {
     NotAllowed,
     #[error("the agent answered {0}")]
     Status(http::StatusCode),
+    #[error("the agent sends too many messages")]
+    TooMany,
+    #[error("the agent does not read its messages")]
+    NotRead,
+    #[error("the agent has ended it")]
+    Ended,
 }
 
-async fn converse(core: &Rc<Core>, session: &Rc<Session>) -> Result<(), ControlError> {
+fn open(session: &Session) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
     let mut head = Request::new(());
     *head.method_mut() = http::Method::POST;
     *head.uri_mut() = Uri::from_static("https://gw.control/");
     debug_assert_eq!(head.uri().authority().map(http::uri::Authority::as_str), Some(AUTHORITY));
     *head.version_mut() = Version::HTTP_2;
-    let (response, sender) = session.open_control(head)?;
-    session.set_control(sender);
-    let response = runtime::timeout(limits::HEAD, response).await.map_err(|_| ControlError::NoAnswer)??;
+    session.open_control(head)
+}
+
+/// Listens until the agent ends the stream.
+async fn hear(
+    core: &Rc<Core>,
+    session: &Rc<Session>,
+    response: ResponseFuture,
+    opening: Opening,
+) -> Result<(), ControlError> {
+    let response = runtime::timeout(limits::HEAD, answer(response)).await.map_err(|_| ControlError::NoAnswer)??;
     if !response.status().is_success() {
         return Err(ControlError::Status(response.status()));
     }
@@ -59,6 +97,7 @@ async fn converse(core: &Rc<Core>, session: &Rc<Session>) -> Result<(), ControlE
         return Err(ControlError::NotAllowed);
     }
     core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
+    drop(opening);
     session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&core.directory());
     session.pace.tell(session);
@@ -68,13 +107,34 @@ async fn converse(core: &Rc<Core>, session: &Rc<Session>) -> Result<(), ControlE
     if core.is_draining() {
         session.tell(&ToAgent::Drain);
     }
-    let (mut body, mut decoder) = (response.into_body(), Decoder::default());
+    let (mut body, mut decoder) = (response.into_body(), Decoder::new(TO_GATEWAY_MAX));
+    let mut rate = Bucket::new(limits::CONTROL_MESSAGES, Instant::now());
     while let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(&mut body, cx)).await {
         stream::release(&mut body, data.len());
         decoder.push(&data);
         while let Some(message) = decoder.next_message()? {
-            session.hear(core, message);
+            rate.take(Instant::now()).map_err(|_| ControlError::TooMany)?;
+            session.hear(core, message)?;
         }
     }
     Ok(())
+}
+
+/// The agent's answer to the control stream. An interim one is none.
+async fn answer(mut response: ResponseFuture) -> Result<http::Response<h2::RecvStream>, ControlError> {
+    match std::future::poll_fn(|cx| response.poll_informational(cx)).await {
+        Some(interim) => Err(ControlError::Status(interim?.status())),
+        None => Ok(response.await?),
+    }
+}
+
+/// Sends what the agent is told, as fast as it reads.
+async fn tell(session: &Session, mut sender: SendStream<Bytes>) -> Result<Infallible, ControlError> {
+    loop {
+        let line = session.outbox.next().await;
+        let bytes = line.len();
+        let sent = runtime::timeout(limits::CONTROL_TAKEN_WITHIN, stream::send(&mut sender, line, false)).await;
+        sent.map_err(|_| ControlError::NotRead)?.map_err(|_| ControlError::Ended)?;
+        session.outbox.sent(bytes);
+    }
 }

@@ -30,6 +30,13 @@ use crate::worker::Core;
 /// Serves one tunnel, from its upgrade request to its end.
 pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, registered: Registered) {
     registered.expect_by(Instant::now() + limits::HEAD);
+    let begin = |agent| {
+        let openings = Rc::clone(core.tunnels.borrow().openings());
+        openings.begin(agent, stream.closer(), &core.directory())
+    };
+    // From here on a revocation ends the connection, if the agent is known by its certificate.
+    let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &core.region));
+    let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
     let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
     let mut admitted = upgrade.and_then(|head| admit(&core, &stream, &head, None));
@@ -43,16 +50,19 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            // Strangers fill no log; whoever has a certificate of ours is worth a line.
-            match error {
-                Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_) => {
-                    tracing::debug!(%peer, %error, "tunnel refused");
-                }
-                _ => tracing::warn!(%peer, %error, "tunnel refused"),
+            // Strangers fill no log, and neither does a modified agent. The genuine one is worth a line.
+            let of_a_stranger =
+                matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
+            if !of_a_stranger && core.tunnels.borrow().openings().is_worth_a_line() {
+                tracing::warn!(%peer, %error, "tunnel refused");
+            } else {
+                tracing::debug!(%peer, %error, "tunnel refused");
             }
             return h1::refuse_and_close(&core, &stream, &error, &registered).await;
         }
     };
+    let opening = known.unwrap_or_else(|| begin(agent.clone()));
+    opening.is_for(&service);
     let accepted = async {
         let acceptance = handshake::acceptance();
         stream.write_all(&mut [std::io::IoSlice::new(&acceptance)]).await?;
@@ -64,7 +74,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
     stream.unread(&buffer);
     // From here on the heartbeat keeps the time.
     drop(registered);
-    session::run(core, stream, agent, service).await;
+    session::run(core, stream, agent, service, opening).await;
 }
 
 /// The head of an upgrade request, or what is wrong with it; `None` when the agent has left.
@@ -113,6 +123,7 @@ fn admit(
     if service.owner != core.id {
         return Err(Error::Misdirected);
     }
+    core.tunnels.borrow().openings().admit(&identity.agent, service, Instant::now())?;
     Ok((identity.agent, Arc::clone(service)))
 }
 

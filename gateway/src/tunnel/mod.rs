@@ -3,6 +3,8 @@
 mod control;
 pub(crate) mod expected;
 pub(crate) mod handshake;
+mod openings;
+mod outbox;
 pub(crate) mod pace;
 mod registry;
 pub(crate) mod session;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gw_shared::net::{Gauge, Socket, TlsStream};
+use gw_shared::net::{Gauge, Socket};
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::held::{Held, Watched};
 use gw_shared::tunnel::settings;
@@ -17,6 +17,7 @@ use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 use h2::RecvStream;
 
 use super::session::Session;
+use crate::caller::frame_meter::Metered;
 use crate::error::Error;
 use crate::relay_memory::AccountMemory;
 
@@ -39,6 +40,8 @@ pub(crate) struct Pace {
     /// When the agent was told a window that it has not confirmed yet, and how many streams there were.
     told: Cell<Option<Instant>>,
     told_streams: Cell<usize>,
+    /// How often the window was changed: SETTINGS that were sent after the first.
+    changes: Cell<u64>,
     /// The agent's quickest answer: longer than the round trip of TCP if there is a proxy between.
     quickest_answer: Cell<Option<Duration>>,
     /// Streams that the connection window is for.
@@ -61,6 +64,7 @@ impl Pace {
             memory,
             told: Cell::new(None),
             told_streams: Cell::new(0),
+            changes: Cell::new(0),
             quickest_answer: Cell::new(None),
             connection_streams: Cell::new(0),
         }
@@ -117,7 +121,7 @@ impl Pace {
     }
 
     /// Called whenever the connection is about to be driven: looks now and then, and changes what should be otherwise.
-    pub(super) fn look(&self, session: &Session, connection: &mut h2::client::Connection<TlsStream, Bytes>) {
+    pub(super) fn look(&self, session: &Session, connection: &mut h2::client::Connection<Metered, Bytes>) {
         let now = self.last_received.get();
         if now < self.next_look.get() {
             return;
@@ -157,6 +161,16 @@ impl Pace {
         session.tell(&ToAgent::Window { bytes: self.window.get() });
     }
 
+    /// SETTINGS that the agent has to have acknowledged when it answers.
+    pub(super) fn settings_sent(&self) -> u64 {
+        1 + self.changes.get()
+    }
+
+    /// How long the agent has owed an answer.
+    pub(super) fn unanswered_for(&self, now: Instant) -> Duration {
+        self.told.get().map_or(Duration::ZERO, |told| now.saturating_duration_since(told))
+    }
+
     /// The agent has answered.
     pub(super) fn answered(&self) {
         if let Some(told) = self.told.take() {
@@ -178,6 +192,7 @@ impl Pace {
     fn set_window(&self, window: u32) {
         self.memory.remove(self.streams.get() * self.window.get() as usize);
         self.memory.add(self.streams.get() * window as usize);
+        self.changes.set(self.changes.get() + 1);
         self.tuner.borrow_mut().set(window);
         self.window.set(window);
     }

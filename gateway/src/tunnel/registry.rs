@@ -9,6 +9,7 @@ use std::time::Instant;
 use gw_shared::tunnel::control::ToAgent;
 
 use super::expected::Expected;
+use super::openings::Openings;
 use super::session::Session;
 use crate::clock::Timestamp;
 use crate::counters::TunnelReport;
@@ -27,11 +28,25 @@ pub(crate) struct Registry {
     /// Counts requests, so that tunnels that are equally busy take turns.
     picks: Cell<u64>,
     expected: Arc<Expected>,
+    /// Tunnels that are not registered yet.
+    openings: Rc<Openings>,
 }
 
 impl Registry {
     pub(crate) fn new(expected: Arc<Expected>) -> Self {
-        Self { by_service: HashMap::new(), replaced: Vec::new(), generations: 0, picks: Cell::default(), expected }
+        let openings = Openings::new();
+        Self {
+            by_service: HashMap::new(),
+            replaced: Vec::new(),
+            generations: 0,
+            picks: Cell::default(),
+            expected,
+            openings,
+        }
+    }
+
+    pub(super) fn openings(&self) -> &Rc<Openings> {
+        &self.openings
     }
 
     /// The number of the next session: of two of one agent, the higher is the newer.
@@ -97,12 +112,20 @@ impl Registry {
         self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
     }
 
-    /// Cuts the tunnels of agents that may not serve their service any more.
+    /// Cuts the tunnels of agents that may not serve their service any more, those included that have not begun, and of
+    /// agents that do not answer.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
+        self.openings.enforce(directory, now);
+        let instant = Instant::now();
         for session in self.by_service.values().flatten().chain(&self.replaced) {
             if !session.is_cut() && !session.is_allowed(directory, now) {
                 tracing::info!(
                     agent = %session.agent, service = %session.service.label, "tunnel cut: revoked, or its certificate expired"
+                );
+                session.cut();
+            } else if !session.is_cut() && session.is_overdue(instant) {
+                tracing::warn!(
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer"
                 );
                 session.cut();
             }
@@ -121,6 +144,7 @@ impl Registry {
 
     /// Ends every tunnel now.
     pub(crate) fn cut(&self) {
+        self.openings.cut();
         self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());
     }
 

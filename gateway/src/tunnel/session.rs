@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
@@ -19,7 +20,10 @@ use gw_shared::version::VERSION;
 use http::Request;
 
 use super::control;
+use super::openings::Opening;
+use super::outbox::{Full, Outbox};
 use super::pace::Pace;
+use crate::caller::frame_meter::{AGENT, Meter, Metered};
 use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
 use crate::counters::TunnelReport;
@@ -51,11 +55,29 @@ pub(crate) struct Session {
     announced: RefCell<BTreeSet<ServiceId>>,
     /// Certificates that it may still ask for.
     renewals: RefCell<Bucket>,
-    /// Our half of the control stream.
-    control: RefCell<Option<h2::SendStream<Bytes>>>,
+    /// Messages for our half of the control stream.
+    pub(super) outbox: Outbox,
+    /// Counts the frames that the agent sends.
+    meter: Rc<Meter>,
     statistics: Cell<Option<(u32, u32)>>,
     opened: Instant,
     closer: Closer,
+}
+
+/// What no genuine agent does on its control stream.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Misconduct {
+    #[error("the agent answers a change of its windows without having acknowledged it")]
+    SettingsNotAcknowledged,
+}
+
+/// Why a tunnel ended.
+#[derive(Debug, thiserror::Error)]
+enum EndError {
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+    #[error("the agent sends too many frames that carry nothing")]
+    Flood,
 }
 
 /// A request's place among those in flight; gives it back when dropped.
@@ -70,6 +92,16 @@ impl InFlight {
         Passage::here(Opened { at: self.opened, agent: self.session.agent.clone() })
     }
 
+    /// How long ago its stream was opened.
+    pub(crate) fn open_for(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// An interim response was taken off the stream.
+    pub(crate) fn took_interim(&self) {
+        self.session.meter.took_interim(self.session.pace.streams());
+    }
+
     /// Counts what `body`, its response's, holds. Drop the two together.
     pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
         self.body = Some(self.session.pace.watch(body));
@@ -79,11 +111,12 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.session.pace.leave();
+        self.session.meter.ended_request(self.session.pace.streams());
     }
 }
 
 /// Runs HTTP/2 on an upgraded connection until it ends.
-pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, service: Arc<Service>) {
+pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, service: Arc<Service>, opening: Opening) {
     let closer = stream.closer();
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
@@ -93,7 +126,9 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         tracing::warn!(%error, "cannot bound what a tunnel's socket takes ahead");
     }
     let pace = Pace::new(stream.socket(), core.relay_memory.account(&service.account));
-    let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(stream).await {
+    let meter = Rc::new(Meter::new(AGENT, Instant::now()));
+    let metered = Metered::new(stream, Rc::clone(&meter));
+    let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(metered).await {
         Ok(begun) => begun,
         Err(error) => {
             tracing::warn!(%agent, %error, "tunnel did not begin");
@@ -116,18 +151,26 @@ pub(crate) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         renewing: Cell::new(false),
         announced: RefCell::default(),
         renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
-        control: RefCell::default(),
+        outbox: Outbox::default(),
+        meter,
         statistics: Cell::new(None),
         opened: Instant::now(),
         closer,
     });
-    runtime::spawn(control::serve(Rc::clone(&core), Rc::clone(&session)));
-    let ended = std::future::poll_fn(|cx| {
+    runtime::spawn(control::serve(Rc::clone(&core), Rc::clone(&session), opening));
+    let ended: Result<(), EndError> = std::future::poll_fn(|cx| {
+        if session.meter.abuse().is_some() {
+            return Poll::Ready(Err(EndError::Flood));
+        }
         session.pace.look(&session, &mut connection);
-        Pin::new(&mut connection).poll(cx)
+        Pin::new(&mut connection).poll(cx).map_err(EndError::from)
     })
     .await;
     session.closed_to_requests.set(true);
+    if matches!(ended, Err(EndError::Flood)) {
+        core.counters.abused("tunnel_frames");
+        session.cut();
+    }
     core.tunnels.borrow_mut().remove(&session);
     let error = ended.err().map(|error| error.to_string());
     tracing::info!(agent = %session.agent, service = %session.service.label, generation, error, "tunnel ended");
@@ -151,9 +194,20 @@ impl Session {
             let request_id = request_id.flatten();
             let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
             tracing::debug!(request_id, %error, "stream not opened");
+            if self.takes_no_streams() {
+                self.end();
+            }
             Error::TunnelLost
         })?;
+        self.meter.sent_request(self.pace.streams());
         Ok((response, upload, in_flight))
+    }
+
+    /// Whether no stream can be opened any more: the agent has sent GOAWAY, or all stream identifiers are used up
+    /// (RFC 9113 §5.1.1).
+    fn takes_no_streams(&self) -> bool {
+        let ready = self.requests.clone().poll_ready(&mut Context::from_waker(Waker::noop()));
+        matches!(ready, Poll::Ready(Err(_)))
     }
 
     /// Opens the control stream.
@@ -164,22 +218,29 @@ impl Session {
         self.requests.clone().send_request(head, false)
     }
 
-    pub(super) fn set_control(&self, stream: h2::SendStream<Bytes>) {
-        self.control.replace(Some(stream));
-    }
-
-    /// Sends a message to the agent. Small and rare: HTTP/2's own buffer holds it until the window opens.
+    /// Sends a message to the agent. Cuts the tunnel of an agent that does not take its messages.
     pub(crate) fn tell(&self, message: &ToAgent) {
-        if let (Some(stream), Ok(line)) = (self.control.borrow_mut().as_mut(), messages::encode(message)) {
-            // An ended stream means an ended tunnel: nobody to tell.
-            let _ = stream.send_data(line, false);
+        let Ok(line) = messages::encode(message) else { return };
+        if let Err(Full) = self.outbox.push(line)
+            && !self.is_cut()
+        {
+            tracing::warn!(agent = %self.agent, "tunnel cut: the agent does not read its control stream");
+            self.cut();
         }
     }
 
     /// Takes in what the agent says.
-    pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) {
+    pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) -> Result<(), Misconduct> {
         match message {
-            ToGateway::Statistics { slots, slots_in_use, .. } => self.statistics.set(Some((slots, slots_in_use))),
+            ToGateway::Statistics { slots, slots_in_use, .. } => {
+                // More than a tunnel has streams for is not true.
+                let slots = slots.min(u32::try_from(settings::STREAMS_MAX).unwrap_or(u32::MAX));
+                self.statistics.set(Some((slots, slots_in_use.min(slots))));
+            }
+            // SETTINGS that are not acknowledged are not in force (RFC 9113 §6.5.3), and what they were to bound is not.
+            ToGateway::Window if self.meter.settings_acknowledged() < self.pace.settings_sent() => {
+                return Err(Misconduct::SettingsNotAcknowledged);
+            }
             ToGateway::Window => self.pace.answered(),
             ToGateway::Drain => self.end(),
             // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
@@ -190,6 +251,12 @@ impl Session {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether the agent owes an answer for too long, without which its windows cannot be changed.
+    pub(super) fn is_overdue(&self, now: Instant) -> bool {
+        self.pace.unanswered_for(now) >= limits::WINDOW_ANSWERED_WITHIN
     }
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.

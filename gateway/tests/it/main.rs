@@ -4,6 +4,8 @@
 
 mod abuse;
 mod admin;
+mod agent_abuse;
+mod agent_responses;
 mod apex;
 mod backend;
 mod backends;
@@ -27,6 +29,7 @@ mod http2;
 mod interim;
 mod intermediary;
 mod metrics;
+mod modified_agent;
 mod process;
 mod processes;
 mod proxies;

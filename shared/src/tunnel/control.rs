@@ -11,6 +11,10 @@ pub const AUTHORITY: &str = "gw.control";
 /// Longest message, its newline included, in bytes.
 pub const MESSAGE_MAX: usize = 64 * 1024;
 
+/// Longest message from an agent, its newline included, in bytes: a certificate request is the largest, with less than
+/// 1 KiB.
+pub const TO_GATEWAY_MAX: usize = 16 * 1024;
+
 /// Gateway to agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -57,8 +61,8 @@ pub enum ToGateway {
 /// A control stream carried something that is not a message.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidMessage {
-    #[error("control message is longer than {MESSAGE_MAX} bytes")]
-    TooLong,
+    #[error("control message is longer than {0} bytes")]
+    TooLong(usize),
     #[error("control message: {0}")]
     Json(#[from] serde_json::Error),
 }
@@ -71,13 +75,25 @@ pub fn encode(message: &impl Serialize) -> Result<Bytes, InvalidMessage> {
 }
 
 /// Splits a stream of bytes into messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Decoder {
     buffer: BytesMut,
     scanned: usize,
+    longest: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self::new(MESSAGE_MAX)
+    }
 }
 
 impl Decoder {
+    /// For messages of at most `longest` bytes.
+    pub fn new(longest: usize) -> Self {
+        Self { buffer: BytesMut::new(), scanned: 0, longest }
+    }
+
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
@@ -86,12 +102,12 @@ impl Decoder {
     pub fn next_message<M: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<M>, InvalidMessage> {
         let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
             self.scanned = self.buffer.len();
-            return if self.scanned >= MESSAGE_MAX { Err(InvalidMessage::TooLong) } else { Ok(None) };
+            return if self.scanned >= self.longest { Err(InvalidMessage::TooLong(self.longest)) } else { Ok(None) };
         };
         let line = self.buffer.split_to(self.scanned + end + 1);
         self.scanned = 0;
-        if line.len() > MESSAGE_MAX {
-            return Err(InvalidMessage::TooLong);
+        if line.len() > self.longest {
+            return Err(InvalidMessage::TooLong(self.longest));
         }
         Ok(Some(serde_json::from_slice(&line)?))
     }
@@ -119,9 +135,13 @@ mod tests {
 
     #[test]
     fn endless_and_foreign_lines_are_refused() {
-        let mut decoder = Decoder::default();
-        decoder.push(&vec![b' '; MESSAGE_MAX]);
-        assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::TooLong)));
+        for longest in [TO_GATEWAY_MAX, MESSAGE_MAX] {
+            let mut decoder = Decoder::new(longest);
+            decoder.push(&vec![b' '; longest - 1]);
+            assert!(matches!(decoder.next_message::<ToGateway>(), Ok(None)));
+            decoder.push(b" ");
+            assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::TooLong(_))));
+        }
         let mut decoder = Decoder::default();
         decoder.push(b"{\"type\":\"reboot\"}\n");
         assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::Json(_))));

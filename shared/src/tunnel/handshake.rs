@@ -11,6 +11,7 @@ use http::{Method, StatusCode};
 use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
 use crate::http::{Connection, Framing, UpgradeProtocol};
+use crate::tunnel::text::printable;
 use crate::version::VERSION;
 
 /// Path that the upgrade is requested on.
@@ -108,8 +109,7 @@ pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
     }
     let agent = request.headers.get(X_GW_VERSION).map(HeaderValue::as_bytes).unwrap_or_default();
     if agent != VERSION.as_bytes() {
-        let agent = String::from_utf8_lossy(agent).chars().take(40).collect();
-        return Err(BadUpgrade::VersionMismatch { agent });
+        return Err(BadUpgrade::VersionMismatch { agent: printable(agent, 40) });
     }
     Ok(())
 }

@@ -37,6 +37,10 @@ pub const STREAMS_BEYOND_SLOTS: u32 = 128;
 const RESET_STREAMS: usize = 8192;
 const RESET_MEMORY: Duration = Duration::from_secs(10);
 
+/// Streams that one tunnel's gateway may reset in all because of frames that are wrong or too late: each waits for the
+/// agent to take the reset. Far beyond what the genuine agent causes; the connection then ends.
+const ERROR_RESETS: usize = 64 * 1024;
+
 /// The gateway's side. The connection window is for an agent with the usual slots until it has said how many.
 pub fn client() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
@@ -48,7 +52,7 @@ pub fn client() -> h2::client::Builder {
         .max_send_buffer_size(STREAM_SEND_BUFFER)
         .max_concurrent_reset_streams(RESET_STREAMS)
         .reset_stream_duration(RESET_MEMORY)
-        .max_local_error_reset_streams(None)
+        .max_local_error_reset_streams(Some(ERROR_RESETS))
         .enable_push(false);
     builder
 }

@@ -23,6 +23,14 @@ impl AgentTiming {
         Self { agent_us: micros(agent), backend_first_byte_us: backend_first_byte.map(micros) }
     }
 
+    /// What of it can be true of a request that took `whole`: the agent's clock or word may be wrong.
+    pub fn within(self, whole: Duration) -> Self {
+        let whole = micros(whole);
+        let agent_us = self.agent_us.min(whole);
+        let backend_first_byte_us = self.backend_first_byte_us.map(|first_byte| first_byte.min(whole - agent_us));
+        Self { agent_us, backend_first_byte_us }
+    }
+
     /// `<agent_us>,<backend_first_byte_us>`, without the second where there is none.
     ///
     /// Sensitive for HPACK's sake: no two are alike, and none is to push others out of the table.
@@ -82,6 +90,16 @@ mod tests {
         assert_eq!(longest.to_value(), "4294967295,4294967295");
         assert!(longest.to_value().is_sensitive());
         assert_eq!(AgentTiming::new(Duration::from_nanos(1999), None).to_value(), "1");
+    }
+
+    #[test]
+    fn no_stage_takes_longer_than_the_whole() {
+        let timing = |agent_us, backend_first_byte_us| AgentTiming { agent_us, backend_first_byte_us };
+        let whole = Duration::from_micros(100);
+        assert_eq!(timing(10, Some(90)).within(whole), timing(10, Some(90)));
+        assert_eq!(timing(60, Some(60)).within(whole), timing(60, Some(40)));
+        assert_eq!(timing(u32::MAX, Some(u32::MAX)).within(whole), timing(100, Some(0)));
+        assert_eq!(timing(u32::MAX, None).within(whole), timing(100, None));
     }
 
     proptest! {

@@ -1,0 +1,232 @@
+//! The response as an agent sends it. The agent may be modified: whatever the genuine one checks of a backend's
+//! response is checked here again.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::task::{Context, Poll, ready};
+
+use gw_shared::http::UpgradeProtocol;
+use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
+use gw_shared::runtime;
+use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
+use gw_shared::tunnel::stream::{self, Received, StreamClosed};
+use gw_shared::tunnel::text::printable;
+use gw_shared::tunnel::timing::AgentTiming;
+use h2::ext::Protocol;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::response::Parts;
+use http::{Method, Request, Response, StatusCode};
+
+use super::{Passage, ResponseHead, Source};
+use crate::error::Error;
+use crate::limits;
+use crate::pipe::Frame;
+use crate::tunnel::session::InFlight;
+
+/// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
+const ADDED_FIELDS: usize = 2;
+
+/// What of a request decides how its response is read.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    is_head: bool,
+    /// The protocol to switch to. Boxed, as is what else is rare: every request keeps room for it.
+    protocol: Option<Box<Protocol>>,
+}
+
+impl Asked {
+    pub(super) fn by(request: &Request<()>) -> Self {
+        let was_head = request.headers().get(X_GW_UPGRADE_METHOD).is_some_and(|method| method == "HEAD");
+        Self {
+            is_head: request.method() == Method::HEAD || was_head,
+            protocol: request.extensions().get::<Protocol>().cloned().map(Box::new),
+        }
+    }
+}
+
+/// A response that is still to come on a stream of a tunnel.
+pub(crate) struct FromTunnel {
+    /// `None` once the agent has sent something that no response may have.
+    stream: Option<(h2::client::ResponseFuture, InFlight)>,
+    invalid: Option<Box<(InvalidResponse, Passage)>>,
+    asked: Asked,
+    budget: InterimBudget,
+    /// Interim responses that arrived while an earlier one was being passed on. The budget bounds them.
+    waiting: VecDeque<ResponseHead>,
+}
+
+impl FromTunnel {
+    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, asked: Asked) -> Self {
+        Self {
+            stream: Some((response, in_flight)),
+            invalid: None,
+            asked,
+            budget: InterimBudget::default(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn passage(&self) -> Passage {
+        self.stream.as_ref().map(|(_, in_flight)| in_flight.passage()).unwrap_or_default()
+    }
+
+    /// The next interim response; `None` when the next thing is a final one or an error.
+    pub(super) async fn interim(&mut self) -> Option<ResponseHead> {
+        match self.waiting.pop_front() {
+            Some(waiting) => Some(waiting),
+            None => std::future::poll_fn(|cx| self.poll_interim(cx)).await,
+        }
+    }
+
+    /// Takes interim responses out of h2, which would queue them without a bound, and counts them. Never resolves: to be
+    /// polled while the previous one is passed on.
+    pub(super) async fn gather(&mut self) -> Infallible {
+        std::future::poll_fn(|cx| {
+            while let Poll::Ready(Some(interim)) = self.poll_interim(cx) {
+                self.waiting.push_back(interim);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseHead>> {
+        let Some((response, in_flight)) = &mut self.stream else { return Poll::Ready(None) };
+        let Some(Ok(interim)) = ready!(response.poll_informational(cx)) else { return Poll::Ready(None) };
+        in_flight.took_interim();
+        let (Parts { status, headers, .. }, ()) = interim.into_parts();
+        let mut headers = fields::end_to_end(headers, fields::is_own, 0);
+        match self.budget.take(status, &mut headers) {
+            Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
+            Err(invalid) => {
+                // Resets the stream, and with it goes what the agent has sent beyond.
+                self.invalid = self.stream.take().map(|(_, in_flight)| Box::new((invalid, in_flight.passage())));
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    /// The final head; to be called when there are no more interim ones.
+    pub(super) async fn head(self) -> (Passage, Result<(ResponseHead, Source), Error>) {
+        let (response, in_flight) = match (self.stream, self.invalid) {
+            (Some(stream), _) => stream,
+            (None, Some(invalid)) => {
+                let (invalid, passage) = *invalid;
+                return (passage, Err(Error::invalid_response(invalid)));
+            }
+            (None, None) => return (Passage::default(), Err(Error::TunnelLost)),
+        };
+        let mut passage = in_flight.passage();
+        let received = match response.await {
+            Ok(response) => receive(response, in_flight, &self.asked, &mut passage).await,
+            // The h2 crate found the stream's frames to be malformed (RFC 9113 §8.1.1).
+            Err(error) if error.is_reset() && error.is_library() => {
+                Err(Error::invalid_response(InvalidResponse::Http2))
+            }
+            Err(_) => Err(Error::TunnelLost),
+        };
+        (passage, received)
+    }
+}
+
+async fn receive(
+    response: Response<h2::RecvStream>,
+    mut in_flight: InFlight,
+    asked: &Asked,
+    passage: &mut Passage,
+) -> Result<(ResponseHead, Source), Error> {
+    let (parts, mut body) = response.into_parts();
+    let took = in_flight.open_for();
+    passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
+    if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
+        let code = code.to_str().unwrap_or_default();
+        return Err(match Error::from_agent(code, "") {
+            Error::AgentForward(_) => Error::from_agent(code, &read_message(&mut body).await),
+            error => error,
+        });
+    }
+    let head = final_head(parts, asked, body.is_end_stream()).map_err(Error::invalid_response)?;
+    if !head.has_body {
+        // What the agent sends nevertheless is reset with the stream.
+        return Ok((head, Source::Nothing));
+    }
+    in_flight.watch(&mut body);
+    Ok((head, Source::Tunnel { body, _in_flight: in_flight }))
+}
+
+/// Checks a final head and cleans its fields for the next hop.
+fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
+    let Parts { status, headers, .. } = parts;
+    let switches = headers.contains_key(X_GW_UPGRADE);
+    let upgrade = if switches { Some(switched_to(status, &headers, asked)?) } else { None };
+    check_status(status)?;
+    let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
+    check_fields(&headers)?;
+    // Another protocol has no length (RFC 9110 §8.6), and neither has a response that never has a body.
+    if switches || status == StatusCode::NO_CONTENT {
+        headers.remove(header::CONTENT_LENGTH);
+    }
+    unify_length(&mut headers)?;
+    let never_has_body = asked.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
+}
+
+/// The protocol that the backend has switched to: the one that was asked for.
+fn switched_to(status: StatusCode, headers: &HeaderMap, asked: &Asked) -> Result<UpgradeProtocol, InvalidResponse> {
+    let protocol = asked.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
+    let mut named = headers.get_all(X_GW_UPGRADE).iter();
+    let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_bytes());
+    match (named.next(), named.next()) {
+        (Some(value), None) if is_asked(value) && status == StatusCode::OK => {
+            UpgradeProtocol::parse_str(protocol).ok_or(InvalidResponse::OtherProtocol)
+        }
+        _ => Err(InvalidResponse::OtherProtocol),
+    }
+}
+
+/// Leaves one `Content-Length`, written in the one way. The h2 crate has seen to it that all say the same, and that the
+/// body will be of that length.
+fn unify_length(headers: &mut HeaderMap) -> Result<(), InvalidResponse> {
+    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
+    let (Some(first), second) = (values.next(), values.next()) else { return Ok(()) };
+    let digits = first.as_bytes();
+    if second.is_none() && (digits == b"0" || digits.first().is_some_and(|digit| (b'1'..=b'9').contains(digit))) {
+        return Ok(());
+    }
+    let length: u64 = first.to_str().ok().and_then(|text| text.parse().ok()).ok_or(InvalidResponse::Http2)?;
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(())
+}
+
+/// The text of an agent's error: bounded in length and in time, and without characters that could forge a log line.
+async fn read_message(body: &mut h2::RecvStream) -> String {
+    let mut message = Vec::new();
+    let reading = async {
+        while message.len() < limits::AGENT_MESSAGE
+            && let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await
+        {
+            stream::release(body, data.len());
+            message.extend_from_slice(&data[..data.len().min(limits::AGENT_MESSAGE - message.len())]);
+        }
+    };
+    // What has come by then is the message.
+    let _ = runtime::timeout(limits::AGENT_MESSAGE_WITHIN, reading).await;
+    printable(&message, limits::AGENT_MESSAGE)
+}
+
+/// The next frame of a body that comes from a tunnel.
+pub(super) fn poll_frame(body: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+    Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
+        Ok(Received::Data(data)) => Ok(Frame::Data(data)),
+        Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
+            Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
+            None => {
+                let trailers = fields::end_to_end_trailers(trailers);
+                check_fields(&trailers).map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
+            }
+        },
+        Ok(Received::End) => Ok(Frame::End),
+        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response("GW_BACKEND_RESET")),
+        Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
+    })
+}

@@ -1,0 +1,228 @@
+//! Tunnels on their way: from an agent's TLS connection to its registration. An agent may be modified: it has few of
+//! them at a time, opens them at a rate, and a revocation ends them as it ends tunnels.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::id::AgentId;
+use gw_shared::net::Closer;
+use slab::Slab;
+
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limit::{Bucket, Rate};
+use crate::limits;
+use crate::store::{Directory, Service};
+
+/// The tunnels of one worker that are not registered yet.
+pub(crate) struct Openings {
+    entries: RefCell<Slab<Entry>>,
+    /// Counts entries: the lowest is the oldest.
+    begun: Cell<u64>,
+    rates: RefCell<Rates>,
+}
+
+struct Entry {
+    agent: AgentId,
+    /// Once the agent has asked for it and was admitted.
+    service: Option<Arc<Service>>,
+    closer: Closer,
+    number: u64,
+    cut: Cell<bool>,
+    /// The agent might have a tunnel when it connected, or was admitted since. Others are refused, and are to hear why.
+    may_begin: bool,
+}
+
+/// One tunnel on its way; forgotten when dropped.
+pub(crate) struct Opening {
+    openings: Rc<Openings>,
+    key: usize,
+}
+
+impl Openings {
+    pub(super) fn new() -> Rc<Self> {
+        Rc::new(Self {
+            entries: RefCell::default(),
+            begun: Cell::default(),
+            rates: RefCell::new(Rates::new(Instant::now())),
+        })
+    }
+
+    /// Takes in a connection whose agent is known by its certificate. One more than the agent may have: its oldest ends.
+    pub(super) fn begin(self: &Rc<Self>, agent: AgentId, closer: Closer, directory: &Directory) -> Opening {
+        let services = directory.agent(agent.as_str()).map_or(0, |agent| agent.services.len());
+        let may_begin = may_begin(&agent, directory, Timestamp::now());
+        let most = limits::OPENINGS_PER_AGENT + limits::OPENINGS_PER_TUNNEL * services;
+        let mut entries = self.entries.borrow_mut();
+        end_oldest(&entries, most, |entry| entry.agent == agent);
+        self.begun.set(self.begun.get() + 1);
+        let (number, cut) = (self.begun.get(), Cell::new(false));
+        let entry = Entry { agent, service: None, closer, number, cut, may_begin };
+        Opening { openings: Rc::clone(self), key: entries.insert(entry) }
+    }
+
+    /// Counts a tunnel that an agent asks for, if it may have another one now.
+    pub(super) fn admit(&self, agent: &AgentId, service: &Service, now: Instant) -> Result<(), Error> {
+        self.rates.borrow_mut().take(agent, &service.label, now)
+    }
+
+    /// Whether a refusal is worth a line at a level that is usually logged: an agent must not fill logs with them.
+    pub(super) fn is_worth_a_line(&self) -> bool {
+        self.rates.borrow_mut().lines.take(Instant::now()).is_ok()
+    }
+
+    /// Ends those of agents that may not have what they ask for any more.
+    pub(super) fn enforce(&self, directory: &Directory, now: Timestamp) {
+        for (_, entry) in self.entries.borrow().iter() {
+            if !entry.cut.get() && entry.may_begin && !entry.is_allowed(directory, now) {
+                tracing::info!(agent = %entry.agent, "tunnel ended before it began: revoked, or its certificate expired");
+                entry.end();
+            }
+        }
+    }
+
+    /// Ends them all.
+    pub(super) fn cut(&self) {
+        self.entries.borrow().iter().for_each(|(_, entry)| entry.end());
+    }
+}
+
+/// Makes room for one more of those that `matches`, where there may be `most`.
+fn end_oldest(entries: &Slab<Entry>, most: usize, matches: impl Fn(&Entry) -> bool) {
+    let same = || entries.iter().map(|(_, entry)| entry).filter(|entry| !entry.cut.get() && matches(entry));
+    if same().count() >= most
+        && let Some(oldest) = same().min_by_key(|entry| entry.number)
+    {
+        oldest.end();
+    }
+}
+
+/// Whether an agent may have a tunnel, of whatever service.
+fn may_begin(agent: &AgentId, directory: &Directory, now: Timestamp) -> bool {
+    let agent = directory.agent(agent.as_str());
+    agent.is_some_and(|agent| agent.status == EnrollmentStatus::Approved && !agent.is_expired(now))
+}
+
+impl Entry {
+    fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
+        let may_serve = |asked: &Arc<Service>| {
+            let (service, agent) = (directory.service(&asked.label), directory.agent(self.agent.as_str()));
+            service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service))
+        };
+        may_begin(&self.agent, directory, now) && self.service.as_ref().is_none_or(may_serve)
+    }
+
+    fn end(&self) {
+        self.cut.set(true);
+        self.closer.abort();
+    }
+}
+
+impl Opening {
+    /// The agent was admitted to `service`. One more of the same than there may be: the oldest ends.
+    pub(super) fn is_for(&self, service: &Arc<Service>) {
+        let mut entries = self.openings.entries.borrow_mut();
+        let Some(agent) = entries.get(self.key).map(|entry| entry.agent.clone()) else { return };
+        end_oldest(&entries, limits::OPENINGS_PER_TUNNEL, |entry| {
+            entry.agent == agent && entry.service.as_ref().is_some_and(|other| other.label == service.label)
+        });
+        if let Some(entry) = entries.get_mut(self.key) {
+            entry.service = Some(Arc::clone(service));
+            entry.may_begin = true;
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.openings.entries.borrow_mut().try_remove(self.key);
+    }
+}
+
+/// How fast tunnels are opened: by each agent of each service, and by all agents of a service together.
+struct Rates {
+    agents: HashMap<(AgentId, Arc<str>), Bucket>,
+    services: HashMap<Arc<str>, Bucket>,
+    lines: Bucket,
+}
+
+impl Rates {
+    fn new(now: Instant) -> Self {
+        let lines = Bucket::new(limits::TUNNEL_REFUSAL_LINES, now);
+        Self { agents: HashMap::new(), services: HashMap::new(), lines }
+    }
+
+    fn take(&mut self, agent: &AgentId, label: &Arc<str>, now: Instant) -> Result<(), Error> {
+        let limited = |retry_after: Duration| Error::TunnelRateLimited { retry_after };
+        let own = bucket(&mut self.agents, (agent.clone(), Arc::clone(label)), limits::TUNNELS_BY_AGENT, now)?;
+        own.take(now).map_err(limited)?;
+        let all = bucket(&mut self.services, Arc::clone(label), limits::TUNNELS_BY_SERVICE, now)?;
+        all.take(now).map_err(limited)
+    }
+}
+
+/// The bucket of `key`, in a table that forgets full ones when it has no room.
+fn bucket<K: Hash + Eq>(
+    buckets: &mut HashMap<K, Bucket>,
+    key: K,
+    rate: Rate,
+    now: Instant,
+) -> Result<&mut Bucket, Error> {
+    if buckets.len() >= limits::TUNNEL_BUCKETS && !buckets.contains_key(&key) {
+        buckets.retain(|_, bucket| !bucket.is_full(now));
+        if buckets.len() >= limits::TUNNEL_BUCKETS {
+            return Err(Error::Overloaded("opening too many tunnels"));
+        }
+    }
+    Ok(buckets.entry(key).or_insert_with(|| Bucket::new(rate, now)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tunnels_are_counted_by_agent_and_service_and_by_service() {
+        let now = Instant::now();
+        let mut rates = Rates::new(now);
+        let agents: Vec<AgentId> = (0..100).map(|_| AgentId::random()).collect();
+        let (api, web): (Arc<str>, Arc<str>) = ("acme--api".into(), "acme--web".into());
+        let burst = limits::TUNNELS_BY_AGENT.burst() as usize;
+        let mut taken =
+            |agent: &AgentId, label| (0..1000).take_while(|_| rates.take(agent, label, now).is_ok()).count();
+        assert_eq!(taken(&agents[0], &api), burst);
+        // Another service has its own.
+        assert_eq!(taken(&agents[0], &web), burst);
+        let rest: usize = agents[1..].iter().map(|agent| taken(agent, &api)).sum();
+        assert_eq!(rest + burst, limits::TUNNELS_BY_SERVICE.burst() as usize);
+        let refused = rates.take(&agents[0], &api, now + Duration::from_millis(1)).unwrap_err();
+        assert_eq!((refused.outcome().0.as_u16(), refused.retry_after_seconds()), (429, Some(1)));
+        assert_eq!(rates.take(&agents[0], &api, now + Duration::from_secs(1)), Ok(()));
+    }
+
+    #[test]
+    fn all_agents_of_a_service_come_back_at_once_after_a_restart() {
+        let (now, label) = (Instant::now(), Arc::from("acme--api"));
+        let mut rates = Rates::new(now);
+        for _ in 0..limits::TUNNELS_PER_SERVICE {
+            assert_eq!(rates.take(&AgentId::random(), &label, now), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_tables_have_a_bound_and_forget_what_is_full() {
+        let (now, mut buckets) = (Instant::now(), HashMap::new());
+        for number in 0..limits::TUNNEL_BUCKETS {
+            bucket(&mut buckets, number, limits::TUNNELS_BY_AGENT, now).unwrap().take(now).unwrap();
+        }
+        let refused = bucket(&mut buckets, usize::MAX, limits::TUNNELS_BY_AGENT, now).unwrap_err();
+        assert_eq!(refused.outcome().0.as_u16(), 503);
+        bucket(&mut buckets, usize::MAX, limits::TUNNELS_BY_AGENT, now + Duration::from_secs(60)).unwrap();
+        assert_eq!(buckets.len(), 1);
+    }
+}

@@ -1,0 +1,249 @@
+//! What a modified agent does to its tunnels: floods, silence, churn. Each costs it its tunnel and others nothing.
+
+use std::time::{Duration, Instant};
+
+use gw_gateway::control::Actor;
+use gw_gateway::demo::Demo;
+use gw_shared::tunnel::handshake;
+use http::Method;
+
+use crate::caller::{self, connect};
+use crate::frames::{
+    END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
+};
+use crate::modified_agent::{self, CONTROL, DATA, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
+use crate::{demo, eventually, tunnels};
+
+/// How fast a revocation is.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+fn is_served(demo: &Demo) {
+    let mut bystander = connect(demo);
+    bystander.send(caller::get(demo, "/"));
+    assert_eq!(bystander.response().status, 200);
+}
+
+/// The gateway's report of the agent's tunnel, if there is one.
+fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::counters::TunnelReport> {
+    tunnels(demo).into_iter().find(|tunnel| tunnel.agent_id == enrolled.agent.as_str())
+}
+
+#[test]
+fn floods_of_frames_end_the_tunnel() {
+    // More than what carries nothing and what is ahead of its requests may be.
+    const FRAMES: usize = 20_000;
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let floods: [(&str, Vec<u8>); 8] = [
+        ("PING", frame(PING, 0, 0, &[0; 8])),
+        ("answers to PING", frame(PING, 1, 0, &[0; 8])),
+        ("SETTINGS", frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])),
+        ("window updates", frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
+        ("resets of a stream that is over", frame(RST_STREAM, 0, 3, &[0, 0, 0, 8])),
+        ("heads on a stream that is over", head(3, &[(":status", "200")])),
+        ("PRIORITY", frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1])),
+        ("unknown frames", frame(UNKNOWN, 0, 3, b"x")),
+    ];
+    for (what, flood) in floods {
+        let mut tunnel = enrolled.tunnel(&demo);
+        // Stream 3 begins and is over.
+        let mut caller = enrolled.caller(&demo);
+        caller.send(enrolled.get());
+        assert_eq!(tunnel.request(), 3);
+        drop(caller);
+        assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, 3);
+        // What the gateway answers is read, or it would read no more itself.
+        let reading = tunnel.read_on();
+        tunnel.sent_until_cut(&flood, FRAMES);
+        assert!(reading.join().unwrap(), "{what}");
+        is_served(&demo);
+    }
+    let ended: u64 =
+        demo.gateway().control().reports().iter().filter_map(|report| report.ended_early.get("tunnel_frames")).sum();
+    assert_eq!(ended, 8);
+}
+
+#[test]
+fn frames_of_ordinary_requests_end_no_tunnel() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    // More frames in all than the budget of those that carry nothing.
+    for number in 0..1500 {
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        let interim = head(stream, &[(":status", "103")]).repeat(3);
+        let end = frame(DATA, 1, stream, &[]);
+        tunnel.0.send([interim, head(stream, &[(":status", "200")]), end].concat());
+        for _ in 0..3 {
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 103, "{number}");
+        }
+        assert_eq!(caller.response().status, 200);
+    }
+    assert_eq!(report(&demo, &enrolled).unwrap().in_flight, 0);
+}
+
+#[test]
+fn a_control_stream_has_a_rate_and_short_lines() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let statistics = b"{\"type\":\"statistics\",\"slots\":1,\"slots_in_use\":0,\"backend_connections\":0}\n";
+    let long = [b"{\"type\":\"renew\",\"csr\":\"".as_slice(), &[b'x'; 20_000], b"\"}\n"].concat();
+    for (what, line) in [
+        ("too many", statistics.as_slice()),
+        ("answers to nothing", b"{\"type\":\"window\"}\n"),
+        ("too long", &long),
+        ("no end", &[b'x'; 20_000]),
+        ("empty lines", b"\n"),
+        ("no message", b"{\"type\":\"statistics\",\"slots\":-1}\n"),
+    ] {
+        let mut tunnel = enrolled.tunnel(&demo);
+        let sent = tunnel.sent_until_cut(&frame(DATA, 0, CONTROL, line), 2000);
+        assert!(tunnel.is_cut(), "{what}: {sent}");
+    }
+    // What the genuine agent says in its busiest second is not too much.
+    let mut tunnel = enrolled.tunnel(&demo);
+    tunnel.0.send(frame(DATA, 0, CONTROL, statistics).repeat(30));
+    eventually("statistics", || (report(&demo, &enrolled)?.slots == Some(1)).then_some(()));
+}
+
+#[test]
+fn statistics_have_bounds() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let absurd =
+        b"{\"type\":\"statistics\",\"slots\":4294967295,\"slots_in_use\":4294967295,\"backend_connections\":1}\n";
+    tunnel.0.send(frame(DATA, 0, CONTROL, absurd));
+    let report = eventually("statistics", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
+    let most = u32::try_from(gw_shared::tunnel::settings::STREAMS_MAX).unwrap();
+    assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
+}
+
+#[test]
+fn settings_that_are_not_acknowledged_end_the_tunnel() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.upgraded(&demo);
+    // Everything but the acknowledgement.
+    tunnel.0.send(frame(SETTINGS, 0, 0, &[]));
+    while tunnel.unanswered().unwrap().stream != CONTROL {}
+    tunnel.0.send(head(CONTROL, &[(":status", "200")]));
+    eventually("a tunnel", || report(&demo, &enrolled));
+    tunnel.0.send(frame(DATA, 0, CONTROL, b"{\"type\":\"window\"}\n"));
+    assert!(is_ended(&mut tunnel.0));
+}
+
+#[test]
+fn a_tunnel_that_takes_no_streams_any_more_is_not_picked_again() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    // GOAWAY of all but the control stream, which stays open.
+    tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
+    let mut caller = enrolled.caller(&demo);
+    let mut code = || {
+        caller.send(enrolled.get());
+        caller.response().code()
+    };
+    // The first request may be the one that finds out.
+    assert!(["GW_RELAY_ERROR", "AGENT_UNAVAILABLE"].contains(&&*code()));
+    assert_eq!(code(), "AGENT_UNAVAILABLE");
+    // One that raises it again is wrong, and so is one for streams that the gateway does not open.
+    let mut tunnel = enrolled.tunnel(&demo);
+    tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
+    tunnel.0.send(frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]));
+    assert!(tunnel.is_cut());
+    let mut tunnel = enrolled.tunnel(&demo);
+    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &modified_agent::block(&[(":status", "200")])));
+    assert!(tunnel.is_cut());
+}
+
+#[test]
+fn data_beyond_the_windows_ends_its_stream() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    caller.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send(head(stream, &[(":status", "200")]));
+    assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
+    // The caller reads no more. What its sockets take is no more than some megabytes.
+    let piece = frame(DATA, 0, stream, &[0; 16 * 1024]);
+    let reading = tunnel.read_on();
+    tunnel.sent_until_cut(&piece, 10_000);
+    eventually("the request is over", || (tunnels(&demo).iter().all(|tunnel| tunnel.in_flight == 0)).then_some(()));
+    tunnel.close();
+    reading.join().unwrap();
+}
+
+#[test]
+fn a_revocation_cuts_what_is_not_a_tunnel_yet() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut connected = enrolled.connection(&demo);
+    let mut asking = enrolled.connection(&demo);
+    asking.send("GET /tunnel HTTP/1.1\r\nHost: ");
+    let mut upgraded = enrolled.upgraded(&demo);
+    let mut begun = enrolled.upgraded(&demo);
+    begun.0.send(frame(SETTINGS, 0, 0, &[]));
+    begun.next_of(HEADERS).unwrap();
+    let control = demo.gateway().control();
+    let revoked = Instant::now();
+    control.revoke_agent(&Actor::Admin, "demo", enrolled.agent.as_str()).unwrap();
+    assert!(is_ended(&mut connected) && is_ended(&mut asking));
+    assert!(upgraded.is_cut() && begun.is_cut());
+    assert!(revoked.elapsed() < AT_ONCE, "{:?}", revoked.elapsed());
+}
+
+#[test]
+fn an_agent_opens_tunnels_at_a_rate() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut opened = 0;
+    let refused = loop {
+        let mut agent = enrolled.connection(&demo);
+        agent.send(handshake::request(HOST, None));
+        let response = agent.response_head(&Method::GET).unwrap();
+        if response.status != 101 {
+            break response;
+        }
+        opened += 1;
+        assert!(opened < 100, "no limit");
+    };
+    // The burst, and what came back meanwhile.
+    assert!((10..20).contains(&opened), "{opened}");
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.headers["retry-after"], "1");
+    // Another agent of the region is not held up.
+    is_served(&demo);
+    let others = eventually("a place again", || {
+        let mut agent = enrolled.connection(&demo);
+        agent.send(handshake::request(HOST, None));
+        (agent.response_head(&Method::GET).unwrap().status == 101).then_some(agent)
+    });
+    drop(others);
+}
+
+#[test]
+fn tunnels_that_do_not_begin_are_few() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    // Of those with a certificate that ask for nothing, the oldest give way.
+    let mut silent: Vec<_> = (0..40).map(|_| enrolled.connection(&demo)).collect();
+    assert!(is_ended(&mut silent[0]));
+    // Of those that asked for one tunnel too.
+    let mut first = enrolled.upgraded(&demo);
+    let others: Vec<Tunnel> = (0..4).map(|_| enrolled.upgraded(&demo)).collect();
+    assert!(first.is_cut());
+    drop(others);
+    // The genuine one comes in all the same.
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    caller.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
+    assert_eq!(caller.response().body, b"ok");
+}

@@ -1,0 +1,336 @@
+//! What a modified agent answers with: nothing that the gateway has not checked reaches a caller.
+
+use std::io::Write;
+
+use gw_gateway::config::HandOver;
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::response;
+use http::{Method, StatusCode};
+
+use crate::demo;
+use crate::frames::{self, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame};
+use crate::http::Response;
+use crate::modified_agent::{DATA, Enrolled, Tunnel, enroll, head, last_data, last_head};
+
+/// A caller's response where the agent answers with `answer`, which gets the request's stream.
+fn answered(
+    enrolled: &Enrolled,
+    tunnel: &mut Tunnel,
+    demo: &Demo,
+    request: &str,
+    method: &Method,
+    answer: &dyn Fn(u32) -> Vec<u8>,
+) -> std::io::Result<Response> {
+    let mut caller = enrolled.caller(demo);
+    caller.send(request);
+    let stream = tunnel.request();
+    tunnel.0.send(answer(stream));
+    loop {
+        let head = caller.response_head(method)?;
+        if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
+            let (body, trailers) = caller.body(head.framing)?;
+            let framing = head.framing;
+            return Ok(Response { status: head.status, headers: head.headers, body, trailers, framing });
+        }
+    }
+}
+
+#[test]
+fn endless_interim_responses_end_their_request_and_then_the_tunnel() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    for settings in [&[][..], &[0, 4, 0, 0, 0, 0]] {
+        let mut tunnel = enrolled.tunnel(&demo);
+        // Neither caller reads: one that speaks HTTP/1.1, one that speaks HTTP/2 and opens no window.
+        let mut caller = enrolled.caller(&demo);
+        let mut caller2 = enrolled.caller2(&demo);
+        if settings.is_empty() {
+            caller.send(enrolled.get());
+        } else {
+            caller2.write_all(frames::PREFACE).unwrap();
+            caller2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
+            let mut block = crate::modified_agent::block(&[
+                (":method", "GET"),
+                (":scheme", "https"),
+                (":path", "/"),
+                (":authority", crate::modified_agent::HOST),
+            ]);
+            block.extend(crate::modified_agent::block(&[("x-gw-service-key", enrolled.key())]));
+            caller2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
+            caller2.flush().unwrap();
+        }
+        let stream = tunnel.request();
+        let interim = head(stream, &[(":status", "103"), ("link", &"x".repeat(200))]);
+        // Some more than a request may have.
+        tunnel.0.send(interim.repeat(response::INTERIM_MAX as usize + 1));
+        let reset = tunnel.next_of(RST_STREAM).unwrap();
+        assert_eq!(reset.stream, stream);
+        if settings.is_empty() {
+            let mut interims = 0;
+            let last = loop {
+                let head = caller.response_head(&Method::GET).unwrap();
+                if !head.status.is_informational() {
+                    break head;
+                }
+                interims += 1;
+            };
+            assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
+            assert_eq!((last.status.as_u16(), last.headers["x-gw-status"].to_str().unwrap()), (502, "AgentError"));
+        }
+        // More of them on a stream that is over: the tunnel ends.
+        let sent = tunnel.sent_until_cut(&interim, 100_000);
+        assert!(sent < 50_000, "{sent}");
+    }
+}
+
+#[test]
+fn many_small_interim_responses_are_bounded_too() {
+    // Requests of callers that come to the other worker cross.
+    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::options(None) }).unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let crossings =
+        || -> u64 { demo.gateway().control().reports().iter().map(|report| report.totals["requests_crossing"]).sum() };
+    let mut requests = 0;
+    while crossings() == 0 || crossings() == requests {
+        let mut caller = enrolled.caller(&demo);
+        caller.send(enrolled.get());
+        requests += 1;
+        assert!(requests < 100, "all come to the same worker");
+        let stream = tunnel.request();
+        tunnel.0.send(head(stream, &[(":status", "102")]).repeat(response::INTERIM_MAX as usize));
+        for _ in 0..response::INTERIM_MAX {
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 102);
+        }
+        tunnel.0.send(head(stream, &[(":status", "102")]));
+        assert_eq!(caller.response().code(), "GW_BACKEND_INVALID_RESPONSE");
+    }
+}
+
+#[test]
+fn interim_responses_frame_nothing() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    caller.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send(head(stream, &[(":status", "103"), ("content-length", "2"), ("link", "</a>"), ("x-gw-status", "x")]));
+    let interim = caller.response_head(&Method::GET).unwrap();
+    let names: Vec<&str> = interim.headers.keys().map(http::HeaderName::as_str).collect();
+    assert_eq!((interim.status.as_u16(), names), (103, vec!["link"]));
+    tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
+    assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn responses_that_no_backend_may_give_are_refused() {
+    const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let many: Vec<(String, &str)> = (0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect();
+    let mut many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    many.insert(0, (":status", "200"));
+    let large = "x".repeat(response::HEAD.head);
+    let upgrade = enrolled.request(
+        "GET /",
+        "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    );
+    let get = enrolled.get();
+    type Answer<'a> = Box<dyn Fn(u32) -> Vec<u8> + 'a>;
+    let cases: Vec<(&str, &str, Answer<'_>)> = vec![
+        (
+            "101 in between",
+            &get,
+            Box::new(|id| {
+                let data = frame(DATA, 0, id, SMUGGLED.as_bytes());
+                [head(id, &[(":status", "101"), ("x-a", "b")]), head(id, &[(":status", "200")]), data].concat()
+            }),
+        ),
+        ("101 in between, of an upgrade", &upgrade, Box::new(|id| head(id, &[(":status", "101")]))),
+        ("101 at the end", &get, Box::new(|id| last_head(id, &[(":status", "101")]))),
+        ("an interim one at the end", &get, Box::new(|id| last_head(id, &[(":status", "103")]))),
+        ("status 600", &get, Box::new(|id| last_head(id, &[(":status", "600")]))),
+        ("status 999", &get, Box::new(|id| head(id, &[(":status", "999")]))),
+        (
+            "unasked upgrade",
+            &get,
+            Box::new(|id| {
+                let data = frame(DATA, 0, id, SMUGGLED.as_bytes());
+                [head(id, &[(":status", "200"), ("x-gw-upgrade", "websocket")]), data].concat()
+            }),
+        ),
+        ("another upgrade", &upgrade, Box::new(|id| head(id, &[(":status", "200"), ("x-gw-upgrade", "h2c")]))),
+        (
+            "two upgrades",
+            &upgrade,
+            Box::new(|id| {
+                head(id, &[(":status", "200"), ("x-gw-upgrade", "websocket"), ("x-gw-upgrade", "websocket")])
+            }),
+        ),
+        (
+            "upgrade with another status",
+            &upgrade,
+            Box::new(|id| head(id, &[(":status", "404"), ("x-gw-upgrade", "websocket")])),
+        ),
+        ("too many fields", &get, Box::new(|id| last_head(id, &many))),
+        (
+            "too large a head",
+            &get,
+            Box::new(|id| {
+                let block = crate::modified_agent::block(&[(":status", "200"), ("x-large", &large)]);
+                let (first, rest) = block.split_at(30_000);
+                let (second, rest) = rest.split_at(30_000);
+                [
+                    frame(HEADERS, END_STREAM, id, first),
+                    frame(frames::CONTINUATION, 0, id, second),
+                    frame(frames::CONTINUATION, END_HEADERS, id, rest),
+                ]
+                .concat()
+            }),
+        ),
+        (
+            "two lengths",
+            &get,
+            Box::new(|id| head(id, &[(":status", "200"), ("content-length", "5"), ("content-length", "6")])),
+        ),
+        ("no number", &get, Box::new(|id| head(id, &[(":status", "200"), ("content-length", "+5")]))),
+        ("connection fields", &get, Box::new(|id| head(id, &[(":status", "200"), ("connection", "close")]))),
+        ("transfer codings", &get, Box::new(|id| head(id, &[(":status", "200"), ("transfer-encoding", "chunked")]))),
+    ];
+    for (what, request, answer) in cases {
+        let response = answered(&enrolled, &mut tunnel, &demo, request, &Method::GET, &answer)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_INVALID_RESPONSE"), "{what}");
+    }
+}
+
+#[test]
+fn a_response_has_the_body_that_it_announces_or_is_cut_short() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let five = [(":status", "200"), ("content-length", "5")];
+    for (what, data) in [("less", &b"1234"[..]), ("more", b"123456")] {
+        let answer = |id| [head(id, &five), last_data(id, data)].concat();
+        answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer).expect_err(what);
+    }
+    let twice = |id| {
+        let fields = [(":status", "200"), ("content-length", "05"), ("content-length", "5")];
+        [head(id, &fields), last_data(id, b"12345")].concat()
+    };
+    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &twice).unwrap();
+    let lengths: Vec<&[u8]> = response.headers.get_all("content-length").iter().map(|it| it.as_bytes()).collect();
+    assert_eq!((lengths, response.body), (vec![&b"5"[..]], b"12345".to_vec()));
+}
+
+#[test]
+fn responses_without_a_body_get_none() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let (get, head_request) = (enrolled.get(), enrolled.request("HEAD /", "\r\n"));
+    for (status, request, method) in
+        [("204", &get, Method::GET), ("304", &get, Method::GET), ("200", &head_request, Method::HEAD)]
+    {
+        let mut caller = enrolled.caller(&demo);
+        caller.send(request);
+        let stream = tunnel.request();
+        // Neither its end nor the end of the data is waited for.
+        tunnel.0.send(head(stream, &[(":status", status), ("content-length", "6")]));
+        let response = caller.response_head(&method).unwrap();
+        assert_eq!(response.status.as_str(), status);
+        assert_eq!(response.headers.contains_key("content-length"), status != "204", "{status}");
+        tunnel.try_send(&frame(DATA, 0, stream, b"forged")).unwrap();
+        assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
+        // The connection goes on, and nothing of it is taken for the next response.
+        caller.send(&get);
+        let stream = tunnel.request();
+        tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"next")].concat());
+        assert_eq!(caller.response().body, b"next", "{status}");
+    }
+}
+
+#[test]
+fn trailers_frame_nothing_and_have_a_bound() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let with = |trailers: Vec<(String, &'static str)>| {
+        move |id| {
+            let trailers: Vec<(&str, &str)> = trailers.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            [head(id, &[(":status", "200")]), frame(DATA, 0, id, b"ok"), last_head(id, &trailers)].concat()
+        }
+    };
+    let some = [(":status", "500"), ("content-length", "9"), ("x-gw-status", "forged"), ("grpc-status", "0")];
+    let some = with(some.map(|(name, value)| (name.to_owned(), value)).to_vec());
+    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &some).unwrap();
+    assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
+    assert_eq!(crate::http::fields(&response.trailers), [("grpc-status".to_owned(), "0".to_owned())].into());
+    let many = with((0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect());
+    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &many).expect_err("too many");
+}
+
+#[test]
+fn an_agents_errors_are_of_a_known_kind_and_their_texts_harmless() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut refused = |code: &'static str, data: Vec<u8>| {
+        let answer = move |id| [head(id, &[(":status", "200"), ("x-gw-agent-error", code)]), data.clone()].concat();
+        let get = enrolled.get();
+        let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, &answer).unwrap();
+        (response.status.as_u16(), response.code(), response.json()["error"]["message"].as_str().unwrap().to_owned())
+    };
+    for unknown in ["GW_AUTH_REQUIRED", "x", ""] {
+        let (status, code, message) = refused(unknown, Vec::new());
+        assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown}");
+        assert!(!message.contains("GW_AUTH"));
+    }
+    // Streams count from 3, two for each request: the message is data of the next one.
+    let stream = 3 + 2 * 3;
+    let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
+    let (_, code, message) = refused("GW_BACKEND_RESET", last_data(stream, text));
+    assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", "down  INFO forged line [2J \u{fffd} "));
+    // One without an end is not waited for.
+    let (_, code, message) = refused("GW_BACKEND_TLS", frame(DATA, 0, stream + 2, &[b'x'; 30_000]));
+    assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
+}
+
+#[test]
+fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
+    let is_free = || {
+        let in_flight = |agent: &gw_gateway::counters::TunnelReport| agent.in_flight;
+        crate::eventually("no request is left", || {
+            crate::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
+        });
+    };
+    // Before the request is whole.
+    let early = |id| [head(id, &[(":status", "200")]), last_data(id, b"ok")].concat();
+    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early).unwrap().body, b"ok");
+    is_free();
+    // Resets, before and after the head.
+    let reset = |id: u32| frame(RST_STREAM, 0, id, &[0, 0, 0, 8]);
+    let response = answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &reset).unwrap();
+    assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_RELAY_ERROR"));
+    is_free();
+    let cut = |id| [head(id, &[(":status", "200")]), frame(DATA, 0, id, b"begun"), reset(id)].concat();
+    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &cut).unwrap_err();
+    is_free();
+    // Ended by the agent, which goes on as if it were not.
+    let ended = |id: u32| [early(id), frame(WINDOW_UPDATE, 0, id, &[0, 0, 0, 9]), reset(id)].concat();
+    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &ended).unwrap().body, b"ok");
+    is_free();
+    // Never answered: the caller gives up.
+    let mut caller = enrolled.caller(&demo);
+    caller.send(enrolled.get());
+    let stream = tunnel.request();
+    drop(caller);
+    assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
+    is_free();
+}
