@@ -7,7 +7,7 @@ mod response;
 
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
