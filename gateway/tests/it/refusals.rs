@@ -1,11 +1,13 @@
 //! What is refused, and how: the error table, over real sockets.
 
+use std::sync::{Mutex, mpsc};
+
 use gw_gateway::control::{Actor, Mode, ServiceChanges};
 use http::Method;
 
 use crate::backend;
 use crate::caller::{HOST, connect, connect_to, get, request};
-use crate::{demo, eventually, setup, tunnels};
+use crate::{SOON, demo, eventually, setup, tunnels};
 
 #[test]
 fn policy_and_authentication() {
@@ -147,11 +149,21 @@ fn a_backend_that_is_not_there() {
 
 #[test]
 fn more_requests_than_slots() {
-    let demo = demo(None);
+    let (release, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let demo = demo(Some(backend::start(move |mut peer| {
+        while let Ok((head, ..)) = peer.request() {
+            if head.target == "/held" {
+                // Until the other end is gone: then for all.
+                let _ = held.lock().unwrap().recv_timeout(2 * SOON);
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    })));
     let mut waiting: Vec<_> = (0..128)
         .map(|_| {
             let mut caller = connect(&demo);
-            caller.send(get(&demo, "/slow?ms=3000"));
+            caller.send(get(&demo, "/held"));
             caller
         })
         .collect();
@@ -162,6 +174,7 @@ fn more_requests_than_slots() {
     assert_eq!((response.status.as_u16(), response.header("x-gw-status")), (502, "AgentError"));
     assert_eq!(response.code(), "GW_AGENT_CONCURRENCY_LIMIT");
     assert_eq!(response.json()["error"]["message"], "Concurrent backend request limit exceeded");
+    drop(release);
     for caller in &mut waiting {
         assert_eq!(caller.response().status, 200);
     }
