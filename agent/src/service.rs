@@ -69,7 +69,9 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
                 })
                 .await;
                 let phase = *watched.borrow();
-                ending.push(watched);
+                if phase != Phase::Ended {
+                    ending.push(watched);
+                }
                 if session.displaced.get() {
                     let retry_in = displaced_pause(random());
                     tracing::error!(
