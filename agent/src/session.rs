@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Poll, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -82,44 +82,62 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
     if let Err(error) = tunnel.socket().limit_unsent(settings::UNSENT) {
         tracing::warn!(%error, "cannot bound what the tunnel's socket takes ahead");
     }
-    let windows = Rc::new(Windows::default());
+    let (windows, buffers) = (Rc::new(Windows::default()), tunnel.socket().buffers());
     let mut connection = settings::server(session.slots.total()).handshake::<_, Bytes>(tunnel).await?;
     if let Some(ping_pong) = connection.ping_pong() {
         runtime::spawn(heartbeat::keep(ping_pong, last_received, closer));
     }
     let mut drained = pin!(drained(session));
     let mut leaving = false;
-    let mut goodbye: Option<Pin<Box<dyn Future<Output = ()>>>> = None;
+    let mut goodbye: Option<Goodbye> = None;
     loop {
         let next = std::future::poll_fn(|cx| {
             if !leaving && drained.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Next::Drained);
             }
-            // A request that crossed with GOAWAY has all the time it takes.
-            if session.slots.in_use() == 0
-                && let Some(goodbye) = &mut goodbye
-                && goodbye.as_mut().poll(cx).is_ready()
-            {
-                return Poll::Ready(Next::Ended(Ok(())));
-            }
             loop {
                 windows.change(&mut connection);
-                match ready!(connection.poll_accept(cx)) {
-                    Some(Ok((request, respond))) => dispatch(session, &windows, request, respond),
-                    Some(Err(error)) => return Poll::Ready(Next::Ended(Err(error))),
-                    None => return Poll::Ready(Next::Ended(Ok(()))),
+                match connection.poll_accept(cx) {
+                    Poll::Ready(Some(Ok((request, respond)))) => dispatch(session, &windows, request, respond),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Next::Ended(Err(error))),
+                    Poll::Ready(None) => return Poll::Ready(Next::Ended(Ok(()))),
+                    Poll::Pending => break,
                 }
             }
+            let Some(goodbye) = &mut goodbye else { return Poll::Pending };
+            goodbye.poll(cx, session.slots.in_use(), buffers.sent()).map(|()| Next::Ended(Ok(())))
         });
         match next.await {
             Next::Drained => {
                 // Every request has ended: GOAWAY. One that crossed with it is still served.
                 leaving = true;
-                goodbye = Some(runtime::sleep(GOODBYE_WITHIN));
+                goodbye = Some(Goodbye { quiet: runtime::sleep(GOODBYE_WITHIN), sent: buffers.sent() });
                 connection.graceful_shutdown();
                 session.phase.send_replace(Phase::Leaving);
             }
             Next::Ended(result) => return result,
+        }
+    }
+}
+
+/// Waits for the gateway to close a tunnel after GOAWAY.
+struct Goodbye {
+    /// Ends after [`GOODBYE_WITHIN`].
+    quiet: Pin<Box<dyn Future<Output = ()>>>,
+    /// Bytes that had been sent when it began.
+    sent: u64,
+}
+
+impl Goodbye {
+    /// Ready once no request has been running and no byte has been sent for [`GOODBYE_WITHIN`]: a request that crossed
+    /// with GOAWAY, and the tail of a response on a slow path, have all the time they take.
+    fn poll(&mut self, cx: &mut Context<'_>, requests: u32, sent: u64) -> Poll<()> {
+        loop {
+            ready!(self.quiet.as_mut().poll(cx));
+            if requests == 0 && sent == self.sent {
+                return Poll::Ready(());
+            }
+            *self = Self { quiet: runtime::sleep(GOODBYE_WITHIN), sent };
         }
     }
 }
