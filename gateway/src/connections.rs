@@ -261,6 +261,7 @@ impl Registered {
 
     /// No request is running; one may begin until `deadline`.
     pub(crate) fn idle_until(&self, deadline: Instant) {
+        self.socket.rests();
         self.entry.idle.set(true);
         self.entry.expected.set(false);
         self.entry.idle_since.set(Instant::now());

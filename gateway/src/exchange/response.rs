@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
+use gw_shared::http::framing::content_length;
 use gw_shared::runtime;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::stream::{self, Received, StreamClosed};
@@ -166,7 +167,8 @@ fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHea
     if switches || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
     }
-    unify_length(&mut headers)?;
+    // Written in the one way where the head is written.
+    content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
     let never_has_body = asked.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
 }
@@ -182,20 +184,6 @@ fn switched_to(status: StatusCode, headers: &HeaderMap, asked: &Asked) -> Result
         }
         _ => Err(InvalidResponse::OtherProtocol),
     }
-}
-
-/// Leaves one `Content-Length`, written in the one way. The h2 crate has seen to it that all say the same, and that the
-/// body will be of that length.
-fn unify_length(headers: &mut HeaderMap) -> Result<(), InvalidResponse> {
-    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
-    let (Some(first), second) = (values.next(), values.next()) else { return Ok(()) };
-    let digits = first.as_bytes();
-    if second.is_none() && (digits == b"0" || digits.first().is_some_and(|digit| (b'1'..=b'9').contains(digit))) {
-        return Ok(());
-    }
-    let length: u64 = first.to_str().ok().and_then(|text| text.parse().ok()).ok_or(InvalidResponse::Http2)?;
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
-    Ok(())
 }
 
 /// The text of an agent's error: bounded in length and in time, and without characters that could forge a log line.

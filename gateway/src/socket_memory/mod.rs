@@ -1,7 +1,7 @@
 //! Kernel memory of callers' connections: measured, bounded, shared between accounts, freed under pressure.
 //!
 //! Bytes that a caller does not take wait in the kernel, which gives each socket megabytes and all sockets of the machine
-//! one limit (`tcp_mem`). A connection that moves more than [`COUNTED_FROM`] bytes is measured and counts for the account
+//! one limit (`tcp_mem`). A connection that has moved some bytes is measured and counts for the account
 //! it was last authenticated for. The more connections of an account count, the fewer unsent bytes each may have. An
 //! account that holds more than its share has its connections reset, stalled and large ones first.
 
@@ -25,11 +25,13 @@ use crate::counters::Counter;
 use crate::limits;
 use crate::ownership::WorkerId;
 
-/// Bytes that a connection carries before its buffers are measured, and between two measurements once it counts.
+/// Bytes that a connection carries before its buffers are measured: while a request runs, and when the last one has
+/// ended. Between two measurements of one that counts.
 const COUNTED_FROM: u64 = 64 * 1024;
+const COUNTED_AT_REST_FROM: u64 = 4 * 1024;
 const MEASURED_EVERY: u64 = 1024 * 1024;
-/// A connection does not count whose buffers hold at most so many bytes, what the kernel reserves for later aside.
-const NEGLIGIBLE: usize = 8 * 1024;
+/// Connections that hold no more than this, reserved memory excluded, are not counted.
+const NEGLIGIBLE: usize = 4 * 1024;
 /// Sockets measured in one turn of the worker.
 const MEASURED_PER_TURN: usize = 64;
 /// How often the connections that count are measured.
@@ -220,7 +222,8 @@ impl SocketMemory {
         let accounts = self.accounts.borrow().len();
         // Other workers' as of their last sweep, this worker's as of now.
         let elsewhere = self.budget.held() - self.budget.held[self.worker.0].load(Ordering::Relaxed);
-        allowance(self.budget.total, accounts, elsewhere + self.held.get(), account.held.get())
+        let workers = self.budget.held.len();
+        allowance(self.budget.total, workers, accounts, elsewhere + self.held.get(), account.held.get())
     }
 
     fn account(&self, id: &Option<AccountId>) -> Rc<Account> {
@@ -228,11 +231,11 @@ impl SocketMemory {
     }
 }
 
-/// See [`SocketMemory::allowance`]. `held`: by all of `accounts`; `own`: by the account.
-fn allowance(total: usize, accounts: usize, held: usize, own: usize) -> usize {
-    let most = total / 2;
+/// See [`SocketMemory::allowance`]. `accounts`: of this worker; `held`: by all accounts of all workers; `own`: by the
+/// account on this worker.
+fn allowance(total: usize, workers: usize, accounts: usize, held: usize, own: usize) -> usize {
     let left = total.saturating_sub(held.saturating_sub(own));
-    (total / accounts.max(2)).max(left.min(most))
+    (total / workers / accounts.max(2)).max(left.min(total / 2))
 }
 
 /// Bytes that may wait to be sent on each of `sockets` connections of an account that may hold `allowance`: a power of
@@ -257,6 +260,13 @@ impl WatchedSocket {
     pub(crate) fn carried(&self) {
         let since = self.0.buffers.carried() - self.0.measured_at.get();
         if since >= MEASURED_EVERY || (since >= COUNTED_FROM && !self.0.is_counted()) {
+            self.0.measure(false);
+        }
+    }
+
+    /// To be called when no request runs any more: an answer that its peer does not take stays in the kernel.
+    pub(crate) fn rests(&self) {
+        if self.0.buffers.carried() - self.0.measured_at.get() >= COUNTED_AT_REST_FROM {
             self.0.measure(false);
         }
     }

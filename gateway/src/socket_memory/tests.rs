@@ -10,12 +10,14 @@ const MIB: usize = 1024 * KIB;
 
 #[test]
 fn an_account_may_hold_half_or_an_even_share() {
-    assert_eq!(allowance(100, 1, 0, 0), 50);
-    assert_eq!(allowance(100, 1, 60, 60), 50);
+    assert_eq!(allowance(100, 1, 1, 0, 0), 50);
+    assert_eq!(allowance(100, 1, 1, 60, 60), 50);
     // Another account holds 60: 40 are left.
-    assert_eq!(allowance(100, 2, 60, 0), 50);
-    assert_eq!(allowance(100, 4, 70, 0), 30);
-    assert_eq!(allowance(100, 4, 100, 0), 25);
+    assert_eq!(allowance(100, 1, 2, 60, 0), 50);
+    assert_eq!(allowance(100, 1, 4, 70, 0), 30);
+    assert_eq!(allowance(100, 1, 4, 100, 0), 25);
+    // What is always left to an account is a share of its worker's share: on all workers together, half.
+    assert_eq!(allowance(1600, 8, 1, 1600, 100), 100);
 }
 
 #[test]
@@ -77,6 +79,20 @@ fn connections_count_while_their_peers_read_nothing() {
         site.memory.sweep().await;
         assert_eq!((site.memory.held(), site.memory.accounts.borrow().len()), (0, 0));
         assert!(!watched.usage().is_counted());
+    });
+}
+
+#[test]
+fn answers_that_are_not_read_count_once_their_requests_have_ended() {
+    Site::run(64 * MIB, |site| async move {
+        let (socket, watched, _peer) = site.connect("one").await;
+        // More than the peer's receive buffer takes, less than is measured while a request runs.
+        let answer = vec![0; 48 * KIB];
+        assert_eq!(socket.try_send(&[IoSlice::new(&answer)]).unwrap(), answer.len());
+        watched.carried();
+        assert_eq!(site.memory.held(), 0);
+        watched.rests();
+        assert!(site.memory.held() > 16 * KIB, "{}", site.memory.held());
     });
 }
 

@@ -220,10 +220,13 @@ fn a_response_has_the_body_that_it_announces_or_is_cut_short() {
         }
     }
     let twice = |id| {
-        let fields = [(":status", "200"), ("content-length", "05"), ("content-length", "5")];
+        let fields = [(":status", "200"), ("content-length", "5"), ("content-length", "5")];
         [head(id, &fields), last_data(id, b"12345")].concat()
     };
     let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &twice).unwrap();
+    assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_INVALID_RESPONSE"));
+    let with_zeros = |id| [head(id, &[(":status", "200"), ("content-length", "05")]), last_data(id, b"12345")].concat();
+    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &with_zeros).unwrap();
     let lengths: Vec<&[u8]> = response.headers.get_all("content-length").iter().map(|it| it.as_bytes()).collect();
     assert_eq!((lengths, response.body), (vec![&b"5"[..]], b"12345".to_vec()));
 }
