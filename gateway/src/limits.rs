@@ -127,7 +127,7 @@ pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
 /// Bytes that may wait in the kernel to be sent to one caller (`TCP_NOTSENT_LOWAT`): from many connections of an account
 /// down to few. Each can hold twice as much, and on top what is sent and not acknowledged, which follows the path.
 pub(crate) const UNSENT_LEAST: u32 = 8 * 1024;
-pub(crate) const UNSENT_MOST: u32 = 256 * 1024;
+pub(crate) const UNSENT_MOST: u32 = 128 * 1024;
 /// Kernel buffers of one caller's connection are not made smaller than this, in bytes.
 pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
 /// How long the kernel tries to deliver what was sent before a connection was closed, while its peer takes nothing.

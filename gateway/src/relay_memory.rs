@@ -51,9 +51,10 @@ impl RelayMemory {
         AccountMemory { all: Rc::clone(self), account: account.clone(), own }
     }
 
-    /// What is left of the budget beside kernel memory.
+    /// What is left of the budget beside kernel memory, at least half: the limit on kernel memory is one of all workers, and
+    /// one of them may hold more than its part.
     fn for_windows(&self) -> usize {
-        self.budget.saturating_sub(self.sockets.held())
+        self.budget - self.sockets.held().min(self.budget / 2)
     }
 
     /// Most that one account may commit. Another account always finds as much.

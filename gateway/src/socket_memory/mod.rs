@@ -32,8 +32,13 @@ const COUNTED_AT_REST_FROM: u64 = 4 * 1024;
 const MEASURED_EVERY: u64 = 1024 * 1024;
 /// Connections that hold no more than this, reserved memory excluded, are not counted.
 const NEGLIGIBLE: usize = 4 * 1024;
-/// Sockets measured in one turn of the worker.
+/// Sockets that one turn of the worker measures, or looks at.
 const MEASURED_PER_TURN: usize = 64;
+const SEEN_PER_TURN: usize = 256;
+/// Sockets that one sweep looks at among those that do not count. With more, a round takes several sweeps.
+const SEEN_PER_SWEEP: usize = 16 * 1024;
+/// Every so many rounds, sockets are measured that have carried nothing: bytes that are not read do not show otherwise.
+const ROUNDS_UNTIL_MEASURED: u64 = 16;
 /// How often the connections that count are measured.
 const INTERVAL: Duration = Duration::from_millis(250);
 
@@ -66,6 +71,12 @@ impl SocketBudget {
 pub(crate) struct SocketMemory {
     worker: WorkerId,
     budget: Arc<SocketBudget>,
+    /// All connections.
+    watched: RefCell<Slab<Rc<SocketUse>>>,
+    /// Where in `watched` the next sweep goes on, and how many rounds are done.
+    cursor: Cell<usize>,
+    rounds: Cell<u64>,
+    /// The connections that count.
     sockets: RefCell<Slab<Rc<SocketUse>>>,
     /// Accounts with connections that count. `None`: connections on which no request was authenticated yet.
     accounts: RefCell<HashMap<Option<AccountId>, Rc<Account>>>,
@@ -85,7 +96,11 @@ struct Account {
 }
 
 /// A connection whose buffers are watched. Stops counting when it is dropped.
-pub(crate) struct WatchedSocket(Rc<SocketUse>);
+pub(crate) struct WatchedSocket {
+    socket: Rc<SocketUse>,
+    /// Its key among the watched ones.
+    key: usize,
+}
 
 /// One connection's use of kernel memory.
 pub(crate) struct SocketUse {
@@ -119,6 +134,9 @@ impl SocketMemory {
         Rc::new(Self {
             worker,
             budget,
+            watched: RefCell::default(),
+            cursor: Cell::new(0),
+            rounds: Cell::new(0),
             sockets: RefCell::default(),
             accounts: RefCell::default(),
             held: Cell::new(0),
@@ -138,7 +156,9 @@ impl SocketMemory {
             counted: RefCell::default(),
         };
         watched.limit_unsent(limits::UNSENT_MOST);
-        WatchedSocket(Rc::new(watched))
+        let socket = Rc::new(watched);
+        let key = self.watched.borrow_mut().insert(Rc::clone(&socket));
+        WatchedSocket { socket, key }
     }
 
     /// Bytes that the connections of this worker hold, as last measured.
@@ -165,8 +185,41 @@ impl SocketMemory {
             some.iter().filter(|socket| socket.is_counted()).for_each(|socket| socket.measure(true));
             runtime::yield_now().await;
         }
+        self.find_holders().await;
         self.budget.held[self.worker.0].store(self.held.get(), Ordering::Relaxed);
         self.shed(sockets);
+    }
+
+    /// Measures connections that do not count and may hold something: those that have carried bytes since they were
+    /// measured, and now and then all.
+    async fn find_holders(&self) {
+        let places = self.watched.borrow().capacity();
+        let mut left = places.min(SEEN_PER_SWEEP);
+        while left > 0 {
+            let all = self.rounds.get().is_multiple_of(ROUNDS_UNTIL_MEASURED);
+            let from = self.cursor.get();
+            let to = (from + SEEN_PER_TURN.min(left)).min(places);
+            left -= to - from;
+            if to == places {
+                self.cursor.set(0);
+                self.rounds.set(self.rounds.get() + 1);
+            } else {
+                self.cursor.set(to);
+            }
+            let may_hold = |socket: &&Rc<SocketUse>| {
+                !socket.is_counted() && (all || socket.carried_since_measured() >= COUNTED_AT_REST_FROM)
+            };
+            let found: Vec<Rc<SocketUse>> = {
+                let watched = self.watched.borrow();
+                (from..to).filter_map(|key| watched.get(key)).filter(may_hold).cloned().collect()
+            };
+            found.iter().for_each(|socket| socket.measure(false));
+            drop(found);
+            runtime::yield_now().await;
+            if from >= to {
+                break;
+            }
+        }
     }
 
     /// Resets connections of accounts that hold more than they may.
@@ -253,33 +306,34 @@ fn even_share(allowance: usize, sockets: usize) -> usize {
 
 impl WatchedSocket {
     pub(crate) fn usage(&self) -> Rc<SocketUse> {
-        Rc::clone(&self.0)
+        Rc::clone(&self.socket)
     }
 
     /// To be called after bytes were sent or received: measures the buffers now and then.
     pub(crate) fn carried(&self) {
-        let since = self.0.buffers.carried() - self.0.measured_at.get();
-        if since >= MEASURED_EVERY || (since >= COUNTED_FROM && !self.0.is_counted()) {
-            self.0.measure(false);
+        let since = self.socket.carried_since_measured();
+        if since >= MEASURED_EVERY || (since >= COUNTED_FROM && !self.socket.is_counted()) {
+            self.socket.measure(false);
         }
     }
 
     /// To be called when no request runs any more: an answer that its peer does not take stays in the kernel.
     pub(crate) fn rests(&self) {
-        if self.0.buffers.carried() - self.0.measured_at.get() >= COUNTED_AT_REST_FROM {
-            self.0.measure(false);
+        if self.socket.carried_since_measured() >= COUNTED_AT_REST_FROM {
+            self.socket.measure(false);
         }
     }
 
     /// The connection is about to be closed: bytes that its peer does not take are kept for a while, not for ever.
     pub(crate) fn closes(&self) {
-        self.0.buffers.give_up_within(limits::CLOSED_DELIVERY);
+        self.socket.buffers.give_up_within(limits::CLOSED_DELIVERY);
     }
 }
 
 impl Drop for WatchedSocket {
     fn drop(&mut self) {
-        self.0.stop_counting();
+        self.socket.stop_counting();
+        self.socket.memory.watched.borrow_mut().remove(self.key);
     }
 }
 
@@ -289,6 +343,25 @@ impl SocketUse {
         if self.account_id.borrow().as_ref() != Some(account) {
             self.account_id.replace(Some(account.clone()));
         }
+        self.tighten();
+    }
+
+    /// Lowers the unsent limit to that of the other connections of its account.
+    fn tighten(&self) {
+        let accounts = self.memory.accounts.borrow();
+        if accounts.is_empty() {
+            return;
+        }
+        if let Some(account) = accounts.get(&*self.account_id.borrow()) {
+            let unsent = unsent_limit(self.memory.allowance(account), account.sockets.get() + 1);
+            if unsent < self.unsent_limit.get() {
+                self.limit_unsent(unsent);
+            }
+        }
+    }
+
+    fn carried_since_measured(&self) -> u64 {
+        self.buffers.carried() - self.measured_at.get()
     }
 
     fn is_counted(&self) -> bool {

@@ -23,8 +23,8 @@ fn an_account_may_hold_half_or_an_even_share() {
 #[test]
 fn more_connections_of_an_account_have_fewer_unsent_bytes_each() {
     let limit = |sockets| unsent_limit(240 * MIB, sockets) as usize;
-    assert_eq!(limit(0), 256 * KIB);
-    assert_eq!((limit(60), limit(61), limit(121)), (256 * KIB, 128 * KIB, 64 * KIB));
+    assert_eq!(limit(0), 128 * KIB);
+    assert_eq!((limit(120), limit(121), limit(241)), (128 * KIB, 64 * KIB, 32 * KIB));
     assert_eq!(limit(100_000), 8 * KIB);
     // All stall, each with twice what it was allowed when it came.
     let held: usize = (1..=9000).map(|sockets| 2 * limit(sockets)).sum();
@@ -79,6 +79,36 @@ fn connections_count_while_their_peers_read_nothing() {
         site.memory.sweep().await;
         assert_eq!((site.memory.held(), site.memory.accounts.borrow().len()), (0, 0));
         assert!(!watched.usage().is_counted());
+    });
+}
+
+#[test]
+fn connections_that_are_blocked_are_found_and_later_ones_have_less() {
+    Site::run(MIB, |site| async move {
+        let (socket, _watched, _peer) = site.connect("one").await;
+        while socket.try_send(&[IoSlice::new(&[0; 1024])]).is_ok() {}
+        assert_eq!(site.memory.held(), 0, "nothing has asked for a measurement");
+        site.memory.sweep().await;
+        let first = site.memory.held();
+        assert!(first > 64 * KIB, "{first}");
+        // 512 KiB for one account: a sixteenth of it for two connections.
+        let (socket, watched, _peer) = site.connect("one").await;
+        fill(&socket, &watched);
+        site.memory.sweep().await;
+        let second = site.memory.held() - first;
+        assert!(second < first / 2, "{second} of {first}");
+    });
+}
+
+#[test]
+fn bytes_that_are_not_read_are_found_though_nothing_was_carried() {
+    Site::run(64 * MIB, |site| async move {
+        let (_socket, _watched, mut peer) = site.connect("one").await;
+        std::io::Write::write_all(&mut peer, &[0; 32 * KIB]).unwrap();
+        for _ in 0..=ROUNDS_UNTIL_MEASURED {
+            site.memory.sweep().await;
+        }
+        assert!(site.memory.held() >= 32 * KIB, "{}", site.memory.held());
     });
 }
 
