@@ -16,7 +16,7 @@ use crate::limits;
 /// How often the control plane looks what is due.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
 /// How often what was freed is returned to the kernel.
-const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(10);
+const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 
 enum Errand {
     Work(Box<dyn FnOnce(&Control) + Send>),
