@@ -78,8 +78,13 @@ pub(crate) struct SocketMemory {
     rounds: Cell<u64>,
     /// The connections that count.
     sockets: RefCell<Slab<Rc<SocketUse>>>,
-    /// Accounts with connections that count. `None`: connections on which no request was authenticated yet.
+    /// Accounts with connections that count, or with requests since the last sweep. `None`: connections on which no
+    /// request was authenticated yet.
     accounts: RefCell<HashMap<Option<AccountId>, Rc<Account>>>,
+    /// Those of them with connections that count.
+    holding_accounts: Cell<usize>,
+    /// Sweeps so far.
+    sweeps: Cell<u64>,
     /// Bytes that all of them hold, as last measured.
     held: Cell<usize>,
     /// Connections that were reset to free memory.
@@ -89,7 +94,10 @@ pub(crate) struct SocketMemory {
 /// What the connections of one account hold.
 #[derive(Default)]
 struct Account {
+    /// Connections that count.
     sockets: Cell<usize>,
+    /// Connections with requests since the last sweep.
+    recent: Cell<usize>,
     held: Cell<usize>,
     /// What their receive buffers may grow to.
     receivable: Cell<usize>,
@@ -111,6 +119,8 @@ pub(crate) struct SocketUse {
     /// `Buffers::carried` at the last measurement.
     measured_at: Cell<u64>,
     unsent_limit: Cell<u32>,
+    /// The sweep after which it was last counted as recent.
+    recent_since: Cell<u64>,
     /// Reset to free memory; its owner is about to drop it.
     is_reset: Cell<bool>,
     counted: RefCell<Option<Counted>>,
@@ -139,6 +149,8 @@ impl SocketMemory {
             rounds: Cell::new(0),
             sockets: RefCell::default(),
             accounts: RefCell::default(),
+            holding_accounts: Cell::new(0),
+            sweeps: Cell::new(1),
             held: Cell::new(0),
             shed: Counter::default(),
         })
@@ -152,6 +164,7 @@ impl SocketMemory {
             account_id: RefCell::default(),
             measured_at: Cell::new(0),
             unsent_limit: Cell::new(0),
+            recent_since: Cell::new(0),
             is_reset: Cell::new(false),
             counted: RefCell::default(),
         };
@@ -188,6 +201,11 @@ impl SocketMemory {
         self.find_holders().await;
         self.budget.held[self.worker.0].store(self.held.get(), Ordering::Relaxed);
         self.shed(sockets);
+        self.sweeps.set(self.sweeps.get() + 1);
+        self.accounts.borrow_mut().retain(|_, account| {
+            account.recent.set(0);
+            account.sockets.get() > 0
+        });
     }
 
     /// Measures connections that do not count and may hold something: those that have carried bytes since they were
@@ -272,7 +290,7 @@ impl SocketMemory {
 
     /// Bytes that an account may hold: what others leave, at most half of the budget, and never less than an even share.
     fn allowance(&self, account: &Account) -> usize {
-        let accounts = self.accounts.borrow().len();
+        let accounts = self.holding_accounts.get();
         // Other workers' as of their last sweep, this worker's as of now.
         let elsewhere = self.budget.held() - self.budget.held[self.worker.0].load(Ordering::Relaxed);
         let workers = self.budget.held.len();
@@ -343,20 +361,22 @@ impl SocketUse {
         if self.account_id.borrow().as_ref() != Some(account) {
             self.account_id.replace(Some(account.clone()));
         }
-        self.tighten();
+        // Once between two sweeps.
+        let sweep = self.memory.sweeps.get();
+        if self.recent_since.replace(sweep) != sweep {
+            self.tighten();
+        }
     }
 
-    /// Lowers the unsent limit to that of the other connections of its account.
+    /// Lowers the unsent limit to that of other connections of its account. Those that have requests before the next sweep
+    /// count already: each may stall.
     fn tighten(&self) {
-        let accounts = self.memory.accounts.borrow();
-        if accounts.is_empty() {
-            return;
-        }
-        if let Some(account) = accounts.get(&*self.account_id.borrow()) {
-            let unsent = unsent_limit(self.memory.allowance(account), account.sockets.get() + 1);
-            if unsent < self.unsent_limit.get() {
-                self.limit_unsent(unsent);
-            }
+        let account = self.memory.account(&self.account_id.borrow());
+        account.recent.set(account.recent.get() + 1);
+        let sockets = account.sockets.get() + account.recent.get();
+        let unsent = unsent_limit(self.memory.allowance(&account), sockets);
+        if unsent < self.unsent_limit.get() {
+            self.limit_unsent(unsent);
         }
     }
 
@@ -424,6 +444,9 @@ impl SocketUse {
         self.stop_counting();
         let account = self.memory.account(&account_id);
         account.sockets.set(account.sockets.get() + 1);
+        if account.sockets.get() == 1 {
+            self.memory.holding_accounts.set(self.memory.holding_accounts.get() + 1);
+        }
         let key = self.memory.sockets.borrow_mut().insert(Rc::clone(self));
         let counted = Counted { key, account, account_id, held: 0, receivable: 0, progress: 0, is_stalled: false };
         self.counted.replace(Some(counted));
@@ -437,7 +460,7 @@ impl SocketUse {
         account.receivable.set(account.receivable.get() - counted.receivable);
         self.memory.held.set(self.memory.held.get() - counted.held);
         if account.sockets.get() == 0 {
-            self.memory.accounts.borrow_mut().remove(&counted.account_id);
+            self.memory.holding_accounts.set(self.memory.holding_accounts.get() - 1);
         }
         self.memory.sockets.borrow_mut().try_remove(counted.key);
     }

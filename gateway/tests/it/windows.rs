@@ -11,7 +11,7 @@ use http::Method;
 
 use crate::caller::{Caller, connect, get, request};
 use crate::http::Peer;
-use crate::{backend, eventually, options, tunnels};
+use crate::{backend, eventually, options, reports, tunnels};
 
 const MIB: usize = 1024 * 1024;
 
@@ -155,6 +155,24 @@ fn what_a_worker_may_hold_bounds_windows_first_and_then_requests() {
         late.send(get(&demo, "/"));
         (late.response().status == 200).then_some(())
     });
+}
+
+#[test]
+fn kernel_memory_of_stalled_callers_is_bounded_counted_and_given_back() {
+    const CALLERS: usize = 300;
+    let demo = start(512, |config| config.relay_memory = 256 * MIB);
+    let report = || reports(&demo).remove(0);
+    let callers = stalled_downloads(&demo, CALLERS);
+    let held = eventually("every caller counts", || {
+        let held = report().socket_bytes;
+        (held > CALLERS * 8 * 1024).then_some(held)
+    });
+    let limit = report().socket_limit;
+    assert!(limit <= 128 * MIB && held <= limit / 2, "{held} of {limit}");
+    assert_eq!(report().ended_early.get("memory"), None, "they are within the share of their account");
+    is_answered(&demo);
+    drop(callers);
+    eventually("nothing is held any more", || (report().socket_bytes == 0).then_some(()));
 }
 
 /// Downloads that read on until all together have `total` bytes; what each had then.
