@@ -38,17 +38,21 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// Counts `socket`, whose receive buffer was sized when it connected.
-    pub(super) fn new(socket: &Socket) -> Self {
+    /// Counts `socket`, whose receive buffer was limited to `sized` when it connected. Other connections may have been
+    /// opened meanwhile, so the limit is fitted at once.
+    pub(super) fn new(socket: &Socket, sized: Option<usize>) -> Self {
         CONNECTIONS.set(CONNECTIONS.get() + 1);
         if let Err(error) = socket.limit_unsent(UNSENT) {
             // Unix sockets have no such limit, and none of the kernel's that grows.
             tracing::trace!(%error, "unsent bytes are not bounded");
         }
-        Self { receive_limit: Cell::new(receive_limit(CONNECTIONS.get())) }
+        let bounded = Self { receive_limit: Cell::new(sized) };
+        bounded.fit(socket);
+        bounded
     }
 
-    /// To be called before a kept connection serves another request: there may be more connections than there were.
+    /// Shrinks the receive buffer if there are more connections now. To be called before a kept connection serves
+    /// another request.
     pub(super) fn fit(&self, socket: &Socket) {
         let Some(now) = receive_limit(CONNECTIONS.get()) else { return };
         if self.receive_limit.get().is_none_or(|before| now < before) {
@@ -68,7 +72,35 @@ impl Drop for Bounded {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
+    use gw_shared::runtime::Driver;
+
     use super::*;
+
+    #[test]
+    fn connections_that_dial_at_once_get_the_limit_of_their_number() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let test = async move {
+            let limit_of = |socket: &Socket| socket.buffers().measure().unwrap().receive_limit;
+            let alone = Socket::connect(address, None).await.unwrap();
+            // The kernel may allow less.
+            alone.buffers().limit_receive_buffer(receive_limit(UNLIMITED + 1).unwrap()).unwrap();
+            let mut open = Vec::new();
+            for _ in 0..=UNLIMITED {
+                // As when all have dialled before the first of them is counted.
+                let socket = Socket::connect(address, None).await.unwrap();
+                open.push((Bounded::new(&socket, None), socket));
+            }
+            let (first, last) = (&open[0], &open[UNLIMITED]);
+            assert_eq!(limit_of(&last.1), limit_of(&alone));
+            assert_ne!(limit_of(&first.1), limit_of(&alone));
+            first.0.fit(&first.1);
+            assert_eq!(limit_of(&first.1), limit_of(&alone));
+        };
+        Driver::choose().unwrap().block_on(test).unwrap();
+    }
 
     #[test]
     fn more_connections_have_smaller_buffers() {
@@ -77,7 +109,7 @@ mod tests {
         assert_eq!((receive_limit(17), receive_limit(128)), (Some(512 * KIB), Some(512 * KIB)));
         assert_eq!((receive_limit(129), receive_limit(1024)), (Some(256 * KIB), Some(64 * KIB)));
         assert_eq!(receive_limit(100_000), Some(16 * KIB));
-        // All stall, each with what it was allowed when it came.
+        // All connections stall, each with the limit set when it connected.
         let held: usize = (1..=9000).filter_map(receive_limit).sum();
         assert!(held <= 320 * 1024 * KIB, "{} MiB", held / 1024 / KIB);
     }

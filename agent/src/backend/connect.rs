@@ -35,12 +35,22 @@ pub(crate) enum ConnectError {
     NotHttp2(String),
 }
 
-/// Connects, up to and including TLS. Tells whether the connection speaks HTTP/2. No time limit.
-pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<(Stream, bool), ConnectError> {
-    let socket = connect(&endpoint.address).await.map_err(|error| ConnectError::Unreachable(error.to_string()))?;
+/// A new connection to a backend.
+pub(super) struct Dialled {
+    pub(super) stream: Stream,
+    pub(super) is_http2: bool,
+    /// Limit of the receive buffer that was set when the socket connected.
+    pub(super) receive_limit: Option<usize>,
+}
+
+/// Connects, up to and including TLS. No time limit.
+pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<Dialled, ConnectError> {
+    let (socket, receive_limit) =
+        connect(&endpoint.address).await.map_err(|error| ConnectError::Unreachable(error.to_string()))?;
+    let plain = |socket, is_http2| Ok(Dialled { stream: Stream::Plain(socket), is_http2, receive_limit });
     let tls = match &endpoint.protocol {
-        Protocol::Http1 => return Ok((Stream::Plain(socket), false)),
-        Protocol::Http2 => return Ok((Stream::Plain(socket), true)),
+        Protocol::Http1 => return plain(socket, false),
+        Protocol::Http2 => return plain(socket, true),
         Protocol::Tls(tls) => tls,
     };
     let config = if wanted == Wanted::Any { &tls.any } else { &tls.http1 };
@@ -49,7 +59,7 @@ pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<(Stream,
     let stream = TlsStream::new(socket, session);
     stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;
     let is_http2 = stream.speaks(H2);
-    Ok((Stream::Tls(stream), is_http2))
+    Ok(Dialled { stream: Stream::Tls(stream), is_http2, receive_limit })
 }
 
 impl Backends {
@@ -59,20 +69,22 @@ impl Backends {
         for endpoint in &self.endpoints {
             let late = |_| Err(ConnectError::Unreachable(format!("no connection within {within:?}")));
             let dialled = runtime::timeout(within, dial(endpoint, Wanted::Any)).await.unwrap_or_else(late);
-            let speaks = |(_, is_http2)| if is_http2 { "HTTP/2" } else { "HTTP/1.1" };
+            let speaks = |dialled: Dialled| if dialled.is_http2 { "HTTP/2" } else { "HTTP/1.1" };
             found.push((endpoint.to_string(), dialled.map(speaks)));
         }
         found
     }
 }
 
-async fn connect(address: &Address) -> io::Result<Socket> {
+/// Connects a socket. Returns the limit of its receive buffer, too.
+async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
     match address {
         Address::Tcp { host, port } => {
             let addresses = resolve::resolve_lately(host, *port).await?;
-            resolve::connect_any(&addresses, buffers::receive_limit_of_next()).await
+            let receive_limit = buffers::receive_limit_of_next();
+            Ok((resolve::connect_any(&addresses, receive_limit).await?, receive_limit))
         }
-        Address::Unix(path) => Socket::connect_unix(path).await,
+        Address::Unix(path) => Ok((Socket::connect_unix(path).await?, None)),
     }
 }
 

@@ -28,8 +28,9 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(stream: Stream) -> Self {
-        let buffers = Bounded::new(stream.socket());
+    /// `receive_limit` is the limit of the receive buffer that was set when the socket connected.
+    pub(super) fn new(stream: Stream, receive_limit: Option<usize>) -> Self {
+        let buffers = Bounded::new(stream.socket(), receive_limit);
         Self { stream, buffer: RefCell::default(), answered: Cell::new(false), sent_before: Cell::new(0), buffers }
     }
 

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use super::choice::{Health, least_loaded};
-use super::connect::{self, ConnectError, Wanted};
+use super::connect::{self, ConnectError, Dialled, Wanted};
 use super::exchange::{RequestHalf, ResponseHalf};
 use super::h2::Opened;
 use super::options::{Address, Backends, Endpoint, Host, Protocol};
@@ -252,12 +252,12 @@ impl Backend {
     }
 
     async fn open(&self, wanted: Wanted) -> Result<Opened<Box<h1::Connection>>, ConnectError> {
-        let (stream, is_http2) = connect::dial(&self.endpoint, wanted).await?;
+        let Dialled { stream, is_http2, receive_limit } = connect::dial(&self.endpoint, wanted).await?;
         if wanted == Wanted::Any {
             self.speaks_http1.set(!is_http2);
         }
         if !is_http2 {
-            return Ok(Opened::Http1(Box::new(h1::Connection::new(stream))));
+            return Ok(Opened::Http1(Box::new(h1::Connection::new(stream, receive_limit))));
         }
         let connection = h2::Connection::start(stream).await?;
         Ok(Opened::Http2(self.shared.keep(&connection)))
