@@ -77,7 +77,7 @@ async fn exchange(
     let asked = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
     asked.ok_or(Failure::Over)?.ok();
     let method = if lease.is_http2() { &Method::CONNECT } else { &parts.method };
-    let head = final_head(&mut response, method, respond).await?;
+    let mut head = final_head(&mut response, method, respond).await?;
     if ask == Ask::Connect && head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(Failure::NoResponse(ResponseError::Unasked));
     }
@@ -86,6 +86,11 @@ async fn exchange(
         Ask::Upgrade => head.status == StatusCode::SWITCHING_PROTOCOLS,
     };
     if !switched {
+        if parts.method == Method::HEAD && response.is_done() {
+            // The tunnel's request is CONNECT: END_STREAM with a Content-Length above 0 is malformed there
+            // (RFC 9113 §8.1.1).
+            head.headers.remove(CONTENT_LENGTH);
+        }
         return relay_final(head, response, respond, passage).await;
     }
     let answer = answer(head, ask, protocol, &websocket).map_err(Failure::NoResponse)?;

@@ -113,3 +113,20 @@ fn a_request_to_switch_has_no_length_at_a_backend_of_http_2_either() {
         assert_eq!(some(response.await.unwrap().body_mut(), 8).await, b"switched");
     });
 }
+
+#[test]
+fn a_declined_head_request_to_switch_is_answered_without_a_length() {
+    let urls = http1(|mut backend, _| {
+        request_head(&mut backend);
+        backend.write_all(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n").unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let mut request = switch("websocket");
+        request.headers_mut().insert(X_GW_UPGRADE_METHOD, HeaderValue::from_static("HEAD"));
+        let (response, _up) = send(&requests, request, false).await;
+        let mut response = response.await.unwrap();
+        assert_eq!((response.status().as_u16(), &response.headers()["x-kept"]), (405, &HeaderValue::from_static("1")));
+        assert_eq!(response.headers().get("content-length"), None);
+        assert_eq!(body(response.body_mut()).await.unwrap(), "");
+    });
+}
