@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 use gw_shared::http::fields::{
-    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_AUTHORIZATION, X_GW_REQUEST_ID, X_GW_SERVICE_KEY,
-    X_GW_UPGRADE_METHOD,
+    self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID, X_GW_UPGRADE_METHOD,
 };
 use gw_shared::http::head::set_content_length;
 use gw_shared::http::{Framing, RequestHead, Version};
@@ -22,9 +21,14 @@ const ADDED_FIELDS: usize = 6;
 /// What ends at this hop is gone, what we add is there (RFC 9110 §7.6).
 pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<Request<()>, Error> {
     let RequestHead { method, target, authority, version, headers, framing, upgrade, .. } = request;
-    // Credentials were for us; what Host says is in the authority.
-    const ENDS_HERE: [HeaderName; 4] = [X_GW_AUTHORIZATION, X_GW_SERVICE_KEY, X_GW_UPGRADE_METHOD, header::HOST];
-    let mut headers = fields::end_to_end(headers, |name| ENDS_HERE.contains(name), ADDED_FIELDS);
+    // The authority has the value of Host. Fields of the gateway are its credentials, or forged.
+    // X-Forwarded-* and X-Gw-Request-Id are set below in their place. A name with `_` in place of `-` is another field
+    // to `insert`.
+    let is_forged = |name: &HeaderName| {
+        fields::is_own(name) && *name != X_GW_REQUEST_ID || name.as_str().contains('_') && fields::is_forwarding(name)
+    };
+    let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
+    let mut headers = fields::end_to_end(headers, ends_here, ADDED_FIELDS);
     // Nothing that follows a request to switch protocols is a body of it.
     set_content_length(&mut headers, if upgrade.is_some() { Framing::None } else { framing });
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());

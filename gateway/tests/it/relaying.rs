@@ -23,7 +23,8 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
         &demo,
         "PATCH /a%2Fb//c?x=%00&y",
         "Authorization: Basic eDp5\r\nX-Forwarded-For: 10.1.1.1\r\nX-Gw-Request-Id: mine\r\nConnection: X-Drop\r\n\
-         X-Drop: 1\r\nKeep-Alive: 5\r\nX-Two: a\r\nX-Two: b\r\nVia: 1.0 first\r\nContent-Length: 5\r\n\r\nhello",
+         X-Drop: 1\r\nX_Forwarded_For: 10.2.2.2\r\nX-Forwarded_Proto: http\r\nX_Forwarded-Host: forged\r\n\
+         X_Gw_Request_Id: forged\r\nX-Gw-Timing: forged\r\nKeep-Alive: 5\r\nX-Two: a\r\nX-Two: b\r\nVia: 1.0 first\r\nContent-Length: 5\r\n\r\nhello",
     ));
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.body.as_slice()), (201, b"ok".as_slice()));
@@ -52,7 +53,8 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
     }
     let request_id = &seen["x-gw-request-id"];
     assert_eq!(request_id, response.header("x-gw-request-id"));
-    for gone in ["x-gw-service-key", "x-drop", "keep-alive", "connection"] {
+    let forged = ["x_forwarded_for", "x-forwarded_proto", "x_forwarded-host", "x_gw_request_id", "x-gw-timing"];
+    for gone in ["x-gw-service-key", "x-drop", "keep-alive", "connection"].into_iter().chain(forged) {
         assert!(!seen.contains_key(gone), "{gone}");
     }
 }

@@ -89,15 +89,31 @@ pub fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a field is one of the gateway's own, `X-Gw-*`.
+/// Whether a field is one of the gateway's own, `X-Gw-*`, or one that servers which read `_` as `-` take for one.
 pub fn is_own(name: &HeaderName) -> bool {
-    name.as_str().starts_with(OWN_PREFIX)
+    begins_as(name.as_str(), OWN_PREFIX)
 }
 
-/// What of a trailer section goes on: not the fields that it must not carry (RFC 9110 §6.5.1), and not ours.
+/// Whether a field says where a request came from, as `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host` do.
+/// Includes names that servers which read `_` as `-` take for one of them.
+pub fn is_forwarding(name: &HeaderName) -> bool {
+    const ALL: [HeaderName; 3] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST];
+    let name = name.as_str();
+    ALL.iter().any(|field| name.len() == field.as_str().len() && begins_as(name, field.as_str()))
+}
+
+/// Whether `name` begins with `prefix` once `_` is read as `-`.
+fn begins_as(name: &str, prefix: &str) -> bool {
+    let as_read = |byte: &u8| if *byte == b'_' { b'-' } else { *byte };
+    name.len() >= prefix.len()
+        && name.as_bytes().iter().map(as_read).zip(prefix.bytes()).all(|(read, byte)| read == byte)
+}
+
+/// Trailer fields that go on: all but those that a trailer section must not carry (RFC 9110 §6.5.1), those that say
+/// where a request came from, and the gateway's own.
 pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
     const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
-    let mut kept = end_to_end(trailers, |name| is_own(name) || NEVER.contains(name), 0);
+    let mut kept = end_to_end(trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name), 0);
     kept.remove(header::TE);
     kept
 }
@@ -148,7 +164,13 @@ mod tests {
 
     #[test]
     fn our_own_fields_cannot_be_forged() {
-        let headers = map(&[("x-gw-status", "RateLimited"), ("x-gw-anything", "1"), ("x-gwen", "stays")]);
+        let headers = map(&[
+            ("x-gw-status", "RateLimited"),
+            ("x-gw-anything", "1"),
+            ("x_gw_status", "1"),
+            ("x-gw_anything", "1"),
+            ("x-gwen", "stays"),
+        ]);
         assert_eq!(end_to_end(headers, is_own, 0), map(&[("x-gwen", "stays")]));
     }
 
@@ -160,8 +182,24 @@ mod tests {
             ("transfer-encoding", "chunked"),
             ("te", "trailers"),
             ("content_length", "3"),
+            ("x_gw_timing", "1"),
         ]);
         assert_eq!(end_to_end_trailers(trailers), map(&[("grpc-status", "0")]));
+    }
+
+    #[test]
+    fn trailers_say_nothing_of_where_a_request_came_from() {
+        let trailers = map(&[
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-proto", "http"),
+            ("x-forwarded-host", "a"),
+            ("x_forwarded_for", "192.0.2.1"),
+            ("x-forwarded_proto", "http"),
+            ("x_forwarded-host", "a"),
+            ("x-forwarded-port", "1"),
+            ("x_forwarded_hosts", "a"),
+        ]);
+        assert_eq!(end_to_end_trailers(trailers), map(&[("x-forwarded-port", "1"), ("x_forwarded_hosts", "a")]));
     }
 
     #[test]
