@@ -191,6 +191,10 @@ pub(crate) const CHARGES: usize = 16 * KIB;
 pub(crate) const CHARGED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a successor may take for each step of a takeover.
 pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
+/// How long workers may take to tell the levels of rate limits at a takeover or a stop. Below [`TAKEOVER_STEP`], after
+/// which the successor gives up.
+pub(crate) const LEVELS_WITHIN: Duration = Duration::from_secs(10);
+const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
 /// How long a successor's callers wait for the tunnels that its predecessor had: for the first of a service, and for
 /// all of them.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);

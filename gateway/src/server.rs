@@ -12,7 +12,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
 use futures_util::FutureExt;
-use gw_shared::files;
 use gw_shared::id::RequestIds;
 use gw_shared::mask::Masker;
 use gw_shared::runtime::{self, Driver, DriverError};
@@ -175,10 +174,6 @@ impl Gateway {
             control.tell_workers(|| Message::Stop);
             return Err(StartError::Worker);
         }
-        // Read once: after a crash it would say less than what was taken.
-        if let Err(error) = files::remove_if_there(&levels_path) {
-            tracing::warn!(path = %levels_path.display(), %error, "levels of rate limits that were used stay");
-        }
         let mut gateway = Self {
             recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
             series,
@@ -201,6 +196,9 @@ impl Gateway {
         };
         gateway.serve_errands(errands)?;
         gateway.serve_admin()?;
+        // After all steps that can fail, so that a failed start keeps the levels for the next one. With a predecessor there
+        // is no file.
+        levels::remove(&gateway.levels_path);
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
         if let Some(predecessor) = predecessor {
             gateway.predecessor = Some(predecessor.serving(&gateway.control)?);
@@ -277,10 +275,10 @@ impl Gateway {
     /// Has the successor admit all requests from here on, those of this process included.
     fn give_buckets(&self, successor: Successor) {
         let (charges, asked) = takeover::charges();
-        let levels = self
-            .control
-            .ask_workers(|levels| Message::Succeeded(Box::new(Succeeded { charges: charges.clone(), levels })));
-        if let Err(error) = successor.follow(levels.concat(), asked, &self.control) {
+        let levels = levels::of_workers(&self.control, |levels| {
+            Message::Succeeded(Box::new(Succeeded { charges: charges.clone(), levels }))
+        });
+        if let Err(error) = successor.follow(levels, asked, &self.control) {
             tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
             self.control.tell_workers(|| Message::End);
         }
@@ -288,7 +286,7 @@ impl Gateway {
 
     /// Keeps the levels of rate limits for the next start.
     fn keep_levels(&self) {
-        let levels = self.control.ask_workers(Message::ReportLevels).concat();
+        let levels = levels::of_workers(&self.control, Message::ReportLevels);
         if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
             tracing::error!(path = %self.levels_path.display(), %error, "rate limits will start full");
         }

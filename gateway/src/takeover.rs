@@ -85,11 +85,20 @@ enum Message {
 }
 
 impl Message {
-    fn write_to(&self, line: &mut Vec<u8>) -> Result<(), TakeoverError> {
-        let begin = line.len();
-        serde_json::to_writer(&mut *line, self).map_err(io::Error::from)?;
-        line.push(b'\n');
-        if (line.len() - begin) as u64 > LINE_MAX { Err(TakeoverError::TooLong) } else { Ok(()) }
+    /// Appends the message to `lines`; leaves `lines` as it is if the message is too long.
+    fn write_to(&self, lines: &mut Vec<u8>) -> Result<(), TakeoverError> {
+        self.write_within(lines, LINE_MAX)
+    }
+
+    fn write_within(&self, lines: &mut Vec<u8>, most: u64) -> Result<(), TakeoverError> {
+        let begin = lines.len();
+        serde_json::to_writer(&mut *lines, self).map_err(io::Error::from)?;
+        lines.push(b'\n');
+        if (lines.len() - begin) as u64 > most {
+            lines.truncate(begin);
+            return Err(TakeoverError::TooLong);
+        }
+        Ok(())
     }
 }
 
@@ -271,7 +280,7 @@ impl Predecessor {
 /// One end of the conversation.
 struct Talk(
     BufReader<UnixStream>,
-    /// The beginning of a line whose end has not come yet.
+    /// Partial line received so far.
     Vec<u8>,
 );
 

@@ -22,7 +22,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::files;
@@ -402,10 +402,16 @@ impl Control {
 
     /// Asks every worker; the answers of those that answer in time.
     pub(crate) fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+        self.ask_workers_within(REPORT_WITHIN, question)
+    }
+
+    /// As [`Self::ask_workers`], with another time limit for all answers together.
+    pub(crate) fn ask_workers_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+        let deadline = Instant::now() + within;
         let (reply, answers) = crossbeam_channel::bounded(self.peers.mailboxes.len());
         self.tell_workers(|| question(reply.clone()));
         drop(reply);
-        std::iter::from_fn(|| answers.recv_timeout(REPORT_WITHIN).ok()).collect()
+        std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
     }
 
     /// How many there are.

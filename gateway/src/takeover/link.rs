@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
 use tokio::sync::oneshot;
 
-use super::{Message, TakeoverError, Talk};
+use super::{LINE_MAX, Message, TakeoverError, Talk};
 use crate::control::Control;
 use crate::error::Error;
 use crate::limit::levels;
 use crate::limits;
 use crate::mailbox;
 use crate::ownership;
+use crate::store::Record;
 
 /// Shortest time between two copies of the records.
 const RECORDS_INTERVAL: Duration = Duration::from_millis(100);
@@ -116,7 +117,7 @@ pub(super) fn follow(talk: Talk, charges: Receiver<Charge>, control: Arc<Control
     let (alive, ended) = bounded::<Infallible>(0);
     let pending = asked.clone();
     std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
-        let error = hear_successor(talk, &pending, &control);
+        let error = hear_successor(talk, &pending, |records| control.follow(records));
         tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
         control.tell_workers(|| mailbox::Message::End);
         // A predecessor of this process has lost its source, too.
@@ -135,16 +136,26 @@ pub(super) fn follow(talk: Talk, charges: Receiver<Charge>, control: Arc<Control
     Ok(())
 }
 
-fn hear_successor(mut talk: Talk, asked: &Asked, control: &Control) -> TakeoverError {
+/// Follows what the successor says until it is gone: ended, or silent on a request for longer than
+/// [`limits::CHARGED_WITHIN`].
+fn hear_successor(mut talk: Talk, asked: &Asked, follow: impl Fn(Vec<Record>)) -> TakeoverError {
+    let mut looked = Instant::now();
     loop {
         match talk.hear() {
-            Ok(Message::Records { records }) => control.follow(records),
+            Ok(Message::Records { records }) => follow(records),
             Ok(Message::Charged { number, wait_ms }) => {
                 asked.answer(number, wait_ms.map(Duration::from_millis));
             }
             Ok(other) => return TakeoverError::NotUnderstood(format!("{other:?}")),
-            Err(TakeoverError::Silent) if !asked.waits_for_longer_than(limits::CHARGED_WITHIN) => {}
+            Err(TakeoverError::Silent) => {}
             Err(error) => return error,
+        }
+        // Other messages do not stand in for the answer. Each look at all requests takes time, so there is one per LOOK.
+        if looked.elapsed() >= LOOK {
+            if asked.waits_for_longer_than(limits::CHARGED_WITHIN) {
+                return TakeoverError::Silent;
+            }
+            looked = Instant::now();
         }
     }
 }
@@ -244,7 +255,7 @@ fn tell_predecessor(
     ended: &Receiver<Infallible>,
     control: &Control,
 ) -> Result<(), TakeoverError> {
-    let mut lines = Vec::new();
+    let (mut lines, mut fitted) = (Vec::new(), true);
     // Something may have changed since the predecessor gave the store away.
     let mut due = Some(Instant::now());
     let mut sent = None;
@@ -266,13 +277,29 @@ fn tell_predecessor(
                 due.get_or_insert(earliest);
             }
             recv(timer) -> _ => {
-                Message::Records { records: control.records().into_vec() }.write_to(&mut lines)?;
+                let fits = write_records(control.records().into_vec(), &mut lines, LINE_MAX)?;
+                if fitted && !fits {
+                    tracing::warn!(
+                        "the records are longer than {LINE_MAX} bytes: revocations do not reach the predecessor"
+                    );
+                }
+                fitted = fits;
                 (due, sent) = (None, Some(Instant::now()));
             }
             recv(ended) -> _ => return Ok(()),
         }
         socket.write_all(&lines)?;
         lines.clear();
+    }
+}
+
+/// Appends a line with `records`. Returns `false` and appends nothing if it would be longer than `most` bytes, which would
+/// end the link.
+fn write_records(records: Vec<Record>, lines: &mut Vec<u8>, most: u64) -> Result<bool, TakeoverError> {
+    match (Message::Records { records }).write_within(lines, most) {
+        Ok(()) => Ok(true),
+        Err(TakeoverError::TooLong) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -321,6 +348,36 @@ mod tests {
         assert!(sending.join().unwrap());
         // Nothing takes them any more.
         assert!(matches!(runtime().block_on(charges.take(&service)), Err(Error::Overloaded(_))));
+    }
+
+    #[test]
+    fn a_successor_that_says_other_things_than_the_answer_is_noticed() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let asked = Asked::default();
+        let (reply, _answer) = oneshot::channel();
+        asked.lock().insert(7, Waiting { since: Instant::now() - 2 * limits::CHARGED_WITHIN, reply });
+        let saying = std::thread::spawn(move || {
+            let mut line = Vec::new();
+            Message::Charged { number: 8, wait_ms: None }.write_to(&mut line).unwrap();
+            let begin = Instant::now();
+            while begin.elapsed() < 4 * LOOK && (&theirs).write_all(&line).is_ok() {}
+        });
+        let ended = hear_successor(Talk::new(ours).unwrap(), &asked, |_| ());
+        assert!(matches!(ended, TakeoverError::Silent), "{ended}");
+        saying.join().unwrap();
+    }
+
+    #[test]
+    fn records_that_do_not_fit_in_a_line_are_left_out() {
+        let mut expected = Vec::new();
+        Message::Charged { number: 8, wait_ms: None }.write_to(&mut expected).unwrap();
+        let mut lines = expected.clone();
+        let empty = b"{\"type\":\"records\",\"records\":[]}\n";
+        assert!(!write_records(Vec::new(), &mut lines, empty.len() as u64 - 1).unwrap());
+        assert_eq!(lines, expected);
+        assert!(write_records(Vec::new(), &mut lines, empty.len() as u64).unwrap());
+        expected.extend_from_slice(empty);
+        assert_eq!(lines, expected);
     }
 
     #[test]
