@@ -186,12 +186,12 @@ impl Journey {
         self.is_for_apex();
     }
 
-    /// The same of a head that is refused.
+    /// Marks a refused head as one for the apex.
     pub(crate) fn is_for_apex(&self) {
         self.apex.set(Some(false));
     }
 
-    /// It has got from the apex what only those get that authenticate.
+    /// Marks an apex request as authenticated.
     pub(crate) fn authenticated_at_apex(&self) {
         self.apex.set(Some(true));
     }
@@ -334,7 +334,13 @@ fn path_of(target: &str) -> &str {
 /// secrets, which may have no form to know them by.
 fn without_values(target: &str) -> Box<str> {
     const KEPT: &str = "enrollment_id";
-    let target = &target[..target.floor_char_boundary(APEX_TARGET_MAX)];
+    let target = if target.len() > APEX_TARGET_MAX {
+        // Secrets are masked when the record is written: the word at the cut may be a part that is not recognised.
+        let is_word = |char: char| char.is_ascii() && !"/?&=".contains(char);
+        target[..target.floor_char_boundary(APEX_TARGET_MAX)].trim_end_matches(is_word)
+    } else {
+        target
+    };
     let Some((path, query)) = target.split_once('?') else { return target.into() };
     let parameters = query.split('&').map(|parameter| match parameter.split_once('=') {
         Some((KEPT, _)) => parameter.to_owned(),
@@ -463,5 +469,8 @@ mod tests {
             assert_eq!(&*without_values(target), kept);
         }
         assert_eq!(without_values(&format!("/{}", "\u{e4}".repeat(400))).len(), APEX_TARGET_MAX - 1);
+        // A part of a word, which may be of a secret, is left out.
+        let before = format!("/{}/", "a".repeat(APEX_TARGET_MAX - 6));
+        assert_eq!(*without_values(&format!("{before}0123456789")), before);
     }
 }

@@ -147,10 +147,14 @@ impl<'e, 'r> Builder<'e, 'r> {
         let id = record.id.as_bytes();
         let mut random = [0; 10];
         random.copy_from_slice(&id[6..]);
-        let target = &record.target[..record.target.floor_char_boundary(TARGET_MAX)];
-        let target = match masker.mask(target.as_bytes()) {
-            None => Cow::Borrowed(target),
-            Some(masked) => Cow::Owned(String::from_utf8_lossy(&masked).into_owned()),
+        // Masked first: a cut within a secret would leave a part that is not recognised.
+        let target = match masker.mask(record.target.as_bytes()) {
+            None => Cow::Borrowed(&record.target[..record.target.floor_char_boundary(TARGET_MAX)]),
+            Some(masked) => {
+                let mut masked = String::from_utf8_lossy(&masked).into_owned();
+                masked.truncate(masked.floor_char_boundary(TARGET_MAX));
+                Cow::Owned(masked)
+            }
         };
         let row = Row {
             ms: u16::try_from(record.id.unix_ms() - self.second_ms)

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
 use gw_shared::id::{AgentId, ClientId, KeyId};
+use gw_shared::secret::Secret;
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use rusqlite::Connection;
@@ -87,6 +88,19 @@ fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> Ca
             truncated_by: truncated.then_some(Truncation::Memory),
         },
     }
+}
+
+#[test]
+fn a_secret_where_a_target_is_cut_is_masked() {
+    let directory = tempfile::tempdir().unwrap();
+    let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
+    let now = || Timestamp((NOON_MS / 1000) as i64);
+    let log = RequestLog::with_clock(&directory.path().join("requests"), now, Duration::ZERO, masker).unwrap();
+    let path = format!("/{}", "a".repeat(record::TARGET_MAX - 6));
+    let record = Record { target: format!("{path}0123456789").into(), ..Record::example(id(NOON_MS, 1)) };
+    log.queue().push(Batch { services: vec![(LABEL.into(), vec![record])] });
+    log.flush();
+    assert_eq!(log.search(&of_service()).unwrap().items[0].path, format!("{path}gw_ad"));
 }
 
 #[test]
