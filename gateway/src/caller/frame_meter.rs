@@ -81,6 +81,8 @@ struct FrameMeter {
     weight: u32,
     /// The header block being read.
     block: Option<Block>,
+    /// A header block was read to its end since [`Metered`] last looked.
+    block_ended: bool,
 }
 
 struct Block {
@@ -102,6 +104,7 @@ impl FrameMeter {
             settings_acknowledged: 0,
             weight: 0,
             block: None,
+            block_ended: false,
         }
     }
 
@@ -113,8 +116,8 @@ impl FrameMeter {
             let skipped = bytes.len().min(self.payload as usize);
             bytes = &bytes[skipped..];
             self.payload -= skipped as u32;
-            if self.payload == 0 {
-                self.block.take_if(|block| block.is_last);
+            if self.payload == 0 && self.block.take_if(|block| block.is_last).is_some() {
+                self.block_ended = true;
             }
             if bytes.is_empty() {
                 break;
@@ -153,7 +156,9 @@ impl FrameMeter {
             if block.bytes > limits::HTTP2_HEADER_LIST {
                 return Err(HEADER_LIST);
             }
-            self.block = Some(block).filter(|block| self.payload > 0 || !block.is_last);
+            let has_ended = block.is_last && self.payload == 0;
+            self.block_ended |= has_ended;
+            self.block = (!has_ended).then_some(block);
         }
         const ACK: u8 = 1;
         self.weight += match kind {
@@ -206,7 +211,7 @@ pub(crate) struct Meter {
     sent: Option<RefCell<SentFrames>>,
     /// What the peer has sent too much of.
     abuse: Cell<Option<&'static str>>,
-    /// Nothing more can be written until the peer takes what was.
+    /// The last write was pending: the socket buffer is full.
     blocked: Cell<bool>,
 }
 
@@ -251,7 +256,7 @@ impl Meter {
         self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_REQUEST, kept_for(open));
     }
 
-    /// A request is over, and `open` ones are left: what it has earned and not used is not kept.
+    /// A request has ended, and `open` ones are left. Discards the allowance that the ended request did not use.
     pub(crate) fn ended_request(&self, open: usize) {
         self.frames.borrow_mut().earn(0, kept_for(open));
     }
@@ -304,9 +309,7 @@ impl AsyncRead for Metered {
         if AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer)?.is_pending() {
             // What comes now comes in another turn.
             meter.weight = 0;
-            if meter.block.is_none() {
-                this.head_due = None;
-            } else {
+            if meter.block.is_some() {
                 let due = this.head_due.get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
                 ready!(due.as_mut().poll(cx));
                 this.meter.end_for(HEADER_LIST, cx);
@@ -314,7 +317,12 @@ impl AsyncRead for Metered {
             return Poll::Pending;
         }
         let read = &buffer.filled()[filled..];
-        match meter.received(read, Instant::now) {
+        let received = meter.received(read, Instant::now);
+        if std::mem::take(&mut meter.block_ended) {
+            // The next block, which may have begun in the same read, has its own time.
+            this.head_due = None;
+        }
+        match received {
             Ok(taken) => {
                 if taken < read.len() {
                     this.stream.unread(&read[taken..]);
@@ -323,7 +331,7 @@ impl AsyncRead for Metered {
                 Poll::Ready(Ok(()))
             }
             Err(flood) => {
-                // What is read is not handed on.
+                // Discards the bytes just read.
                 buffer.set_filled(filled);
                 this.meter.end_for(flood, cx);
                 Poll::Pending
@@ -490,7 +498,7 @@ mod tests {
             assert!(meter.block.is_some());
             assert_eq!(taken(&mut meter, now, &rest, 100, 1000), taken_frames as u32);
         }
-        // The next block begins anew.
+        // Resets the count for the next header block.
         let mut meter = begun(now);
         for _ in 0..100 {
             assert_eq!(taken(&mut meter, now, &head(16_384), 1, 1000), 1);
@@ -499,6 +507,20 @@ mod tests {
         }
         assert_eq!(taken(&mut meter, now, &frame(1, 4, 0), 1, 9), 1);
         assert!(meter.block.is_none());
+    }
+
+    #[test]
+    fn the_end_of_a_header_block_is_seen_although_the_next_one_begins() {
+        let now = Instant::now();
+        for last in [frame(9, 4, 8), frame(9, 4, 0)] {
+            let mut meter = begun(now);
+            let first = frame(1, 0, 8);
+            assert_eq!(meter.received(&first, || now), Ok(first.len()));
+            assert!(meter.block.is_some() && !meter.block_ended);
+            let both = [last, frame(1, 0, 8)].concat();
+            assert_eq!(meter.received(&both, || now), Ok(both.len()));
+            assert!(meter.block.is_some() && meter.block_ended);
+        }
     }
 
     #[test]
