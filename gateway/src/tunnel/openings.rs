@@ -76,7 +76,7 @@ impl Openings {
         self.rates.borrow_mut().lines.take(Instant::now()).is_ok()
     }
 
-    /// Ends those of agents that may not have what they ask for any more.
+    /// Ends openings of agents that lost the right to their tunnel.
     pub(super) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for (_, entry) in self.entries.borrow().iter() {
             if !entry.cut.get() && entry.may_begin && !entry.is_allowed(directory, now) {
@@ -160,9 +160,13 @@ impl Rates {
     fn take(&mut self, agent: &AgentId, label: &Arc<str>, now: Instant) -> Result<(), Error> {
         let limited = |retry_after: Duration| Error::TunnelRateLimited { retry_after };
         let own = bucket(&mut self.agents, (agent.clone(), Arc::clone(label)), limits::TUNNELS_BY_AGENT, now)?;
-        own.take(now).map_err(limited)?;
         let all = bucket(&mut self.services, Arc::clone(label), limits::TUNNELS_BY_SERVICE, now)?;
-        all.take(now).map_err(limited)
+        // A token of one bucket is not spent if the other one refuses.
+        let mut own_taken = own.clone();
+        own_taken.take(now).map_err(limited)?;
+        all.take(now).map_err(limited)?;
+        *own = own_taken;
+        Ok(())
     }
 }
 
@@ -203,6 +207,19 @@ mod tests {
         let refused = rates.take(&agents[0], &api, now + Duration::from_millis(1)).unwrap_err();
         assert_eq!((refused.outcome().0.as_u16(), refused.retry_after_seconds()), (429, Some(1)));
         assert_eq!(rates.take(&agents[0], &api, now + Duration::from_secs(1)), Ok(()));
+    }
+
+    #[test]
+    fn a_refusal_for_the_service_costs_the_agent_nothing() {
+        let (now, label) = (Instant::now(), Arc::from("acme--api"));
+        let mut rates = Rates::new(now);
+        while rates.take(&AgentId::random(), &label, now).is_ok() {}
+        let agent = AgentId::random();
+        for _ in 0..limits::TUNNELS_BY_AGENT.burst() {
+            assert!(rates.take(&agent, &label, now).is_err());
+        }
+        let own = &rates.agents[&(agent, label)];
+        assert!(own.is_full(now));
     }
 
     #[test]
