@@ -57,7 +57,8 @@ pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>)
         mistakes.push(format!("tls_key: {}: {error}", key.display()));
     }
     if let Ok(chain) = &chain {
-        match (ParsedCertificate::try_from(&chain[0]), &private_key) {
+        let first = ParsedCertificate::try_from(&chain[0]);
+        match (&first, &private_key) {
             (Err(error), _) => mistakes.push(format!(
                 "tls_certificate: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
                 certificate.display()
@@ -74,7 +75,7 @@ pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>)
             (Ok(_), Err(_)) => {}
         }
         let missing = region.map(|region| missing_names(chain, region)).unwrap_or_default();
-        if !missing.is_empty() && ParsedCertificate::try_from(&chain[0]).is_ok() {
+        if !missing.is_empty() && first.is_ok() {
             mistakes.push(format!(
                 "tls_certificate: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every \
                  name below it",

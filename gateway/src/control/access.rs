@@ -47,7 +47,7 @@ impl Control {
             detail,
         };
         self.state().store.as_mut().ok_or(ControlError::HandedOver)?.commit(&[], &entry)?;
-        tracing::info!(actor = entry.actor, action, target = entry.target, "read");
+        tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
         Ok(())
     }
 }

@@ -43,7 +43,7 @@ impl Buckets {
         buckets
     }
 
-    /// Buckets whose levels [`Self::take_over`] brings. Requests wait for it.
+    /// Empty table; requests wait until [`Self::take_over`] fills it.
     pub(crate) fn awaited() -> Self {
         Self { by_label: HashMap::new(), place: Place::Coming(watch::Sender::new(())) }
     }
@@ -89,9 +89,7 @@ impl Buckets {
 
     /// Admits a request where the buckets are here.
     pub(crate) fn admit(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
-        if !self.are_here() {
-            return Err(Error::Overloaded("draining"));
-        }
+        debug_assert!(self.are_here(), "the buckets are in another process");
         self.take(&request.service, now).map_err(|retry_after| Error::RateLimited { retry_after })?;
         Ok(Admitted(request))
     }

@@ -28,8 +28,8 @@ use crate::store::Directory;
 use crate::strict_json;
 use crate::worker::Core;
 
-/// What a client asks for, before anything of it is checked. Fields that are not known are ignored, none may be there
-/// twice. In a form, fields without a value count as omitted (RFC 6749 §3.2).
+/// Request of a client, before any check. Unknown fields are ignored; a field must not appear twice. In a form, fields
+/// without a value count as omitted (RFC 6749 §3.2). In JSON, only `null` counts as omitted: an empty string is a value.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct TokenRequest {
     pub(crate) grant_type: Option<String>,

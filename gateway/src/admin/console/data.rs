@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::admin::read_body;
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError, Page};
+use crate::control::{ControlError, Page};
 use crate::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
 use crate::series::{self, Selection, Series};
 
@@ -45,16 +44,6 @@ pub(super) fn request(log: &RequestLog, id: &str) -> Result<Option<RequestView>,
 /// The newest first. A page may be short, or empty, and have a next one all the same.
 pub(super) fn search(log: &RequestLog, query: &SearchQuery) -> Result<Page<RequestView>, ControlError> {
     Ok(log.search(query)?)
-}
-
-/// A captured body, to be shown: the audit log says so.
-pub(super) fn body(
-    control: &Control,
-    log: &RequestLog,
-    request: &RequestView,
-    side: Side,
-) -> Result<Option<BodyView>, ControlError> {
-    read_body(control, log, request, side)
 }
 
 /// A captured body, to be compared with and not shown.

@@ -16,7 +16,7 @@ use super::form::Form;
 use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::requests::{not_kept, target};
-use crate::admin::Admin;
+use crate::admin::{Admin, read_body};
 use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
 use crate::relay;
 use crate::request_log::{RequestLog, Side};
@@ -63,7 +63,7 @@ impl Recorded {
         let Some(request) = data::request(log, id)? else { return Ok(None) };
         let target = target(&request);
         let body = if is_shown {
-            data::body(control, log, &request, Side::Request)?
+            read_body(control, log, &request, Side::Request)?
         } else {
             data::recorded_body(log, id, Side::Request)?
         };
@@ -81,7 +81,7 @@ impl Recorded {
         }))
     }
 
-    /// What is sent with these edits.
+    /// The request that these edits make.
     fn preview(&self, edits: &ReplayEdits) -> Preview {
         let mut headers: Vec<(String, String)> = match &edits.headers {
             Some(all) => all.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),

@@ -14,7 +14,7 @@ use super::form::Form;
 use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::waterfall::{self, Bar};
-use crate::admin::Admin;
+use crate::admin::{Admin, read_body};
 use crate::control::{Control, Page};
 use crate::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
 
@@ -196,7 +196,7 @@ pub(super) async fn show(
             ("Backend response", Side::Response, "response", &request.captured_response),
         ] {
             let Some(captured) = captured.clone() else { continue };
-            let body = data::body(control, log, &request, side)?.map(|body| body::show(&body));
+            let body = read_body(control, log, &request, side)?.map(|body| body::show(&body));
             messages.push(Message { name, side: word, size: format::bytes(captured.bytes), captured, body });
         }
         Ok(Ok((request, messages)))
@@ -247,7 +247,7 @@ pub(super) async fn body(
     let look = move |control: &Control, log: &RequestLog| {
         let id = id.to_string();
         let Some(request) = data::request(log, &id)? else { return Ok(Err(not_kept(&id))) };
-        let body = data::body(control, log, &request, side)?;
+        let body = read_body(control, log, &request, side)?;
         Ok(body.ok_or_else(|| {
             Failure::not_found(format!("Of request {id} this body is not kept: its capture was off, or it had none."))
         }))
