@@ -144,7 +144,7 @@ mod tests {
         dial_times(1, years, answer)
     }
 
-    /// The same of the last of several dials.
+    /// Result of the last of several dials.
     fn dial_times(
         times: usize,
         years: std::ops::Range<i32>,

@@ -264,7 +264,7 @@ mod tests {
             format!("HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-length: 2\r\n\r\n{{}}")
         });
         drop(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port));
-        // An agent that runs has the folder; that keeps nobody from looking.
+        // A running agent holds the lock; doctor does not need it.
         let _running = StateDir::new(directory.path()).lock().unwrap();
         let options =
             Options { config: None, state_dir: Some(directory.path().to_owned()), backends: vec![backend.to_owned()] };

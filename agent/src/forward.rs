@@ -269,7 +269,7 @@ pub(crate) async fn relay_final(
     passage: &Passage,
 ) -> Result<(), Failure> {
     let is_done = response.is_done();
-    // Looked at, not waited for: a head whose body comes later leaves at once.
+    // Polls once without waiting: the head is not delayed by its body.
     let first = if is_done { Poll::Pending } else { futures_util::poll!(pin!(response.part())) };
     let first = match first {
         Poll::Ready(part) => Some(part.map_err(Failure::NoResponse)?),

@@ -51,7 +51,7 @@ impl Backoff {
     }
 }
 
-/// Pause of a process whose tunnel another process of the same identity has taken over; `random` from 0 up to 1.
+/// Pause after another process with the same identity displaced this tunnel; `random` from 0 up to 1.
 pub(crate) fn displaced_pause(random: f64) -> Duration {
     let [least, most] = DISPLACED;
     least + (most - least).mul_f64(random.clamp(0.0, 1.0))

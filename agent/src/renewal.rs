@@ -123,7 +123,7 @@ mod tests {
         let issued = agent.config.state.identity().unwrap().validity().unwrap().not_before;
         let outcome = || {
             let renewed = async {
-                // Nobody answers: a request would be left on the desk.
+                // No tunnel answers, so a renewal request stays on the desk.
                 let renewal = std::pin::pin!(async { renew_if_due(&agent, 0.5, &mut None).await });
                 match futures_util::future::select(renewal, std::pin::pin!(runtime::yield_now())).await {
                     futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),

@@ -115,7 +115,7 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
     agent.observed.leave(&hostname, &observed);
 }
 
-/// What comes before the next attempt.
+/// Wait before the next attempt.
 enum Pause {
     For(Duration),
     /// The gateway cannot be reached, or has no room: [`News`] end the pause, though not before `at_least`, which the
@@ -126,7 +126,7 @@ enum Pause {
     },
 }
 
-/// What is heard of a gateway that could not be reached.
+/// Events that end the pause before a reconnect.
 #[derive(Debug, PartialEq, Eq)]
 enum News {
     None,

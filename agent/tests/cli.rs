@@ -34,7 +34,7 @@ fn an_enrollment_without_what_it_needs_exits_with_2_and_names_all_of_it() {
 #[test]
 fn a_gateway_that_cannot_be_reached_exits_with_1() {
     let state = tempfile::tempdir().unwrap();
-    // Bound and not listening: refuses, and nobody else gets the port.
+    // Bound but not listening: connections are refused and the port stays reserved.
     let closed = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&closed, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
     let gateway = format!("https://{}", SocketAddrV4::try_from(rustix::net::getsockname(&closed).unwrap()).unwrap());

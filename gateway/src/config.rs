@@ -124,8 +124,8 @@ impl Config {
         Self::parse_with(text, environment, |_, _, _| Vec::new())
     }
 
-    /// The same, and reads the certificate that the configuration names: all mistakes of both are reported together.
-    /// Returns what some callers will not accept, too.
+    /// As [`Self::parse`], and also checks the certificate; reports all mistakes together. Also returns warnings about
+    /// what some callers do not accept.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,

@@ -68,7 +68,7 @@ pub(crate) struct Setup {
     pub(crate) certificates: Arc<ServerConfigs>,
     /// Tunnels that were the predecessor's.
     pub(crate) expected: Arc<Expected>,
-    /// Of the process before this one; `None` while that has yet to tell them.
+    /// Levels from the last stop; `None` if a predecessor sends them later.
     pub(crate) levels: Option<Arc<Vec<Level>>>,
     pub(crate) policy: Policy,
     pub(crate) desk: Desk,

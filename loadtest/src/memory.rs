@@ -23,17 +23,17 @@ use crate::report::{mebibytes, millis, percentile, say};
 
 /// Idle connections, half of them HTTP/2.
 const IDLE: usize = 10_000;
-/// Downloads that nobody reads, each on a connection of its own, and as streams. The demo has the agent in its process:
+/// Downloads that callers do not read, each on a connection of its own, and as streams. The demo has the agent in its process:
 /// 20,000 descriptors, which is what many machines allow, are not enough for 10,000 of the former.
 const STALLED: usize = 9_000;
 const STALLED_STREAMS: usize = 10_000;
 const STREAMS: usize = 100;
-/// Answers of 1 MB that nobody reads.
+/// Responses of 1 MB that callers do not read.
 const UNREAD: usize = 4_000;
 /// Tunnels besides the demo's own.
 const TUNNELS: usize = 100;
 const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
-/// The demo's account, and the one whose callers are to notice nothing.
+/// The demo's account, and the account whose latency must not change.
 const ACCOUNT: &str = "demo";
 const OTHER_ACCOUNT: &str = "other";
 const OTHER_SERVICE: &str = "api";

@@ -266,7 +266,7 @@ impl Exchange {
             framing => framing,
         };
         framing::set_content_length(&mut parts.headers, framing);
-        // Of a response that has no body, what comes nevertheless is not read: its stream is reset.
+        // DATA after a response without a body resets the stream.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
         Ok(Response::from_parts(parts, ()))

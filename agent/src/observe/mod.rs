@@ -65,7 +65,7 @@ impl Observed {
 
 #[cfg(test)]
 impl Observed {
-    /// Of all services.
+    /// Failed attempts of all services.
     pub(crate) fn failed_attempts(&self) -> u64 {
         self.services.borrow().values().map(|service| service.failed_attempts.get()).sum()
     }

@@ -247,7 +247,7 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
             body.discard().await;
         }
         Outcome::Cut => {
-            // What came before goes out first: a reset discards what is still queued.
+            // Flushes queued DATA first, because RST_STREAM discards it.
             runtime::yield_now().await;
             // Where it does not, the reset that the drop of the stream brings (CANCEL) leaves behind the head.
             if !connection.0.meter.is_blocked() {

@@ -16,7 +16,7 @@ const BARE_RESPONSE: u32 = 24;
 /// Where in a frame the connection is (RFC 9113 §4.1).
 #[derive(Debug, Clone, Copy, Default)]
 struct Position {
-    /// Of this frame, as far as it was sent; between frames, of the last one.
+    /// Header of the current frame (its sent part); between frames, of the previous frame.
     header: [u8; HEADER],
     filled: usize,
     /// Bytes of the payload still to be sent.

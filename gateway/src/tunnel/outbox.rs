@@ -20,7 +20,7 @@ struct Waiting {
     writer: Option<Waker>,
 }
 
-/// The agent does not take what it is told.
+/// The queue is full: the agent does not read its control stream.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Full;
 

@@ -1,4 +1,4 @@
-//! What is recorded and kept of requests that are not relayed, and who reads what was kept.
+//! Records and captures of requests that are not relayed, and audit of reads of captures.
 
 use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
 #[test]
 fn bodies_are_kept_of_requests_that_reached_the_backend() {
-    // Bound and not listening: refuses, and nobody else gets the port.
+    // Bound but not listening: connections are refused and the port stays reserved.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
     let port = closed.local_addr().unwrap().as_socket().unwrap().port();

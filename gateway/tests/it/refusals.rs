@@ -137,7 +137,7 @@ fn errors_of_the_backend() {
 
 #[test]
 fn a_backend_that_is_not_there() {
-    // Bound and not listening: refuses, and nobody else gets the port.
+    // Bound but not listening: connections are refused and the port stays reserved.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
     let port = closed.local_addr().unwrap().as_socket().unwrap().port();

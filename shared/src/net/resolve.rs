@@ -225,7 +225,7 @@ mod tests {
     fn a_refusing_address_is_passed_over() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
-        // Bound and not listening: refuses, and nobody else gets the port.
+        // Bound but not listening: connections are refused and the port stays reserved.
         let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         closed.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
         let refusing = closed.local_addr().unwrap().as_socket().unwrap();

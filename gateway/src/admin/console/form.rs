@@ -29,7 +29,7 @@ impl Form {
         self
     }
 
-    /// Replaces what was sent in a field.
+    /// Sets the value of a field.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.fields.retain(|(other, _)| other != name);
         self.fields.push((name.to_owned(), value.to_owned()));
