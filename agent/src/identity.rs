@@ -81,7 +81,7 @@ impl Identity {
         Ok(Validity { not_before: time(validity.not_before), not_after: time(validity.not_after) })
     }
 
-    /// Until its certificate expires, by the gateway's clock; `None` while the gateway has not said the time.
+    /// Time until the certificate expires, by the gateway's clock; `None` while that clock is not known.
     pub(crate) fn time_left(&self, clock: &GatewayClock) -> Result<Option<Duration>, UnfitIdentity> {
         let not_after = self.validity()?.not_after;
         Ok(clock.known().map(|now| not_after.duration_since(now).unwrap_or_default()))

@@ -16,7 +16,7 @@ pub(crate) struct Issuance {
 }
 
 impl Issuance {
-    /// A certificate was issued; `lifetime` is what is left of it by the gateway's clock, if that is known.
+    /// A certificate was issued; `lifetime` is the time until it expires by the gateway's clock, if known.
     pub(crate) fn issued(&self, lifetime: Option<Duration>) {
         let apart = lifetime.map_or(APART, |lifetime| (lifetime / 3).clamp(LEAST_APART, APART));
         self.last.set(Some((Instant::now(), apart)));

@@ -142,7 +142,7 @@ impl Config {
         Ok((config, warnings))
     }
 
-    /// `check_certificate` gets both files, and the region if that is right; it returns what is wrong with them.
+    /// `check_certificate` gets both files, and the region if it is valid; it returns their mistakes.
     fn parse_with(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,

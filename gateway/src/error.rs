@@ -226,7 +226,7 @@ impl Error {
     pub(crate) fn may_have_reached_backend(&self) -> bool {
         match self {
             Self::AgentForward(error) => matches!(error.code, "GW_BACKEND_RESET" | "GW_BACKEND_INVALID_RESPONSE"),
-            // A bad request is one whose body turned out to be malformed.
+            // A bad request here has a malformed body.
             Self::TunnelLost | Self::TunnelProtocol | Self::BadRequest(_) => true,
             _ => false,
         }

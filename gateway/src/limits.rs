@@ -47,10 +47,10 @@ pub(crate) const HTTP2_SEND_BUFFER: usize = 32 * KIB;
 /// Largest header list of a request (RFC 9113 §6.5.2), and most bytes of its header block. A list beyond [`REQUEST_HEAD`]
 /// and below this gets an error response; one beyond this ends the connection.
 pub(crate) const HTTP2_HEADER_LIST: u32 = 128 * 1024;
-/// Memory of a header list, in multiples of what it counts: its smallest fields count 33 bytes each and take 104 in a
+/// Memory of a header list, in multiples of its counted size: its smallest fields count 33 bytes each and take 104 in a
 /// `HeaderMap` that is two thirds full and was copied when it grew.
 const HTTP2_HEADER_LIST_COST: usize = 6;
-/// Streams of one HTTP/2 connection whose trailers may wait to be sent.
+/// Streams of one HTTP/2 connection that may have unsent trailers.
 pub(crate) const HTTP2_TRAILERS_WAITING: usize = 10 * HTTP2_STREAMS as usize;
 /// Requests that one HTTP/2 connection may take back; beyond that it is ended.
 pub(crate) const HTTP2_RESETS: Rate = Rate::new(500, 6000).unwrap();
@@ -125,12 +125,12 @@ pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;
 
 /// Bytes that may wait in the kernel to be sent to one caller (`TCP_NOTSENT_LOWAT`): from many connections of an account
-/// down to few. Each can hold twice as much, and on top what is sent and not acknowledged, which follows the path.
+/// down to few. Each can hold twice as much. Bytes that are sent and not acknowledged come on top and follow the path.
 pub(crate) const UNSENT_LEAST: u32 = 8 * 1024;
 pub(crate) const UNSENT_MOST: u32 = 128 * 1024;
 /// Kernel buffers of one caller's connection are not made smaller than this, in bytes.
 pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
-/// How long the kernel tries to deliver what was sent before a connection was closed, while its peer takes nothing.
+/// How long the kernel keeps the unacknowledged bytes of a closed connection if its peer takes none.
 pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 
 /// Bytes that the kernel may hold for the callers' connections of all workers: half of what relayed requests may hold in
@@ -217,7 +217,7 @@ pub(crate) const TUNNELS_BY_AGENT: Rate = Rate::new(10, 60).unwrap();
 /// Tunnels that all agents of one service open: after a restart of the gateway all of them come at once, and not all
 /// succeed at the first attempt.
 pub(crate) const TUNNELS_BY_SERVICE: Rate = Rate::new(2 * TUNNELS_PER_SERVICE as u32, 600).unwrap();
-/// Agents and services whose rate of tunnels one worker remembers. More that are not back at their burst: 503.
+/// Buckets for the tunnels of agents and services on one worker. More that are not full: 503.
 pub(crate) const TUNNEL_BUCKETS: usize = 16 * KIB;
 /// Tunnels of one agent and service that have begun and are not registered. One more: the oldest is ended.
 pub(crate) const OPENINGS_PER_TUNNEL: usize = 2;
@@ -256,8 +256,8 @@ pub(crate) const AGENT_MESSAGE_WITHIN: Duration = Duration::from_secs(2);
 /// What one caller connection can hold while its request runs: one receive with what was read ahead, the head being
 /// read, and what waits to be sent.
 const CALLER_CONNECTION_MAX: usize = READ_AHEAD + 64 * KIB + REQUEST_HEAD.head + net::tls::SEND_BUFFER;
-/// What one HTTP/2 connection can hold on top of that, of a caller that takes nothing and whose backends take nothing:
-/// request bodies, responses, a header list being read, the streams whose trailers wait.
+/// Further memory of one HTTP/2 connection if neither its caller nor its backends read: request bodies, responses, a
+/// header list being read, streams with unsent trailers.
 const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
     + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
     + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST

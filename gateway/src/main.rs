@@ -73,7 +73,7 @@ fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
-    // What is only a warning is logged where the certificate is loaded.
+    // Warnings are logged when the certificate is loaded.
     let (config, _) = checked_config(path)?;
     logging::start(config.log_format, "info");
     Gateway::start_after(&config, predecessor).map_err(|error| Failure::Run(error.to_string()))

@@ -16,7 +16,7 @@ pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, serde_json::E
     serde_json::from_value(Value::Object(members))
 }
 
-/// An object whose members are unique, and those of all objects in it.
+/// An object without duplicate members, at any depth.
 #[derive(Debug)]
 pub(crate) struct Object(pub(crate) Map<String, Value>);
 
@@ -40,7 +40,7 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// Any value whose objects have unique members.
+/// Any value without duplicate members in its objects.
 struct Strict(Value);
 
 impl<'de> Deserialize<'de> for Strict {

@@ -11,7 +11,7 @@
 //! | | `serving`: the predecessor can drain |
 //!
 //! Until the last one the predecessor can go on as before: when the successor says `failed`, or nothing for too long,
-//! it is ended. What they say after that is in [`link`].
+//! it is ended. [`link`] has the messages after that.
 
 mod link;
 
@@ -196,7 +196,7 @@ impl Successor {
         Ok(())
     }
 
-    /// Gives it the buckets, and from then on follows what it says. Once it is gone, workers are told to end.
+    /// Gives it the buckets and follows its messages from then on. Workers end once it is gone.
     pub(crate) fn follow(
         mut self,
         levels: Vec<Level>,
@@ -307,7 +307,7 @@ impl Talk {
 
     fn hear(&mut self) -> Result<Message, TakeoverError> {
         let Self(reader, line) = self;
-        // On an error, such as a time limit, what has come stays there.
+        // On an error, such as a time limit, the received bytes stay there.
         reader.by_ref().take(LINE_MAX - line.len() as u64).read_until(b'\n', line)?;
         if !line.ends_with(b"\n") {
             let is_whole = line.len() as u64 >= LINE_MAX;

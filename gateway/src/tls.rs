@@ -89,7 +89,7 @@ impl TlsMaterial {
         self.build(pair)
     }
 
-    /// The same while another certificate is in use, which is the better one if the new one is not valid now.
+    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now.
     pub(crate) fn reload(&self) -> Result<ServerConfigs, TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source

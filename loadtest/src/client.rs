@@ -48,7 +48,7 @@ impl Target {
         })
     }
 
-    /// The same with connections whose kernel takes only so many bytes ahead of their reader.
+    /// This target, with receive buffers of `bytes`.
     pub(crate) fn with_receive_buffer(&self, bytes: usize) -> Self {
         Self { receive_buffer: Some(bytes), ..self.clone() }
     }

@@ -33,7 +33,7 @@ const UNREAD: usize = 4_000;
 /// Tunnels besides the demo's own.
 const TUNNELS: usize = 100;
 const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
-/// The demo's account, and the account whose latency must not change.
+/// The demo's account, and another account: its latency must not change.
 const ACCOUNT: &str = "demo";
 const OTHER_ACCOUNT: &str = "other";
 const OTHER_SERVICE: &str = "api";
@@ -134,7 +134,7 @@ struct Scenario<'a> {
 }
 
 impl Scenario<'_> {
-    /// Measures before, during and after; returns what was not as it should be.
+    /// Measures before, during and after; returns the failures.
     fn measure(&self, name: &str, count: usize, open: Open<'_>) -> Result<Vec<String>, Failure> {
         self.demo.target.connect()?.ask("/hello")?;
         let resident = || Memory::of(self.demo.pid()).map(|memory| memory.resident);
@@ -232,9 +232,9 @@ impl Scenario<'_> {
 /// Most bytes that the kernel held.
 #[derive(Clone, Copy)]
 struct KernelMemory {
-    /// For the callers' connections, as the product measures it.
+    /// Memory of the callers' connections, as the product measures it.
     callers: u64,
-    /// For all TCP sockets of the machine.
+    /// Memory of all TCP sockets of the machine.
     machine: u64,
 }
 

@@ -34,7 +34,7 @@ impl fmt::Debug for Masker {
 }
 
 impl Masker {
-    /// Masks `known` beside what is recognised by its form.
+    /// Masks `known` beside secrets that are recognised by their form.
     pub fn new<'a>(known: impl IntoIterator<Item = &'a Secret>) -> Self {
         let known = known.into_iter().map(|secret| secret.reveal().as_bytes());
         let known = known.filter(|secret| secret.len() >= KNOWN_MIN);

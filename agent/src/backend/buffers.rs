@@ -38,8 +38,8 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// Counts `socket`, whose receive buffer was limited to `sized` when it connected. Other connections may have been
-    /// opened meanwhile, so the limit is fitted at once.
+    /// Counts `socket` and fits its limit at once, because other connections may have opened since the dial. `sized` is
+    /// the limit that the dial set.
     pub(super) fn new(socket: &Socket, sized: Option<usize>) -> Self {
         CONNECTIONS.set(CONNECTIONS.get() + 1);
         if let Err(error) = socket.limit_unsent(UNSENT) {

@@ -120,7 +120,7 @@ impl Connection {
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
-        // What follows an extended CONNECT is no body.
+        // Bytes after an extended CONNECT are no body.
         let is_whole = protocol.is_none() && !framing.has_body();
         let sent = self.requests.borrow().clone().send_request(request, is_whole);
         // Fails before anything is sent.

@@ -230,7 +230,7 @@ impl Meter {
         self.abuse.get()
     }
 
-    /// Whether h2 may hold frames back until the peer takes what was written.
+    /// Whether h2 may hold frames back because the socket buffer is full.
     pub(super) fn is_blocked(&self) -> bool {
         self.blocked.get()
     }

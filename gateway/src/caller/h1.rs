@@ -82,7 +82,7 @@ pub(crate) async fn read_head(
     read_or_refuse(stream, buffer, registered, head_limits).await.map_err(|refused| refused.invalid)
 }
 
-/// A head that is refused, with what was received of it.
+/// Refused head, with its received bytes.
 struct RefusedHead {
     invalid: InvalidHead,
     received: Bytes,
@@ -162,7 +162,7 @@ async fn serve_request(
         Outcome::Complete | Outcome::Refused => Next::Close,
         Outcome::Cut => {
             stream.socket().reset_when_dropped();
-            // What came before the break goes out first. A reset discards what the caller's kernel has not acknowledged.
+            // Flushes the bytes before the break first, because a reset discards unacknowledged bytes.
             let said = async {
                 response.flush().await?;
                 stream.socket().acknowledged().await;

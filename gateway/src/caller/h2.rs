@@ -258,7 +258,7 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
     }
 }
 
-/// Whether a request announces a body of no bytes. What follows an extended CONNECT is no body.
+/// Whether a request announces a body of no bytes. Bytes after an extended CONNECT are no body.
 fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
     *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
 }

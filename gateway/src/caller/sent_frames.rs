@@ -1,7 +1,7 @@
 //! The frames that one HTTP/2 connection sends: finds responses that the h2 crate makes by itself.
 //!
-//! To a request whose header list is over `max_header_list_size`, but not four times as large, h2 answers 431 with no
-//! other field. Nothing in its API tells of it. Every response of the gateway has a request id, so the frame of a 431 is
+//! h2 answers 431 with no other field if a header list is over `max_header_list_size`, but not four times as large.
+//! Nothing in its API tells of it. Every response of the gateway has a request id, so the frame of a 431 is
 //! the only one that ends its stream, is shorter than that field and is no trailer section.
 
 use std::io::IoSlice;
@@ -76,7 +76,7 @@ pub(super) enum Next {
 #[derive(Default)]
 pub(super) struct SentFrames {
     position: Position,
-    /// Streams whose trailers h2 has and has not sent. A caller can reset such a stream; then its entry stays.
+    /// Streams with trailers that h2 has not sent yet. The entry of a stream that its caller resets stays.
     trailers: Vec<u32>,
     bare_response: bool,
 }

@@ -1,4 +1,4 @@
-//! Audit entries of what is read and sent again: captured bodies may hold personal data.
+//! Audit entries of reads and replays of captures, which may hold personal data.
 
 use gw_shared::id::AccountId;
 use serde_json::json;
@@ -14,7 +14,7 @@ impl Control {
         self.note(actor, "request.read_body", request, json!({ "body": side }))
     }
 
-    /// Enters into the audit log that `request` is relayed again, with the names of what is edited.
+    /// Enters a replay of `request` into the audit log, with the names of the edited parts.
     pub(super) fn note_replay(
         &self,
         actor: &Actor,

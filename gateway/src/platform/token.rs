@@ -45,7 +45,7 @@ struct TokenResponse {
     token_type: &'static str,
     /// Seconds.
     expires_in: u64,
-    /// If it is not what was asked for (RFC 6749 §3.3).
+    /// Present if it differs from the requested scope (RFC 6749 §3.3).
     #[serde(skip_serializing_if = "Option::is_none")]
     scope: Option<String>,
 }

@@ -66,7 +66,7 @@ impl Capturing {
         self.0.take();
     }
 
-    /// Drops what was kept of the request: nothing of it was relayed.
+    /// Drops the capture of the request, which was not relayed.
     pub(crate) fn request_not_relayed(&self) {
         if let Some(halves) = self.0.borrow_mut().as_mut() {
             halves.request = None;
@@ -116,7 +116,7 @@ impl Half {
     }
 
     fn append(&mut self, data: &[u8]) {
-        // Once something was left out, so is what follows: a capture has no gaps.
+        // A capture has no gaps: all bytes after the first omitted one are left out.
         if self.cut.is_some() {
             return;
         }

@@ -53,7 +53,7 @@ pub use record::{
 pub(crate) use recorder::Recorder;
 pub use view::{BodyView, CapturedView, DurationsView, RequestView, SearchQuery, Side, Stage};
 
-/// Of requests to the apex, which are no service's, in place of a service's label.
+/// Stands for the label of a service in records of requests to the apex.
 pub(crate) const APEX_LABEL: &str = "";
 /// Nothing expires before it has been the same day for this long: a machine's clock may be wrong by years until it has
 /// heard from a time server.

@@ -149,7 +149,7 @@ impl Truncation {
         }
     }
 
-    /// The same as the rest of "cut off: …".
+    /// Text that completes "cut off: …".
     pub fn in_words(self) -> &'static str {
         match self {
             Self::Size => "longer than 1 MiB",

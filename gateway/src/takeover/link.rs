@@ -9,7 +9,7 @@
 //!
 //! The two may be of different versions. Fields may be added; what one does not understand ends the conversation.
 //!
-//! A predecessor that has lost its successor cannot learn what was revoked: it takes no more requests.
+//! A predecessor that has lost its successor cannot learn of revocations: it takes no more requests.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -136,7 +136,7 @@ pub(super) fn follow(talk: Talk, charges: Receiver<Charge>, control: Arc<Control
     Ok(())
 }
 
-/// Follows what the successor says until it is gone: ended, or silent on a request for longer than
+/// Follows the messages of the successor until it is gone: ended, or silent on a request for longer than
 /// [`limits::CHARGED_WITHIN`].
 fn hear_successor(mut talk: Talk, asked: &Asked, follow: impl Fn(Vec<Record>)) -> TakeoverError {
     let mut looked = Instant::now();

@@ -53,7 +53,7 @@ impl Openings {
         })
     }
 
-    /// Takes in a connection whose agent is known by its certificate. One more than the agent may have: its oldest ends.
+    /// Adds a connection of an agent that its certificate names. Ends the oldest one of an agent that has too many.
     pub(super) fn begin(self: &Rc<Self>, agent: AgentId, closer: Closer, directory: &Directory) -> Opening {
         let services = directory.agent(agent.as_str()).map_or(0, |agent| agent.services.len());
         let may_begin = may_begin(&agent, directory, Timestamp::now());

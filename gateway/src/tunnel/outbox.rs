@@ -1,5 +1,5 @@
-//! Messages on their way to an agent. It may not read its control stream, and HTTP/2 queues without a bound what has no
-//! window: so messages wait here, up to a bound.
+//! Messages on their way to an agent. If the agent does not read its control stream, the HTTP/2 library queues data
+//! without a bound, so messages wait here, up to a bound.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ pub(super) struct Outbox(RefCell<Waiting>);
 #[derive(Default)]
 struct Waiting {
     lines: VecDeque<Bytes>,
-    /// Of `lines`, and of those that were taken out and are not sent yet.
+    /// Bytes of `lines` and of lines that were taken out and are not sent yet.
     bytes: usize,
     writer: Option<Waker>,
 }

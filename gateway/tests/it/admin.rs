@@ -259,7 +259,7 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     gw("service create demo echo --burst 10");
     let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
     let credential = gw("credential create demo --service echo --name ci");
-    // What is printed for people, pasted into a shell on a machine that has the agent's program and nothing else.
+    // The printed command, pasted into a shell on a machine that has only the agent's program.
     let printed = gw_as_a_person("enrollment-token create demo --service echo --approval manual");
     let (_, pasted) = printed.split_once("On the agent's machine:\n\n").unwrap();
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());

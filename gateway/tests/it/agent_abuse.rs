@@ -27,7 +27,7 @@ fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::counters::Tunn
 
 #[test]
 fn floods_of_frames_end_the_tunnel() {
-    // More than what carries nothing and what is ahead of its requests may be.
+    // More frames than the budget of empty frames and the allowance ahead of requests.
     const FRAMES: usize = 20_000;
     let demo = demo(None);
     let enrolled = enroll(&demo);
@@ -211,7 +211,7 @@ fn an_agent_opens_tunnels_at_a_rate() {
         opened += 1;
         assert!(opened < 100, "no limit");
     };
-    // The burst, and what came back meanwhile.
+    // The burst, and tokens refilled meanwhile.
     assert!((10..20).contains(&opened), "{opened}");
     assert_eq!(refused.status, 429);
     assert_eq!(refused.headers["retry-after"], "1");

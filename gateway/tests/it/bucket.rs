@@ -66,7 +66,7 @@ fn requests_that_are_not_authenticated_take_nothing() {
     caller.send(get(&demo, "/"));
     let limited = caller.response();
     assert_eq!(limited.status, 429);
-    // What has passed of the minute is not waited for again.
+    // Retry-After is the rest of the minute.
     let (seconds, passed): (u64, u64) = (limited.header("retry-after").parse().unwrap(), began.elapsed().as_secs());
     assert!((59 - passed..=60).contains(&seconds), "{seconds}");
 }

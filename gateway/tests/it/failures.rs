@@ -152,7 +152,7 @@ fn a_caller_that_leaves_is_noticed_behind_what_it_pipelined() {
 /// Responses that break behind their head.
 const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"];
 
-/// A demo whose backend answers each of [`BREAKS`] so. Connections stay where they are accepted: some requests cross
+/// A demo with a backend that answers as [`BREAKS`] says. Connections stay where they are accepted: some requests cross
 /// from one worker to the other, some do not.
 fn breaking() -> Demo {
     let backend = backend::start(|mut peer| {

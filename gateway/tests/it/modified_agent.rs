@@ -81,7 +81,7 @@ impl Enrolled {
         self.tunnel_with(demo, &[])
     }
 
-    /// The same, with a payload of SETTINGS.
+    /// As [`Self::tunnel`], with this payload of SETTINGS.
     pub(crate) fn tunnel_with(&self, demo: &Demo, settings: &[u8]) -> Tunnel {
         let mut tunnel = self.upgraded(demo);
         tunnel.0.send(frame(SETTINGS, 0, 0, settings));

@@ -253,7 +253,7 @@ fn reading_and_replaying_what_was_kept_is_audited() {
     let replayed = json!({ "body": "request", "edited": ["method", "headers", "body"] });
     assert_eq!((entries.len(), &entries[0]), (3, &("request.replay".to_owned(), replayed)));
     assert!(!format!("{entries:?}").contains("hidden"));
-    // What was not done is not there.
+    // Refused replays leave no entries.
     assert_eq!(api.ask("POST", &format!("/requests/{id}/replay"), &json!({ "method": "a b" })).status, 422);
     let (_, unkept) = call(&demo, &format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
     record(&api, &unkept);

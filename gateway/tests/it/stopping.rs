@@ -1,4 +1,4 @@
-//! How long a stop takes, and what it still serves.
+//! Duration of a stop, and requests that it still serves.
 
 use std::net::TcpStream;
 use std::time::Instant;

@@ -88,7 +88,7 @@ fn a_replacement_admits_no_more_than_one_process_would() {
     let by_new = admitted(&prepared, address, 100);
     let total = 20 + by_old + by_new;
     let refilled = usize::try_from(begin.elapsed().as_secs() / 60).unwrap() + 1;
-    // What was taken before the rate was changed counts too.
+    // Requests before the change of the rate count, too.
     assert!(
         (50..=60 + refilled).contains(&total),
         "{total} admitted: {by_old} by the old process, {by_new} by the new"
@@ -127,7 +127,7 @@ fn a_stop_and_a_start_keep_what_was_taken() {
     process.signal("TERM");
     assert_eq!(process.exit_code(), Some(0));
 
-    // What is not understood is no reason not to start.
+    // An unreadable file does not prevent a start.
     fs::write(&levels, "{").unwrap();
     let Served { process, .. } = prepared.serve_with(&again);
     // The bucket comes before the tunnel.

@@ -60,8 +60,8 @@ impl Site {
         Ok(Self { folder, nginx, haproxy: None, backend_port, backend_buffers: "" })
     }
 
-    /// The same with a backend that keeps little in the kernel for each connection: of many stalled downloads it would
-    /// otherwise hold more than the product, and use up what the machine has for TCP.
+    /// Starts the peers with a backend that keeps little in the kernel for each connection. With many stalled downloads
+    /// it would otherwise hold more than the product and use up the machine's TCP memory.
     pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
         Ok(Self { backend_buffers: " sndbuf=8k", ..Self::with_backend_alone()? })
     }

@@ -28,7 +28,8 @@ pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-ho
 /// `Connection` names, those that `drop` says, and names that some servers take for fields that frame
 /// ([`is_framing`](super::framing::is_framing)).
 ///
-/// `Content-Length` stays: over HTTP/2 it describes a body whose end the stream marks. `TE: trailers` stays (it is the one value that HTTP/2 carries, RFC 9113 §8.2.2). There is room for `added` fields
+/// `Content-Length` stays: over HTTP/2 the stream marks the end of the body, and the field only describes it.
+/// `TE: trailers` stays: it is the one value that HTTP/2 carries (RFC 9113 §8.2.2). There is room for `added` fields
 /// more, where something was dropped.
 pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
     let named: Vec<HeaderName> = headers

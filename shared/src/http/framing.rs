@@ -106,7 +106,7 @@ pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
     Ok(Some(digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'))))
 }
 
-/// Makes `Content-Length` say what `framing` does, and nothing else: for the head of a message whose end its stream marks.
+/// Sets `Content-Length` as `framing` says. For heads of messages that end with their stream.
 pub fn set_content_length(headers: &mut HeaderMap, framing: Framing) {
     let Some(length) = framing.content_length() else {
         if headers.contains_key(header::CONTENT_LENGTH) {

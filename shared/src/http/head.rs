@@ -334,7 +334,7 @@ fn syntax(error: httparse::Error, limits: HeadLimits) -> InvalidHead {
 
 const VERSION_LENGTH: usize = "HTTP/1.1".len();
 
-/// The same head in HTTP/1.1, if it is of a later version of HTTP/1 whose name begins at `at`. A recipient takes it for
+/// Rewrites a head of a later minor version of HTTP/1 as HTTP/1.1; the version begins at `at`. A recipient takes it for
 /// the highest minor version that it knows (RFC 9110 §2.5).
 fn as_http11(head: &[u8], at: usize) -> Option<Bytes> {
     let end = at + VERSION_LENGTH;

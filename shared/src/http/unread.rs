@@ -1,4 +1,4 @@
-//! What can be told of a request whose head is refused, for logs: nothing of it is trusted or relayed.
+//! Parts of a refused head, for logs. They are not trusted or relayed.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use http::uri::{Authority, PathAndQuery};
 use super::fields::X_FORWARDED_FOR;
 use super::head::{self, Version};
 
-/// Longest target that is kept, in bytes of what was received.
+/// Longest target that is kept, in received bytes.
 const TARGET_MAX: usize = 8 * 1024;
 
 /// A request head that is refused, as far as it could be read.
@@ -18,11 +18,11 @@ const TARGET_MAX: usize = 8 * 1024;
 pub struct UnreadHead {
     pub version: Version,
     pub method: Option<Method>,
-    /// As received; what is no visible ASCII is percent-encoded.
+    /// As received; bytes other than visible ASCII are percent-encoded.
     pub target: Box<str>,
     /// Host and optional port, if the head names exactly one.
     pub authority: Option<Authority>,
-    /// Of HTTP/1 only `X-Forwarded-For`.
+    /// Fields; in HTTP/1 only `X-Forwarded-For`.
     pub headers: HeaderMap,
 }
 
@@ -80,7 +80,7 @@ impl Hosts {
     }
 }
 
-/// Of an absolute-form target, which overrides `Host` (RFC 9112 §3.2.2).
+/// Authority of an absolute-form target, which overrides `Host` (RFC 9112 §3.2.2).
 fn authority_of_target(target: &[u8]) -> Option<Authority> {
     let after_scheme = &target[memchr::memmem::find(target, b"://")? + 3..];
     let scheme_is_first = !target.starts_with(b"/");

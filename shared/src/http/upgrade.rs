@@ -5,19 +5,19 @@ use http::header::HeaderValue;
 /// One protocol other than HTTP and TLS: a token, and a version after a slash where there is one.
 ///
 /// Another form of HTTP inside a tunnel would carry requests that the gateway does not see, and TLS would hide them.
-/// So each hop parses what it receives: `Upgrade` and `:protocol` of callers at the gateway, `:protocol` of the tunnel at
+/// Each hop parses its own input: `Upgrade` and `:protocol` of callers at the gateway, `:protocol` of the tunnel at
 /// the agent, and the agent's answer at the gateway.
 #[derive(Debug, Clone)]
 pub struct UpgradeProtocol(HeaderValue);
 
 impl UpgradeProtocol {
     /// Parses the value of an `Upgrade` field or of `:protocol`; `None` for a list, for HTTP or TLS in any form, and for
-    /// what is no protocol.
+    /// values that are no protocol.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         is_acceptable(value.as_bytes()).then(|| Self(value.clone()))
     }
 
-    /// The same for text.
+    /// As [`Self::parse`], for text.
     pub fn parse_str(text: &str) -> Option<Self> {
         if is_acceptable(text.as_bytes()) { HeaderValue::from_str(text).ok().map(Self) } else { None }
     }

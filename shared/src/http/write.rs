@@ -1,4 +1,4 @@
-//! Heads of HTTP/1.1 messages, written: the only place that does so for what is relayed, in either direction.
+//! Writes heads of HTTP/1.1 messages. The only writer of relayed messages, in either direction.
 //!
 //! The framing is decided here from [`Framing`] and [`Connection`] alone. Fields in the map that frame, or concern a
 //! connection ([`is_framing`]), are never written: whatever a peer sent in them, the next hop does not see it.

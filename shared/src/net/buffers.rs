@@ -24,7 +24,7 @@ pub struct BufferUse {
     pub reserved: usize,
     /// Most that the receive buffer may grow to without further autotuning.
     pub receive_limit: usize,
-    /// The same of the send buffer.
+    /// Limit of the send buffer.
     pub send_limit: usize,
 }
 
@@ -60,7 +60,7 @@ impl Buffers {
     }
 
     /// Bounds the bytes that wait to be sent: the kernel takes no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and at
-    /// most `bytes` at once. What is sent and not acknowledged comes on top and follows the path.
+    /// most `bytes` at once. Bytes that are sent and not acknowledged come on top and follow the path.
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         self.0.send_at_once.set(bytes as usize);
         socket2::SockRef::from(&self.0.as_fd()).set_tcp_notsent_lowat(bytes)
@@ -73,7 +73,7 @@ impl Buffers {
         socket2::SockRef::from(&self.0.as_fd()).set_send_buffer_size(bytes / 2)
     }
 
-    /// Bounds the receive buffer and ends its autotuning. What was received already stays. The kernel's own limit
+    /// Bounds the receive buffer and ends its autotuning. Bytes already received stay. The kernel's own limit
     /// (`net.core.rmem_max`) may make it smaller.
     pub fn limit_receive_buffer(&self, bytes: usize) -> io::Result<()> {
         socket2::SockRef::from(&self.0.as_fd()).set_recv_buffer_size(bytes / 2)

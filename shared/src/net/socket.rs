@@ -38,7 +38,7 @@ const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 /// Longest time between two looks at what a peer has acknowledged.
 const ACKNOWLEDGED_PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A connected stream, and what it has carried.
+/// A connected stream and its byte counts.
 pub(super) struct Connected {
     pub(super) stream: TcpStream,
     /// Bytes that the kernel has taken for sending.

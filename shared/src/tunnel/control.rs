@@ -89,7 +89,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// For messages of at most `longest` bytes.
+    /// Decoder of messages of at most `longest` bytes.
     pub fn new(longest: usize) -> Self {
         Self { buffer: BytesMut::new(), scanned: 0, longest }
     }

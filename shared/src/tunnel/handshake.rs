@@ -19,7 +19,7 @@ pub const PATH: &str = "/tunnel";
 /// Protocol name in `Upgrade`.
 pub const PROTOCOL: &str = "gw-tunnel";
 
-/// The same, as what it is.
+/// [`PROTOCOL`] as a parsed protocol.
 const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 
 /// Bounds on the heads of the handshake, either way.

@@ -1,7 +1,7 @@
 //! Text from the other end that is shown to people: in errors, logs and pages.
 
-/// `bytes` as one line of at most `most` bytes. Characters that control a terminal, a line or the direction of what is
-/// written become spaces, as do invisible ones; what is not UTF-8 becomes U+FFFD.
+/// `bytes` as one line of at most `most` bytes. Characters that control a terminal, a line or the direction of text
+/// become spaces, as do invisible ones; bytes that are not UTF-8 become U+FFFD.
 pub fn printable(bytes: &[u8], most: usize) -> String {
     let mut line = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {

@@ -157,7 +157,7 @@ pub(super) async fn replay(
     let recorded = recorded(&admin, id.to_string(), is_preview).await?;
     let edits = edits(&mut form, &recorded);
     if edits.body.is_some() {
-        // Shown again, the form says what is sent.
+        // The form, when shown again, has the body that was sent.
         form.set("body_from", "text");
     }
     if is_preview && !form.is_refused() {
