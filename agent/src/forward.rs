@@ -9,6 +9,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
 use gw_shared::http::{Framing, InvalidHead, Part};
 use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::stream::{self, Received};
 use h2::server::SendResponse;
@@ -61,7 +62,7 @@ pub(crate) async fn forward(
         // Before the backend had to know of it.
         return;
     }
-    let (mut parts, mut body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     if parts.method == Method::CONNECT {
         // In a box, as is connecting: what is rare is not to make the task of every request larger.
         return Box::pin(upgrade::forward(pool, passage, parts, body, respond)).await;
@@ -71,16 +72,20 @@ pub(crate) async fn forward(
         // Not what a gateway sends.
         return respond.send_reset(Reason::PROTOCOL_ERROR);
     };
+    let mut body = Incoming::new(body);
     let mut kept = pool.kept();
     let mut is_second = false;
     loop {
         let lease = match kept.take() {
             Some(lease) => lease,
-            None => match unless_reset(&mut respond, Box::pin(pool.connect(Wanted::Any, &passage))).await {
-                Some(Ok(lease)) => lease,
-                Some(Err(error)) => return refuse(&mut respond, &passage, &error.into()),
-                None => return,
-            },
+            None => {
+                let connect = body.gather_while(unless_reset(&mut respond, pool.connect(Wanted::Any, &passage)));
+                match Box::pin(connect).await {
+                    Some(Ok(lease)) => lease,
+                    Some(Err(error)) => return refuse(&mut respond, &passage, &error.into()),
+                    None => return,
+                }
+            }
         };
         passage.connected(&lease);
         let progress = Progress { passage: &passage, took_of_body: Cell::default(), sent_whole: Cell::default() };
@@ -152,7 +157,7 @@ async fn exchange(
     lease: &Lease<'_>,
     parts: &Parts,
     framing: Framing,
-    body: &mut RecvStream,
+    body: &mut Incoming,
     respond: &mut SendResponse<Bytes>,
     progress: &Progress<'_>,
 ) -> Result<Reusable, Failure> {
@@ -175,11 +180,11 @@ async fn send_request(
     lease: &Lease<'_>,
     parts: &Parts,
     framing: Framing,
-    body: &mut RecvStream,
+    body: &mut Incoming,
     progress: &Progress<'_>,
 ) -> Result<(), CallerGone> {
     // A backend that does not take all of it may still answer: what went wrong shows when the response is read.
-    if request.head(parts, lease.authority(parts)).await.is_err() {
+    if body.gather_while(request.head(parts, lease.authority(parts))).await.is_err() {
         return Ok(());
     }
     if !framing.has_body() {
@@ -193,20 +198,20 @@ async fn send_request(
 /// Sends what comes from the tunnel, to its end or until the backend takes no more.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
-    body: &mut RecvStream,
+    body: &mut Incoming,
     passage: &Passage,
     took: &Cell<bool>,
 ) -> Result<std::io::Result<()>, CallerGone> {
     let mut trailers = None;
     loop {
-        let received = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await.map_err(|_| CallerGone)?;
+        let received = body.receive().await.map_err(|_| CallerGone)?;
         took.set(true);
         match received {
             Received::Data(data) => {
                 let length = data.len();
                 passage.counts.sent(length);
-                let sent = request.data(data).await;
-                stream::release(body, length);
+                let sent = body.gather_while(request.data(data)).await;
+                body.release(length);
                 if sent.is_err() {
                     return Ok(sent);
                 }

@@ -11,6 +11,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
 use h2::ext::Protocol;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -190,10 +191,11 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
 async fn relay_both(
     mut request: RequestHalf<'_>,
     mut response: ResponseHalf<'_>,
-    mut body: RecvStream,
+    body: RecvStream,
     mut stream: SendStream<Bytes>,
     passage: &Passage,
 ) -> Result<(), Failure> {
+    let mut body = Incoming::new(body);
     request.switched();
     response.switched();
     let (took, down_ended) = (Cell::new(false), Cell::new(false));

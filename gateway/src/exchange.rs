@@ -15,6 +15,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::id::AgentId;
 use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
 use gw_shared::tunnel::stream;
 use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderMap, Request, StatusCode};
@@ -111,7 +112,7 @@ pub(crate) struct Download {
 /// Where a response body comes from.
 enum Source {
     Tunnel {
-        body: h2::RecvStream,
+        body: Incoming,
         _in_flight: InFlight,
     },
     Across(pipe::Receiver),
@@ -259,7 +260,8 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> R
         }
     };
     let switched = head.upgrade.is_some();
-    pipe.send(Frame::Head(Box::new(Answer { passage, head: Ok(head) }))).await?;
+    let answer = Box::new(Answer { passage, head: Ok(head) });
+    download.gather_while(pipe.send(Frame::Head(answer))).await?;
     loop {
         let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await?;
         let frame = frame.unwrap_or_else(|error| Frame::Broken(Box::new(error)));
@@ -272,7 +274,7 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> R
                 return Err(Closed);
             }
         };
-        pipe.send(frame).await?;
+        download.gather_while(pipe.send(frame)).await?;
         download.release(bytes);
         if last {
             return Ok(Completed { switched });
@@ -408,16 +410,24 @@ impl Download {
     /// Whether the frame just received was the last that carries something, as far as that is known already.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
-            Source::Tunnel { body, .. } => body.is_end_stream(),
+            Source::Tunnel { body, .. } => body.is_done(),
             Source::Across(_) => false,
             Source::Nothing => true,
+        }
+    }
+
+    /// Waits for the next hop to take what was received. What arrives behind it takes no more memory than its bytes.
+    pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
+        match &mut self.source {
+            Source::Tunnel { body, .. } => body.gather_while(passing_on).await,
+            Source::Across(_) | Source::Nothing => passing_on.await,
         }
     }
 
     /// Reports that `bytes` of the body were passed on, so that as many more may come.
     pub(crate) fn release(&mut self, bytes: usize) {
         match &mut self.source {
-            Source::Tunnel { body, .. } if bytes > 0 => stream::release(body, bytes),
+            Source::Tunnel { body, .. } if bytes > 0 => body.release(bytes),
             // A pipe gives credit when its frames are received.
             Source::Tunnel { .. } | Source::Across(_) | Source::Nothing => {}
         }

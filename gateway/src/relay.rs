@@ -309,22 +309,21 @@ async fn receive_head(
 async fn receive_body(journey: &Journey, mut download: Download, response: &mut impl ResponseSink) -> Ended {
     let mut trailers = None;
     loop {
-        let mut next = std::pin::pin!(std::future::poll_fn(|cx| download.poll_frame(cx)));
         // What can be sent together is; what there is when nothing more is ready goes out at once.
-        let frame = match futures_util::poll!(next.as_mut()) {
+        let frame = match futures_util::poll!(std::future::poll_fn(|cx| download.poll_frame(cx))) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                if response.flush().await.is_err() {
+                if download.gather_while(response.flush()).await.is_err() {
                     return Ended::CallerGone;
                 }
-                next.await
+                std::future::poll_fn(|cx| download.poll_frame(cx)).await
             }
         };
         let sent = match frame {
             Ok(Frame::Data(data)) => {
-                let bytes = data.len();
+                let (bytes, last) = (data.len(), download.is_done());
                 journey.passing_on(&data);
-                let sent = response.data(data, download.is_done()).await;
+                let sent = download.gather_while(response.data(data, last)).await;
                 download.release(bytes);
                 sent
             }

@@ -9,6 +9,7 @@ use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::http::framing::content_length;
 use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::stream::{self, Received, StreamClosed};
 use gw_shared::tunnel::text::printable;
@@ -152,7 +153,7 @@ async fn receive(
         return Ok((head, Source::Nothing));
     }
     in_flight.watch(&mut body);
-    Ok((head, Source::Tunnel { body, _in_flight: in_flight }))
+    Ok((head, Source::Tunnel { body: Incoming::new(body), _in_flight: in_flight }))
 }
 
 /// Checks a final head and cleans its fields for the next hop.
@@ -203,8 +204,8 @@ async fn read_message(body: &mut h2::RecvStream) -> String {
 }
 
 /// The next frame of a body that comes from a tunnel.
-pub(super) fn poll_frame(body: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
-    Poll::Ready(match ready!(stream::poll_receive(body, cx)) {
+pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+    Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Received::Data(data)) => Ok(Frame::Data(data)),
         Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
             Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),

@@ -43,6 +43,7 @@ mod stopping;
 mod succession;
 mod takeover;
 mod targets;
+mod tiny_frames;
 mod tokens;
 mod traces;
 mod tunnels;

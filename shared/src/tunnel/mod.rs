@@ -16,6 +16,7 @@ pub mod control;
 pub mod handshake;
 pub mod heartbeat;
 pub mod held;
+pub mod incoming;
 pub mod response;
 pub mod settings;
 pub mod stream;

@@ -41,6 +41,11 @@ const RESET_MEMORY: Duration = Duration::from_secs(10);
 /// agent to take the reset. Far beyond what the genuine agent causes; the connection then ends.
 const ERROR_RESETS: usize = 64 * 1024;
 
+/// What small DATA frames may take in h2 of one connection, in bytes: each counts 256 less its payload. Both ends take
+/// frames out of h2 while the next hop does not take them (see [`incoming`](super::incoming)), so this bounds what arrives
+/// between two turns. The default is half of the connection window, which is far more memory than the frames count.
+const DATA_FRAME_BUDGET: usize = 16 * 1024 * 1024;
+
 /// The gateway's side. The connection window is for an agent with the usual slots until it has said how many.
 pub fn client() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
@@ -53,6 +58,7 @@ pub fn client() -> h2::client::Builder {
         .max_concurrent_reset_streams(RESET_STREAMS)
         .reset_stream_duration(RESET_MEMORY)
         .max_local_error_reset_streams(Some(ERROR_RESETS))
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .enable_push(false);
     builder
 }
@@ -72,6 +78,7 @@ pub fn server(slots: u32) -> h2::server::Builder {
         .max_pending_accept_reset_streams(RESET_STREAMS)
         .reset_stream_duration(RESET_MEMORY)
         .max_local_error_reset_streams(None)
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .enable_connect_protocol();
     builder
 }

@@ -1,5 +1,7 @@
 //! Bounds on the responses of backends.
 
+use std::sync::atomic::AtomicBool;
+
 use gw_shared::tunnel::response;
 
 use super::*;
@@ -51,5 +53,61 @@ fn responses_of_http_2_have_the_same_bounds_and_interim_ones_no_length() {
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
             assert!(message.contains(told), "{message}");
         }
+    });
+}
+
+/// A request body in pieces of one byte, for a backend that does not read: it waits without harm to other requests of its
+/// tunnel, and arrives whole.
+#[test]
+fn a_backend_that_does_not_read_ends_no_tunnel() {
+    // More frames than h2 accepts by default beside a tunnel's window.
+    const TINY: usize = 400_000;
+    const REST: usize = 100_000;
+    let byte = |number: usize| (number % 251) as u8;
+    let reads = Arc::new(AtomicBool::new(false));
+    let mut window = h2::server::Builder::new();
+    window.initial_window_size(1000);
+    let may_read = Arc::clone(&reads);
+    let urls = http2(window, move |request, mut respond, _| {
+        let may_read = Arc::clone(&may_read);
+        async move {
+            if request.uri().path() == "/other" {
+                respond.send_response(Response::new(()), true).unwrap();
+                return;
+            }
+            let mut body = request.into_body();
+            while !may_read.load(Ordering::Relaxed) {
+                runtime::sleep(Duration::from_millis(5)).await;
+            }
+            let mut count = 0;
+            while let Some(data) = std::future::poll_fn(|cx| body.poll_data(cx)).await {
+                let data = data.unwrap();
+                body.flow_control().release_capacity(data.len()).unwrap();
+                assert!(data.iter().enumerate().all(|(number, got)| *got == byte(count + number)));
+                count += data.len();
+            }
+            assert_eq!(count, TINY);
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, mut upload) =
+            send(&requests, Request::post(format!("https://{HOST}/")).body(()).unwrap(), false).await;
+        for number in 0..TINY {
+            stream::send(&mut upload, Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
+        }
+        // There is room for so much once nearly all has been sent.
+        upload.reserve_capacity(REST);
+        while upload.capacity() < REST {
+            std::future::poll_fn(|cx| upload.poll_capacity(cx)).await.unwrap().unwrap();
+        }
+        let other = send(&requests, get("/other"), true).await.0.await.unwrap();
+        assert_eq!(other.status(), 200);
+        assert!(!other.headers().contains_key(X_GW_AGENT_ERROR));
+        reads.store(true, Ordering::Relaxed);
+        upload.send_data(Bytes::new(), true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert!(!response.headers().contains_key(X_GW_AGENT_ERROR));
     });
 }

@@ -1,0 +1,159 @@
+//! Bodies in pieces of one byte for a next hop that does not read: what they cost, and what others notice of them.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use gw_gateway::config::HandOver;
+use gw_gateway::demo::{Demo, Options};
+use http::Method;
+
+use crate::caller::{Caller, connect, get};
+use crate::frames::{PING, frame};
+use crate::http::Peer;
+use crate::modified_agent::{DATA, enroll, head, last_head};
+use crate::{backend, eventually, options, tunnels};
+
+/// A large piece.
+const BLOCK: usize = 16 * 1024;
+
+fn byte(number: usize) -> u8 {
+    (number % 251) as u8
+}
+
+/// `/tiny` answers with a block for each message of `blocks`, and once there are no more, with `tiny` chunks of one byte.
+/// Everything else is answered at once.
+fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
+    while let Ok(head) = peer.request_head() {
+        if head.target.as_str() != "/tiny" {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            continue;
+        }
+        peer.stream.set_write_timeout(None).unwrap();
+        peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let blocks = blocks.lock().unwrap();
+        while blocks.recv().is_ok() {
+            peer.send([format!("{BLOCK:x}\r\n").as_bytes(), &[0; BLOCK], b"\r\n"].concat());
+        }
+        let mut pieces = Vec::new();
+        (0..tiny).for_each(|number| pieces.extend([b'1', b'\r', b'\n', byte(number), b'\r', b'\n']));
+        pieces.extend(b"0\r\n\r\n");
+        if peer.stream.write_all(&pieces).is_err() {
+            return;
+        }
+    }
+}
+
+/// Starts a demo whose backend [serves](serve) `tiny` pieces.
+fn start(options: Options, tiny: usize) -> (Demo, Sender<()>) {
+    let (more, blocks) = channel();
+    let blocks = Mutex::new(blocks);
+    let backend = backend::start(move |peer| serve(peer, &blocks, tiny));
+    (Demo::start(&Options { backend: Some(backend), ..options }).unwrap(), more)
+}
+
+/// A caller whose kernel takes little ahead of what it reads.
+fn slow_caller(demo: &Demo) -> Caller {
+    let caller = connect(demo);
+    socket2::SockRef::from(&caller.stream.sock).set_recv_buffer_size(4096).unwrap();
+    caller
+}
+
+fn is_answered(demo: &Demo) {
+    let mut caller = connect(demo);
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+fn crossings(demo: &Demo) -> u64 {
+    crate::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
+}
+
+/// A caller that reads nothing of its response gets all of it once it reads on, and its tunnel serves others meanwhile.
+fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
+    let tunnel = || tunnels(demo).swap_remove(0);
+    let generation = tunnel().generation;
+    slow.send(get(demo, "/tiny"));
+    assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
+    // The caller's sockets take no more once blocks stay at the gateway.
+    let mut blocks = 0;
+    let mut unchanged = 0;
+    while unchanged < 20 {
+        if tunnel().held_bytes >= BLOCK {
+            unchanged += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        } else {
+            (blocks, unchanged) = (blocks + 1, 0);
+            assert!(blocks < 10_000, "the caller's sockets take everything");
+            more.send(()).unwrap();
+        }
+    }
+    drop(more);
+    eventually("pieces wait", || {
+        let tunnel = tunnel();
+        assert_eq!(tunnel.generation, generation);
+        (tunnel.held_bytes >= tiny / 4 * 3).then_some(())
+    });
+    is_answered(demo);
+    let (body, _) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
+    assert_eq!(body.len(), blocks * BLOCK + tiny);
+    let pieces = &body[blocks * BLOCK..];
+    assert_eq!(pieces.iter().enumerate().position(|(number, got)| *got != byte(number)), None);
+    assert_eq!(tunnel().generation, generation);
+}
+
+#[test]
+fn a_caller_that_does_not_read_ends_no_tunnel() {
+    // Three quarters of it are more than h2 accepts by default beside a tunnel's window.
+    const TINY: usize = 400_000;
+    let (demo, more) = start(Options { workers: 1, ..options(None) }, TINY);
+    stalls_alone(&demo, more, slow_caller(&demo), TINY);
+}
+
+#[test]
+fn a_caller_of_another_worker_that_does_not_read_ends_no_tunnel() {
+    // Three quarters of it are more than the gateway has h2 accept.
+    const TINY: usize = 120_000;
+    let (demo, more) = start(Options { hand_over: HandOver::Never, ..options(None) }, TINY);
+    for _ in 0..100 {
+        let (before, mut slow) = (crossings(&demo), slow_caller(&demo));
+        slow.send(get(&demo, "/"));
+        assert_eq!(slow.response().body, b"ok");
+        if crossings(&demo) > before {
+            return stalls_alone(&demo, more, slow, TINY);
+        }
+    }
+    panic!("all come to the same worker");
+}
+
+#[test]
+fn small_and_large_pieces_and_trailers_keep_their_order() {
+    let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut slow = enrolled.caller(&demo);
+    socket2::SockRef::from(&slow.stream.sock).set_recv_buffer_size(4096).unwrap();
+    slow.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send(head(stream, &[(":status", "200")]));
+    assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
+    // Small and large pieces in turn, until the caller's sockets take no more. The window has room for some more.
+    let mut sent = Vec::new();
+    let waits = |demo: &Demo| tunnels(demo).iter().any(|tunnel| tunnel.held_bytes >= 100_000);
+    while !waits(&demo) {
+        assert!(sent.len() < 100_000_000, "the caller's sockets take everything");
+        let piece: Vec<u8> = (sent.len()..sent.len() + 10_000).map(byte).collect();
+        let (small, large) = piece.split_at(100);
+        tunnel.0.send([frame(DATA, 0, stream, small), frame(DATA, 0, stream, large)].concat());
+        sent.extend(piece);
+        // Taken by the gateway once it answers.
+        tunnel.0.send(frame(PING, 0, 0, &[0; 8]));
+        while tunnel.next_of(PING).unwrap().flags == 0 {}
+    }
+    tunnel.0.send(last_head(stream, &[("grpc-status", "0")]));
+    let (read, trailers) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
+    assert!(read == sent, "{} of {} bytes", read.len(), sent.len());
+    assert_eq!(trailers["grpc-status"], "0");
+}

@@ -1,0 +1,134 @@
+//! Bodies as they arrive on HTTP/2 streams, for a next hop that may not take them.
+//!
+//! h2 keeps a frame of one byte in some 250 bytes, and ends connections on which too many such frames wait. What waits
+//! for a next hop is therefore taken out of h2 and put together. Its bytes stay in the stream's window, which bounds them.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
+use h2::RecvStream;
+
+use super::stream::{self, Received, StreamClosed};
+
+/// A received body, and what of it waits for the next hop.
+pub struct Incoming {
+    stream: RecvStream,
+    /// Nothing as long as no next hop was waited for.
+    waiting: Option<Box<Waiting>>,
+}
+
+impl Incoming {
+    pub fn new(stream: RecvStream) -> Self {
+        Self { stream, waiting: None }
+    }
+
+    /// Receives the next piece; an error means that the body was cut short. What arrived before comes first.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
+        match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
+            Some(data) => Poll::Ready(Ok(Received::Data(data))),
+            None => stream::poll_receive(&mut self.stream, cx),
+        }
+    }
+
+    pub async fn receive(&mut self) -> Result<Received, StreamClosed> {
+        std::future::poll_fn(|cx| self.poll_receive(cx)).await
+    }
+
+    /// Waits for `next_hop`. What arrives meanwhile is taken out of h2, and not released.
+    pub async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
+        let gather = std::pin::pin!(std::future::poll_fn(|cx| self.poll_gather(cx)));
+        // Polled second: a next hop that does not make us wait costs nothing.
+        match select(std::pin::pin!(next_hop), gather).await {
+            Either::Left((done, _)) => done,
+            Either::Right((never, _)) => match never {},
+        }
+    }
+
+    /// Takes what has arrived out of h2. The end, trailers and errors stay: h2 reports them again.
+    fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<Infallible> {
+        while let Poll::Ready(Some(Ok(data))) = self.stream.poll_data(cx) {
+            if !data.is_empty() {
+                self.waiting.get_or_insert_default().push(data);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Nothing follows what was received, as far as that is known already.
+    pub fn is_done(&self) -> bool {
+        self.waiting.as_ref().is_none_or(|waiting| waiting.is_empty()) && self.stream.is_end_stream()
+    }
+
+    /// Gives `bytes` that were passed on back to the sender's window.
+    pub fn release(&mut self, bytes: usize) {
+        stream::release(&mut self.stream, bytes);
+    }
+}
+
+/// Pieces in order. Small ones are put together: each takes as much memory as a larger one.
+#[derive(Default)]
+struct Waiting {
+    pieces: VecDeque<Bytes>,
+    /// Small ones behind those.
+    last: BytesMut,
+}
+
+impl Waiting {
+    /// Pieces below this, in bytes, are copied.
+    const SMALL: usize = 1024;
+    /// Bytes that small pieces are put together to at most.
+    const TOGETHER: usize = 16 * 1024;
+
+    fn push(&mut self, data: Bytes) {
+        let is_small = data.len() < Self::SMALL;
+        if !self.last.is_empty() && (!is_small || self.last.len() + data.len() > Self::TOGETHER) {
+            self.pieces.push_back(std::mem::take(&mut self.last).freeze());
+        }
+        if is_small {
+            self.last.extend_from_slice(&data);
+        } else {
+            self.pieces.push_back(data);
+        }
+    }
+
+    fn next(&mut self) -> Option<Bytes> {
+        match self.pieces.pop_front() {
+            Some(piece) => Some(piece),
+            None if self.last.is_empty() => None,
+            None => Some(std::mem::take(&mut self.last).freeze()),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.last.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_keep_their_order_and_small_ones_become_few() {
+        let mut waiting = Waiting::default();
+        let sizes = (0..40_000).map(|number| if number % 10_000 == 5000 { 2000 } else { 1 + number % 3 });
+        let mut sent = Vec::new();
+        for (number, size) in sizes.enumerate() {
+            let piece = vec![(number % 251) as u8; size];
+            waiting.push(Bytes::copy_from_slice(&piece));
+            sent.extend(piece);
+        }
+        let (mut received, mut pieces) = (Vec::new(), 0);
+        while let Some(piece) = waiting.next() {
+            assert!(!piece.is_empty() && piece.len() <= Waiting::TOGETHER);
+            received.extend_from_slice(&piece);
+            pieces += 1;
+        }
+        assert!(received == sent && waiting.is_empty());
+        // Each large one, and what is between them.
+        assert!(pieces <= 4 + 5 + sent.len() / (Waiting::TOGETHER - Waiting::SMALL), "{pieces}");
+    }
+}
