@@ -210,7 +210,10 @@ async fn carry(exchange: Exchange, upload: Option<pipe::Receiver>, mut response:
     let down = std::pin::pin!(carry_down(exchange.response, &mut response));
     // What is left of the stream is dropped with this task, which resets it.
     match select(down, up).await {
-        Either::Left((Ok(Completed { switched: true }), up)) => up.await,
+        Either::Left((Ok(Completed { switched: Some(download) }), up)) => {
+            up.await;
+            drop(download);
+        }
         Either::Left(_) => {}
         Either::Right(((), down)) => drop(down.await),
     }
@@ -242,8 +245,8 @@ async fn carry_up(mut body: pipe::Receiver, mut upload: Upload) {
 
 /// A response was carried to its end.
 struct Completed {
-    /// It was the backend's half of another protocol.
-    switched: bool,
+    /// What keeps the stream among those in flight, where the response was the backend's half of another protocol.
+    switched: Option<Download>,
 }
 
 async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> Result<Completed, Closed> {
@@ -256,7 +259,7 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> R
         Ok(received) => received,
         Err(error) => {
             pipe.send(Frame::Head(Box::new(Answer { passage, head: Err(error) }))).await?;
-            return Ok(Completed { switched: false });
+            return Ok(Completed { switched: None });
         }
     };
     let switched = head.upgrade.is_some();
@@ -277,7 +280,7 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender) -> R
         download.gather_while(pipe.send(frame)).await?;
         download.release(bytes);
         if last {
-            return Ok(Completed { switched });
+            return Ok(Completed { switched: switched.then_some(download) });
         }
     }
 }

@@ -278,14 +278,14 @@ async fn pass_on(journey: &Journey, body: &mut impl RequestBody, mut upload: Upl
 }
 
 async fn receive_response(journey: &Journey, pending: PendingResponse, response: &mut impl ResponseSink) -> Ended {
-    let (head, download) = match receive_head(journey, pending, response).await {
+    let (head, mut download) = match receive_head(journey, pending, response).await {
         Ok(received) => received,
         Err(ended) => return ended,
     };
     if response.head(head).await.is_err() {
         return Ended::CallerGone;
     }
-    receive_body(journey, download, response).await
+    receive_body(journey, &mut download, response).await
 }
 
 /// Passes interim responses on and returns the final head, as the caller is to get it.
@@ -306,7 +306,7 @@ async fn receive_head(
     Ok((head, download))
 }
 
-async fn receive_body(journey: &Journey, mut download: Download, response: &mut impl ResponseSink) -> Ended {
+async fn receive_body(journey: &Journey, download: &mut Download, response: &mut impl ResponseSink) -> Ended {
     let mut trailers = None;
     loop {
         // What can be sent together is; what there is when nothing more is ready goes out at once.

@@ -28,13 +28,15 @@ pub(super) async fn switch(
             Either::Right((CallerGone, _)) => return Outcome::CallerGone,
         }
     };
-    let (head, download) = match received {
+    // Counts among the requests in flight as long as it is kept: until both halves have ended.
+    let (head, mut download) = match received {
         Ok(received) => received,
         Err(ended) => return conclude(journey, ended, response).await,
     };
     let switched = head.upgrade.is_some();
     if !switched && version == Version::Http2 && head.status.is_success() {
-        // To who speaks HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
+        drop(download);
+        // To a caller of HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
         let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
         return refuse(journey, &error, response).await;
     }
@@ -50,7 +52,7 @@ pub(super) async fn switch(
     }
     let (received, passed_on) = (Cell::new(false), Cell::new(false));
     let ended = {
-        let down = std::pin::pin!(receive_body(journey, download, response));
+        let down = std::pin::pin!(receive_body(journey, &mut download, response));
         let up = std::pin::pin!(async {
             if pass_on(journey, body, upload).await.is_err() {
                 return Ended::CallerGone;

@@ -340,3 +340,33 @@ fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
     assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
     is_free();
 }
+
+#[test]
+fn a_switched_request_is_in_flight_until_both_halves_have_ended() {
+    for hand_over in [HandOver::Always, HandOver::Never] {
+        let demo = Demo::start(&Options { hand_over, ..crate::options(None) }).unwrap();
+        let enrolled = enroll(&demo);
+        let mut tunnel = enrolled.tunnel(&demo);
+        let in_flight = || crate::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
+        // Of these some come to another worker than the tunnel's.
+        for _ in 0..8 {
+            let mut caller = enrolled.caller(&demo);
+            caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
+            let stream = tunnel.request();
+            // The agent's half ends with its head.
+            tunnel.0.send(last_head(stream, &[(":status", "200"), ("x-gw-upgrade", "other")]));
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
+            assert!(caller.is_closed());
+            // The caller's goes on.
+            caller.send("more");
+            let data = tunnel.next_of(DATA).unwrap();
+            assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
+            assert_eq!(in_flight(), 1);
+            caller.stream.conn.send_close_notify();
+            caller.stream.flush().unwrap();
+            caller.stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(tunnel.next_of(DATA).unwrap().flags, END_STREAM);
+            crate::eventually("no request is left", || (in_flight() == 0).then_some(()));
+        }
+    }
+}
