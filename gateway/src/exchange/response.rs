@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
-use gw_shared::http::framing::content_length;
+use gw_shared::http::framing::{check_values_of_http2, content_length};
 use gw_shared::runtime;
 use gw_shared::tunnel::incoming::Incoming;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
@@ -98,7 +98,7 @@ impl FromTunnel {
         in_flight.took_interim();
         let (Parts { status, headers, .. }, ()) = interim.into_parts();
         let mut headers = fields::end_to_end(headers, fields::is_own, 0);
-        match self.budget.take(status, &mut headers) {
+        match check_values(&headers).and_then(|()| self.budget.take(status, &mut headers)) {
             Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
             Err(invalid) => {
                 // Resets the stream, and with it goes what the agent has sent beyond.
@@ -164,6 +164,7 @@ fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHea
     check_status(status)?;
     let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
     check_fields(&headers)?;
+    check_values(&headers)?;
     // Another protocol has no length (RFC 9110 §8.6), and neither has a response that never has a body.
     if switches || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
@@ -172,6 +173,11 @@ fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHea
     content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
     let never_has_body = asked.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
+}
+
+/// Checks what h2 does not: values that a caller of HTTP/2 would have to take for malformed.
+fn check_values(fields: &HeaderMap) -> Result<(), InvalidResponse> {
+    check_values_of_http2(fields).map_err(|_| InvalidResponse::Http2)
 }
 
 /// The protocol that the backend has switched to: the one that was asked for.
@@ -211,7 +217,8 @@ pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Resu
             Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
             None => {
                 let trailers = fields::end_to_end_trailers(trailers);
-                check_fields(&trailers).map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
+                let checked = check_fields(&trailers).and_then(|()| check_values(&trailers));
+                checked.map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
             }
         },
         Ok(Received::End) => Ok(Frame::End),

@@ -196,6 +196,14 @@ fn responses_that_no_backend_may_give_are_refused() {
             Box::new(|id| head(id, &[(":status", "200"), ("content-length", "5"), ("content-length", "6")])),
         ),
         ("no number", &get, Box::new(|id| head(id, &[(":status", "200"), ("content-length", "+5")]))),
+        ("a padded value", &get, Box::new(|id| head(id, &[(":status", "200"), ("x-padded", " x")]))),
+        (
+            "a padded value in between",
+            &get,
+            Box::new(|id| {
+                [head(id, &[(":status", "103"), ("link", "</a>\t")]), last_head(id, &[(":status", "200")])].concat()
+            }),
+        ),
         ("connection fields", &get, Box::new(|id| head(id, &[(":status", "200"), ("connection", "close")]))),
         ("transfer codings", &get, Box::new(|id| head(id, &[(":status", "200"), ("transfer-encoding", "chunked")]))),
     ];
@@ -274,6 +282,8 @@ fn trailers_frame_nothing_and_have_a_bound() {
     let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &some).unwrap();
     assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
     assert_eq!(crate::http::fields(&response.trailers), [("grpc-status".to_owned(), "0".to_owned())].into());
+    let padded = with(vec![("grpc-message".to_owned(), " x")]);
+    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &padded).expect_err("a padded value");
     let many = with((0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect());
     answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &many).expect_err("too many");
 }
