@@ -249,6 +249,9 @@ pub(crate) const CONTROL_TAKEN_WITHIN: Duration = tunnel::heartbeat::DEAD_AFTER;
 /// How long an agent may take to answer a change of its windows. Its answer can wait behind a frame of each download, on
 /// a slow link too.
 pub(crate) const WINDOW_ANSWERED_WITHIN: Duration = Duration::from_mins(5);
+/// How long it may take where it has not acknowledged the change either and streams hold more than their windows: until
+/// it does, what they hold is not bounded by the smaller windows.
+pub(crate) const WINDOW_ACKNOWLEDGED_WITHIN: Duration = Duration::from_mins(1);
 /// Longest text of an agent's error, in bytes, and how long the rest of it is waited for.
 pub(crate) const AGENT_MESSAGE: usize = 1024;
 pub(crate) const AGENT_MESSAGE_WITHIN: Duration = Duration::from_secs(2);

@@ -19,6 +19,7 @@ use h2::RecvStream;
 use super::session::Session;
 use crate::caller::frame_meter::Metered;
 use crate::error::Error;
+use crate::limits;
 use crate::relay_memory::AccountMemory;
 
 /// The pace of one tunnel.
@@ -44,7 +45,7 @@ pub(crate) struct Pace {
     changes: Cell<u64>,
     /// The agent's quickest answer: longer than the round trip of TCP if there is a proxy between.
     quickest_answer: Cell<Option<Duration>>,
-    /// Streams that the connection window is for.
+    /// Open streams that the connection window is for. Not those that the agent allows: it may claim any number.
     connection_streams: Cell<usize>,
 }
 
@@ -66,7 +67,7 @@ impl Pace {
             told_streams: Cell::new(0),
             changes: Cell::new(0),
             quickest_answer: Cell::new(None),
-            connection_streams: Cell::new(0),
+            connection_streams: Cell::new(settings::FIRST_STREAMS),
         }
     }
 
@@ -99,7 +100,9 @@ impl Pace {
         self.memory.enter(window)?;
         self.streams.set(self.streams.get() + 1);
         let exceeded = self.streams.get() * window > window::TUNNEL_BUDGET || self.memory.is_exceeded();
-        if exceeded && self.window.get() > window::LEAST {
+        // The connection window grows before the stream is opened.
+        let outgrown = self.streams.get() > self.connection_streams.get();
+        if outgrown || (exceeded && self.window.get() > window::LEAST) {
             self.next_look.set(self.last_received.get());
         }
         Ok(())
@@ -127,10 +130,7 @@ impl Pace {
             return;
         }
         self.next_look.set(now + window::INTERVAL);
-        let streams = connection.max_concurrent_send_streams();
-        if self.connection_streams.replace(streams) != streams {
-            connection.set_target_window_size(settings::connection_window(streams));
-        }
+        self.fit_connection_window(connection);
         let Some(traffic) = self.traffic() else { return };
         let held = self.held.bytes();
         let demand = Demand { streams: self.streams.get(), held: &held };
@@ -154,6 +154,13 @@ impl Pace {
         self.set_excess(demand.excess(self.window.get()));
     }
 
+    fn fit_connection_window(&self, connection: &mut h2::client::Connection<Metered, Bytes>) {
+        let streams = connection_streams(self.streams.get(), self.connection_streams.get());
+        if self.connection_streams.replace(streams) != streams {
+            connection.set_target_window_size(settings::connection_window(streams));
+        }
+    }
+
     /// Tells the agent the window. Its answer says how long the whole path is.
     pub(super) fn tell(&self, session: &Session) {
         self.told.set(Some(Instant::now()));
@@ -169,6 +176,11 @@ impl Pace {
     /// How long the agent has owed an answer.
     pub(super) fn unanswered_for(&self, now: Instant) -> Duration {
         self.told.get().map_or(Duration::ZERO, |told| now.saturating_duration_since(told))
+    }
+
+    /// How long the agent may owe an answer to a change that it has acknowledged, or not.
+    pub(super) fn answered_within(&self, is_acknowledged: bool) -> Duration {
+        answered_within(self.excess.get(), is_acknowledged)
     }
 
     /// The agent has answered.
@@ -203,8 +215,49 @@ impl Pace {
     }
 }
 
+fn answered_within(excess: usize, is_acknowledged: bool) -> Duration {
+    if excess > 0 && !is_acknowledged { limits::WINDOW_ACKNOWLEDGED_WITHIN } else { limits::WINDOW_ANSWERED_WITHIN }
+}
+
+/// Streams that the connection window is to be for, with `open` ones and a window for `before`: a power of two that is
+/// halved only when three quarters of it are not needed.
+fn connection_streams(open: usize, before: usize) -> usize {
+    if open <= before && open >= before / 4 {
+        return before;
+    }
+    open.next_power_of_two().clamp(settings::FIRST_STREAMS, settings::STREAMS_MAX.next_power_of_two())
+}
+
 impl Drop for Pace {
     fn drop(&mut self) {
         self.set_excess(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_connection_window_has_room_for_the_open_streams_and_little_more() {
+        let first = settings::FIRST_STREAMS;
+        let mut before = first;
+        for open in (0..settings::STREAMS_MAX).chain((0..settings::STREAMS_MAX).rev()) {
+            let streams = connection_streams(open, before);
+            assert!(streams >= open && streams <= first.max(4 * open), "{open}: {streams}");
+            assert!(settings::connection_window(streams) >= settings::connection_window(open));
+            before = streams;
+        }
+        assert_eq!(before, first);
+        // One that comes and goes changes nothing.
+        assert_eq!(connection_streams(first, connection_streams(first + 1, first)), 2 * first);
+    }
+
+    #[test]
+    fn a_change_that_bounds_what_streams_hold_is_to_be_acknowledged_sooner() {
+        assert_eq!(answered_within(1, false), Duration::from_secs(60));
+        for (excess, is_acknowledged) in [(0, false), (0, true), (1, true)] {
+            assert_eq!(answered_within(excess, is_acknowledged), limits::WINDOW_ANSWERED_WITHIN);
+        }
     }
 }

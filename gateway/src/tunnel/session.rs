@@ -256,7 +256,8 @@ impl Session {
 
     /// Whether the agent owes an answer for too long, without which its windows cannot be changed.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        self.pace.unanswered_for(now) >= limits::WINDOW_ANSWERED_WITHIN
+        let is_acknowledged = self.meter.settings_acknowledged() >= self.pace.settings_sent();
+        self.pace.unanswered_for(now) >= self.pace.answered_within(is_acknowledged)
     }
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
-use gw_shared::tunnel::handshake;
+use gw_shared::tunnel::{handshake, settings};
 use http::Method;
 
 use crate::caller::{self, connect};
@@ -113,8 +113,36 @@ fn statistics_have_bounds() {
         b"{\"type\":\"statistics\",\"slots\":4294967295,\"slots_in_use\":4294967295,\"backend_connections\":1}\n";
     tunnel.0.send(frame(DATA, 0, CONTROL, absurd));
     let report = eventually("statistics", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
-    let most = u32::try_from(gw_shared::tunnel::settings::STREAMS_MAX).unwrap();
+    let most = u32::try_from(settings::STREAMS_MAX).unwrap();
     assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
+}
+
+#[test]
+fn streams_that_an_agent_claims_open_no_window() {
+    const MAX_CONCURRENT_STREAMS: u8 = 3;
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.upgraded(&demo);
+    tunnel.0.send(frame(SETTINGS, 0, 0, &[0, MAX_CONCURRENT_STREAMS, 0x7f, 0xff, 0xff, 0xff]));
+    let mut window: u64 = 65_535;
+    let mut next = |tunnel: &mut Tunnel| {
+        let next = tunnel.next().unwrap();
+        if next.kind == WINDOW_UPDATE && next.stream == 0 {
+            window += u64::from(u32::from_be_bytes(next.payload[..].try_into().unwrap()));
+        }
+        next
+    };
+    while next(&mut tunnel).stream != CONTROL {}
+    tunnel.0.send(head(CONTROL, &[(":status", "200")]));
+    // Longer than the gateway takes until it looks at the windows of a tunnel again.
+    let until = Instant::now() + 5 * gw_shared::tunnel::window::INTERVAL;
+    while Instant::now() < until {
+        tunnel.0.send(frame(PING, 0, 0, &[0; 8]));
+        while !matches!(next(&mut tunnel), modified_agent::Frame { kind: PING, flags: 1, .. }) {}
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let first = settings::connection_window(2 * settings::STREAMS_BEYOND_SLOTS as usize);
+    assert_eq!(window, u64::from(first));
 }
 
 #[test]

@@ -8,6 +8,9 @@ use super::window;
 pub const STREAMS_MAX: usize = (LARGEST_WINDOW - 2 * window::TUNNEL_BUDGET) / window::LEAST as usize;
 const LARGEST_WINDOW: usize = (1 << 31) - 1;
 
+/// Open streams that the connection window of a new tunnel is for.
+pub const FIRST_STREAMS: usize = 2 * STREAMS_BEYOND_SLOTS as usize;
+
 /// Flow-control window of a connection with at most so many streams, in bytes: what all of them can ever hold. Never
 /// what a stream waits for, or stalled streams would stop all others: they hold at most the budget and the least window
 /// each (see [`window`]), and the budget once more is for what arrives while the peer has yet to hear of smaller ones.
@@ -46,12 +49,12 @@ const ERROR_RESETS: usize = 64 * 1024;
 /// between two turns. The default is half of the connection window, which is far more memory than the frames count.
 const DATA_FRAME_BUDGET: usize = 16 * 1024 * 1024;
 
-/// The gateway's side. The connection window is for an agent with the usual slots until it has said how many.
+/// The gateway's side. The connection window is to grow with the streams that are open.
 pub fn client() -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
         .initial_window_size(window::FIRST)
-        .initial_connection_window_size(connection_window(2 * STREAMS_BEYOND_SLOTS as usize))
+        .initial_connection_window_size(connection_window(FIRST_STREAMS))
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(HEADER_LIST)
         .max_send_buffer_size(STREAM_SEND_BUFFER)
