@@ -11,6 +11,7 @@ use gw_shared::error_body::ErrorBody;
 use gw_shared::http::{BodyDecoder, HeadScanner, InvalidBody, InvalidHead, Part, head};
 use gw_shared::net::{TlsStream, resolve};
 use gw_shared::tunnel::handshake::HEAD_LIMITS;
+use gw_shared::tunnel::text::error_line;
 use http::header::{self, HeaderMap};
 use http::{Method, StatusCode};
 use rustls::crypto::aws_lc_rs;
@@ -49,7 +50,7 @@ pub enum GatewayError {
     Body(#[from] InvalidBody),
     #[error("the gateway's answer is longer than {} bytes", enrollment::BODY_MAX)]
     TooLong,
-    #[error("the gateway's answer is not one that this version understands: {0}")]
+    #[error("the gateway's answer is not one that this version understands: {}", error_line(.0))]
     NotUnderstood(#[from] serde_json::Error),
     #[error("the gateway refused: {0}")]
     Refused(Refusal),
@@ -246,7 +247,11 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
-        if self.code.is_empty() { Ok(()) } else { write!(f, ", {}: {}", self.code, self.message) }
+        if self.code.is_empty() {
+            return Ok(());
+        }
+        // What answers may be another server than a gateway.
+        write!(f, ", {}", error_line(&format_args!("{}: {}", self.code, self.message)))
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use gw_shared::enrollment::CertificateReply;
 use gw_shared::runtime;
+use gw_shared::tunnel::text::error_line;
 use rcgen::KeyPair;
 
 use crate::agent::{Agent, random};
@@ -22,7 +23,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(60);
 enum RenewalError {
     #[error("no tunnel brought an answer within {ANSWER_WITHIN:?}")]
     NoAnswer,
-    #[error("the gateway refused: {0}")]
+    #[error("the gateway refused: {}", error_line(.0))]
     Refused(String),
     #[error("the new certificate cannot be used: {0}")]
     Unfit(#[from] UnfitIdentity),

@@ -13,6 +13,7 @@ use gw_shared::runtime;
 use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
 use gw_shared::tunnel::held::Held;
 use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::text::error_line;
 use gw_shared::tunnel::window::{self, Demand};
 use gw_shared::tunnel::{heartbeat, settings};
 use h2::server::SendResponse;
@@ -69,7 +70,7 @@ pub(crate) struct Session {
 /// Serves a tunnel until it ends.
 pub(crate) async fn serve(session: Rc<Session>, tunnel: TlsStream) {
     let result = run(&session, tunnel).await;
-    let error = result.err().map(|error| error.to_string());
+    let error = result.err().map(|error| error_line(&error));
     tracing::info!(error, "tunnel ended");
     session.phase.send_replace(Phase::Ended);
 }

@@ -10,6 +10,7 @@ use futures_util::future::{Either, select};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{AUTHORITY, Decoder, InvalidMessage, TO_GATEWAY_MAX, ToAgent};
 use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::text::error_line;
 use h2::SendStream;
 use h2::client::ResponseFuture;
 use http::{Request, Uri, Version};
@@ -41,6 +42,7 @@ pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>, opening: Opening
         Ok(()) => session.cut(),
         Err(error) => {
             if !session.is_cut() {
+                let error = error_line(&error);
                 tracing::warn!(agent = %session.agent, %error, "control stream failed: tunnel cut");
             }
             session.cut();

@@ -15,6 +15,7 @@ use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::held::Watched;
+use gw_shared::tunnel::text::error_line;
 use gw_shared::tunnel::{heartbeat, settings};
 use gw_shared::version::VERSION;
 use http::Request;
@@ -131,6 +132,7 @@ pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
     let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(metered).await {
         Ok(begun) => begun,
         Err(error) => {
+            let error = error_line(&error);
             tracing::warn!(%agent, %error, "tunnel did not begin");
             return;
         }
@@ -172,7 +174,7 @@ pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         session.cut();
     }
     core.tunnels.borrow_mut().remove(&session);
-    let error = ended.err().map(|error| error.to_string());
+    let error = ended.err().map(|error| error_line(&error));
     tracing::info!(agent = %session.agent, service = %session.service.label, generation, error, "tunnel ended");
 }
 
@@ -193,7 +195,7 @@ impl Session {
         let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
             let request_id = request_id.flatten();
             let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-            tracing::debug!(request_id, %error, "stream not opened");
+            tracing::debug!(request_id, error = error_line(&error), "stream not opened");
             if self.takes_no_streams() {
                 self.end();
             }

@@ -3,6 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
+use super::text::error_line;
 use crate::enrollment::CertificateReply;
 
 /// `:authority` of the control stream. Not a host name anybody can have: no account is called `gw.control`.
@@ -63,7 +64,8 @@ pub enum ToGateway {
 pub enum InvalidMessage {
     #[error("control message is longer than {0} bytes")]
     TooLong(usize),
-    #[error("control message: {0}")]
+    /// Quotes the message.
+    #[error("control message: {}", error_line(.0))]
     Json(#[from] serde_json::Error),
 }
 
@@ -145,5 +147,13 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.push(b"{\"type\":\"reboot\"}\n");
         assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::Json(_))));
+    }
+
+    #[test]
+    fn errors_quote_a_peer_in_one_short_line() {
+        let mut decoder = Decoder::new(TO_GATEWAY_MAX);
+        decoder.push(format!("{{\"type\":\"x\\nWARN forged{}\"}}\n", "y".repeat(10_000)).as_bytes());
+        let error = decoder.next_message::<ToGateway>().unwrap_err().to_string();
+        assert!(error.contains("x WARN forged") && error.len() < 400, "{error}");
     }
 }
