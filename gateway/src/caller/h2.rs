@@ -15,6 +15,7 @@ use gw_shared::http::head::request_of_http2;
 use gw_shared::http::{Framing, InvalidHead, Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
 use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
@@ -224,7 +225,7 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
     let stream = RefCell::new(Stream::Asked(respond));
     let mut response =
         Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
-    let mut body = Body { body, unreleased: 0, stream: &stream };
+    let mut body = Body { body: Incoming::new(body), unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
         Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
         Err(refused) => {
@@ -307,7 +308,7 @@ impl Stream {
 }
 
 struct Body<'a> {
-    body: RecvStream,
+    body: Incoming,
     /// Of the part that was returned last, to be given back to the caller's window when the next one is asked for.
     unreleased: usize,
     stream: &'a RefCell<Stream>,
@@ -317,7 +318,7 @@ impl Body<'_> {
     fn release(&mut self) {
         let bytes = std::mem::take(&mut self.unreleased);
         if bytes > 0 {
-            stream::release(&mut self.body, bytes);
+            self.body.release(bytes);
         }
     }
 }
@@ -350,7 +351,7 @@ impl Drop for Body<'_> {
 impl RequestBody for Body<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         self.release();
-        match std::future::poll_fn(|cx| stream::poll_receive(&mut self.body, cx)).await {
+        match self.body.receive().await {
             Ok(Received::Data(data)) => {
                 self.unreleased = data.len();
                 Ok(Part::Data(data))
@@ -366,11 +367,12 @@ impl RequestBody for Body<'_> {
     }
 
     fn is_done(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.is_done()
     }
 
     async fn gone(&mut self) -> CallerGone {
-        std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx)).await
+        // While the next hop does not take the body: what arrives of it takes no more memory than its bytes.
+        self.body.gather_while(std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx))).await
     }
 
     fn was_taken_back(&mut self) -> bool {

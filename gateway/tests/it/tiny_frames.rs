@@ -11,9 +11,9 @@ use gw_gateway::demo::{Demo, Options};
 use http::Method;
 
 use crate::caller::{Caller, connect, get};
-use crate::frames::{PING, frame};
+use crate::frames::{END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame};
 use crate::http::Peer;
-use crate::modified_agent::{DATA, enroll, head, last_head};
+use crate::modified_agent::{self, DATA, block, enroll, head, last_head};
 use crate::{backend, eventually, options, tunnels};
 
 /// A large piece.
@@ -156,4 +156,28 @@ fn small_and_large_pieces_and_trailers_keep_their_order() {
     let (read, trailers) = slow.body(gw_shared::http::Framing::Chunked).unwrap();
     assert!(read == sent, "{} of {} bytes", read.len(), sent.len());
     assert_eq!(trailers["grpc-status"], "0");
+}
+
+#[test]
+fn a_request_body_that_nothing_takes_ends_no_connection_of_its_caller() {
+    // More frames than h2 accepts by default beside the window of a caller's connection.
+    const TINY: usize = 20_000;
+    const INITIAL_WINDOW_OF_1: [u8; 6] = [0, 4, 0, 0, 0, 1];
+    let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel_with(&demo, &INITIAL_WINDOW_OF_1);
+    let mut caller = enrolled.caller2(&demo);
+    let request = |method| {
+        let of = [(":method", method), (":scheme", "https"), (":path", "/"), (":authority", modified_agent::HOST)];
+        [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()
+    };
+    caller.write_all(PREFACE).unwrap();
+    caller.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
+    caller.write_all(&frame(HEADERS, END_HEADERS, 1, &request("POST"))).unwrap();
+    caller.flush().unwrap();
+    let first = tunnel.request();
+    caller.write_all(&frame(DATA, 0, 1, b"x").repeat(TINY)).unwrap();
+    caller.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 3, &request("GET"))).unwrap();
+    caller.flush().unwrap();
+    assert_eq!(tunnel.request(), first + 2);
 }
