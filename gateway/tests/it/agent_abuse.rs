@@ -1,6 +1,6 @@
 //! What a modified agent does to its tunnels: floods, silence, churn. Each costs it its tunnel and others nothing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
