@@ -419,7 +419,7 @@ impl Download {
         }
     }
 
-    /// Waits for the next hop to take what was received. What arrives behind it takes no more memory than its bytes.
+    /// Waits for the next hop to take a piece. Later pieces are gathered meanwhile, in no more memory than their bytes.
     pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
         match &mut self.source {
             Source::Tunnel { body, .. } => body.gather_while(passing_on).await,

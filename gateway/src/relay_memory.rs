@@ -10,7 +10,7 @@ use gw_shared::tunnel::window;
 use crate::error::Error;
 use crate::socket_memory::SocketMemory;
 
-/// What the relayed requests of one worker may hold: the windows of their streams, and kernel memory of their callers.
+/// Memory for the relayed requests of one worker: the windows of their streams, and kernel memory of their callers.
 pub(crate) struct RelayMemory {
     budget: usize,
     use_of_all: Use,
@@ -51,13 +51,13 @@ impl RelayMemory {
         AccountMemory { all: Rc::clone(self), account: account.clone(), own }
     }
 
-    /// What is left of the budget beside kernel memory, at least half: the limit on kernel memory is one of all workers, and
-    /// one of them may hold more than its part.
+    /// Bytes of the budget that kernel memory leaves, at least half of it: the limit on kernel memory is one for all
+    /// workers, and one worker may hold more than its part.
     fn for_windows(&self) -> usize {
         self.budget - self.sockets.held().min(self.budget / 2)
     }
 
-    /// Most that one account may commit. Another account always finds as much.
+    /// Most bytes that one account may commit: half, so that one account alone cannot use up the memory.
     fn account_most(&self) -> usize {
         self.for_windows() / 2
     }
@@ -110,8 +110,8 @@ impl AccountMemory {
         self.own.remove(bytes);
     }
 
-    /// What a tunnel with `streams` that commits `committed` may commit: what other accounts leave of half of the memory,
-    /// and never less than its even part of the account's even share.
+    /// Bytes that a tunnel with `streams` that commits `committed` may commit: the rest that other accounts leave of half
+    /// of the memory, and never less than its even part of the account's even share.
     pub(crate) fn allowance(&self, streams: usize, committed: usize) -> usize {
         let windows = self.all.for_windows();
         let left = windows.saturating_sub(self.all.use_of_all.committed.get() - committed);

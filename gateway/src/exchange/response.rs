@@ -204,7 +204,7 @@ async fn read_message(body: &mut h2::RecvStream) -> String {
             message.extend_from_slice(&data[..data.len().min(limits::AGENT_MESSAGE - message.len())]);
         }
     };
-    // What has come by then is the message.
+    // The message is cut at the time limit.
     let _ = runtime::timeout(limits::AGENT_MESSAGE_WITHIN, reading).await;
     printable(&message, limits::AGENT_MESSAGE)
 }

@@ -42,7 +42,7 @@ const ROUNDS_UNTIL_MEASURED: u64 = 16;
 /// How often the connections that count are measured.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// What all workers together may hold, and hold.
+/// Limit and use of kernel memory, of all workers.
 pub(crate) struct SocketBudget {
     total: usize,
     /// Bytes of each worker, as of its last sweep.
@@ -91,7 +91,7 @@ pub(crate) struct SocketMemory {
     pub(crate) shed: Counter,
 }
 
-/// What the connections of one account hold.
+/// Kernel memory of the connections of one account.
 #[derive(Default)]
 struct Account {
     /// Connections that count.
@@ -99,11 +99,11 @@ struct Account {
     /// Connections with requests since the last sweep.
     recent: Cell<usize>,
     held: Cell<usize>,
-    /// What their receive buffers may grow to.
+    /// Bytes that their receive buffers may grow to.
     receivable: Cell<usize>,
 }
 
-/// A connection whose buffers are watched. Stops counting when it is dropped.
+/// Guard of a watched connection: ends the watch when it is dropped.
 pub(crate) struct WatchedSocket {
     socket: Rc<SocketUse>,
     /// Its key among the watched ones.
@@ -126,7 +126,7 @@ pub(crate) struct SocketUse {
     counted: RefCell<Option<Counted>>,
 }
 
-/// What a connection counts for, as last measured.
+/// A connection that holds kernel memory, as last measured.
 struct Counted {
     key: usize,
     account: Rc<Account>,
@@ -193,14 +193,18 @@ impl SocketMemory {
     }
 
     async fn sweep(&self) {
-        let sockets: Vec<Rc<SocketUse>> = self.sockets.borrow().iter().map(|(_, socket)| Rc::clone(socket)).collect();
-        for some in sockets.chunks(MEASURED_PER_TURN) {
-            some.iter().filter(|socket| socket.is_counted()).for_each(|socket| socket.measure(true));
+        // Keys, not references: a reference would keep the descriptor of a connection that ends meanwhile.
+        let keys: Vec<usize> = self.sockets.borrow().iter().map(|(key, _)| key).collect();
+        for some in keys.chunks(MEASURED_PER_TURN) {
+            for key in some {
+                let socket = self.sockets.borrow().get(*key).cloned();
+                socket.iter().for_each(|socket| socket.measure(true));
+            }
             runtime::yield_now().await;
         }
         self.find_holders().await;
         self.budget.held[self.worker.0].store(self.held.get(), Ordering::Relaxed);
-        self.shed(sockets);
+        self.shed();
         self.sweeps.set(self.sweeps.get() + 1);
         self.accounts.borrow_mut().retain(|_, account| {
             account.recent.set(0);
@@ -241,7 +245,7 @@ impl SocketMemory {
     }
 
     /// Resets connections of accounts that hold more than they may.
-    fn shed(&self, mut sockets: Vec<Rc<SocketUse>>) {
+    fn shed(&self) {
         let mut excess: Vec<(Rc<Account>, usize)> = Vec::new();
         for account in self.accounts.borrow().values() {
             let beyond = account.held.get().saturating_sub(self.allowance(account));
@@ -259,7 +263,9 @@ impl SocketMemory {
         if excess.is_empty() {
             return;
         }
-        // What was reset before is about to be free: it comes first and counts.
+        let mut sockets: Vec<Rc<SocketUse>> =
+            self.sockets.borrow().iter().map(|(_, socket)| Rc::clone(socket)).collect();
+        // Connections that were reset before come first: their memory is about to be free.
         sockets.sort_by_cached_key(|socket| Reverse(socket.rank()));
         let mut reset = 0u64;
         for socket in &sockets {
@@ -310,7 +316,7 @@ fn allowance(total: usize, workers: usize, accounts: usize, held: usize, own: us
 }
 
 /// Bytes that may wait to be sent on each of `sockets` connections of an account that may hold `allowance`: a power of
-/// two. Each can hold twice that, and those that came first hold what they were allowed then.
+/// two. A connection can hold twice its limit, and earlier connections have the larger limits of their time.
 fn unsent_limit(allowance: usize, sockets: usize) -> u32 {
     let even = u32::try_from(allowance / 16 / sockets.max(1)).unwrap_or(u32::MAX);
     let power_of_two = 1 << even.max(1).ilog2();

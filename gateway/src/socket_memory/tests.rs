@@ -16,7 +16,7 @@ fn an_account_may_hold_half_or_an_even_share() {
     assert_eq!(allowance(100, 1, 2, 60, 0), 50);
     assert_eq!(allowance(100, 1, 4, 70, 0), 30);
     assert_eq!(allowance(100, 1, 4, 100, 0), 25);
-    // What is always left to an account is a share of its worker's share: on all workers together, half.
+    // An account always has a share of its worker's part: on all workers together, half.
     assert_eq!(allowance(1600, 8, 1, 1600, 100), 100);
 }
 
@@ -26,7 +26,7 @@ fn more_connections_of_an_account_have_fewer_unsent_bytes_each() {
     assert_eq!(limit(0), 128 * KIB);
     assert_eq!((limit(120), limit(121), limit(241)), (128 * KIB, 64 * KIB, 32 * KIB));
     assert_eq!(limit(100_000), 8 * KIB);
-    // All stall, each with twice what it was allowed when it came.
+    // All connections stall, each with twice the limit of its time.
     let held: usize = (1..=9000).map(|sockets| 2 * limit(sockets)).sum();
     assert!(held <= 240 * MIB, "{} MiB", held / MIB);
 }

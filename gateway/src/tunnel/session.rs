@@ -239,7 +239,7 @@ impl Session {
                 let slots = slots.min(u32::try_from(settings::STREAMS_MAX).unwrap_or(u32::MAX));
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
             }
-            // SETTINGS that are not acknowledged are not in force (RFC 9113 §6.5.3), and what they were to bound is not.
+            // The windows of SETTINGS that are not acknowledged are not in force (RFC 9113 §6.5.3).
             ToGateway::Window if self.meter.settings_acknowledged() < self.pace.settings_sent() => {
                 return Err(Misconduct::SettingsNotAcknowledged);
             }

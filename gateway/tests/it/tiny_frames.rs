@@ -1,4 +1,4 @@
-//! Bodies in pieces of one byte for a next hop that does not read: what they cost, and what others notice of them.
+//! Bodies in pieces of one byte for a next hop that does not read: their memory, and other requests beside them.
 
 use std::io::Write;
 use std::net::TcpStream;
