@@ -59,7 +59,17 @@ pub struct StateDir(PathBuf);
 /// Exclusive use of a state folder until dropped. `None` on a file system without locks.
 #[derive(Debug)]
 pub(crate) struct StateLock {
-    _folder: Option<File>,
+    folder: Option<File>,
+}
+
+impl Drop for StateLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that another thread is starting has a copy of it until it runs its own
+        // program, and the lock lasts as long as any copy (flock(2)).
+        if let Some(Err(error)) = self.folder.as_ref().map(File::unlock) {
+            tracing::debug!(%error, "the state folder is unlocked once its last copy is closed");
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -107,11 +117,11 @@ impl StateDir {
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
         let folder = File::open(&self.0).map_err(|error| StateError::Io { path: name(&self.0), error })?;
         match folder.try_lock() {
-            Ok(()) => Ok(StateLock { _folder: Some(folder) }),
+            Ok(()) => Ok(StateLock { folder: Some(folder) }),
             Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0) }),
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; run one agent in it");
-                Ok(StateLock { _folder: None })
+                Ok(StateLock { folder: None })
             }
         }
     }
@@ -270,8 +280,11 @@ mod tests {
         // Files are replaced under the lock, and readable by others.
         state.write_enrollment(&enrollment()).unwrap();
         assert!(state.enrollment().is_ok() && state.lock().is_err());
+        // A process that is being started has a copy of every open file for a moment.
+        let copy = lock.folder.as_ref().unwrap().try_clone().unwrap();
         drop(lock);
         assert!(state.lock().is_ok());
+        drop(copy);
     }
 
     #[test]
