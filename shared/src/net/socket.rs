@@ -63,8 +63,6 @@ pub struct Socket {
     /// The last read took all there was: the next one waits for readiness before it tries.
     drained: Cell<bool>,
     reads_in_a_row: Cell<u8>,
-    /// So many reads in a row succeeded that other tasks come first.
-    is_turn_over: Cell<bool>,
     /// Room that [`Self::poll_recv_buf`] takes next.
     room: Cell<usize>,
     /// There once somebody asked for it: most sockets are spared reading the clock.
@@ -107,7 +105,6 @@ impl Socket {
             write: RefCell::default(),
             drained: Cell::new(true),
             reads_in_a_row: Cell::new(0),
-            is_turn_over: Cell::new(false),
             room: Cell::new(RECEIVE_SMALL),
             last_received: OnceCell::new(),
         }
@@ -220,14 +217,7 @@ impl Socket {
         let connected = &self.connected;
         self.read.borrow_mut().poll(cx, || {
             let connected = Rc::clone(connected);
-            // epoll knows that there is more and does not wait.
-            let gives_way = self.is_turn_over.take() && runtime::is_epoll();
-            async move {
-                if gives_way {
-                    runtime::yield_now().await;
-                }
-                connected.stream.readable(false).await
-            }
+            async move { connected.stream.readable(false).await }
         })
     }
 
@@ -244,7 +234,6 @@ impl Socket {
                     let in_a_row = self.reads_in_a_row.get() + 1;
                     self.reads_in_a_row.set(in_a_row);
                     self.connected.received.set(self.connected.received.get() + received as u64);
-                    self.is_turn_over.set(in_a_row >= READS_PER_TURN);
                     self.drained.set(received < buffer.len() || in_a_row >= READS_PER_TURN);
                     if let Some(last_received) = self.last_received.get() {
                         last_received.set(Instant::now());
