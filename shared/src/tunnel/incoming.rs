@@ -47,7 +47,7 @@ impl Incoming {
         }
     }
 
-    /// Takes what has arrived out of h2. The end, trailers and errors stay: h2 reports them again.
+    /// Takes data that has arrived out of h2. The end, trailers and errors stay: h2 reports them again.
     fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<Infallible> {
         while let Poll::Ready(Some(Ok(data))) = self.stream.poll_data(cx) {
             if !data.is_empty() {

@@ -46,8 +46,8 @@ const ERROR_RESETS: usize = 64 * 1024;
 
 /// What small DATA frames may take in h2 of one connection, in bytes: each counts 256 less its payload. Both ends take
 /// frames out of h2 while the next hop does not take them (see [`incoming`](super::incoming)), so this bounds what arrives
-/// between two turns: a connection reads at most 1 MiB in one turn, some 105,000 frames of one byte. The default is half
-/// of the connection window, which is far more memory than the frames count.
+/// between two turns: on io_uring a connection reads at most 1 MiB in one turn, some 105,000 frames of one byte. On epoll
+/// a turn has no such bound. The default is half of the connection window, far more memory than the frames count.
 const DATA_FRAME_BUDGET: usize = 32 * 1024 * 1024;
 
 /// The gateway's side. The connection window is to grow with the streams that are open.
