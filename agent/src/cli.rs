@@ -44,7 +44,7 @@ pub(crate) struct EnrollArguments {
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// Folder for the agent's identity.
-    #[arg(long, env = gw_agent::state::VARIABLE, default_value = gw_agent::state::DEFAULT)]
+    #[arg(long, env = gw_agent::identity::state::VARIABLE, default_value = gw_agent::identity::state::DEFAULT)]
     pub(crate) state_dir: PathBuf,
     /// Certificate (PEM) of the authority to trust for the gateway, instead of those of the system.
     #[arg(long)]

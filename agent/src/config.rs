@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use gw_shared::logging::LogFormat;
-use gw_shared::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
+use gw_shared::telemetry::logging::LogFormat;
+use gw_shared::telemetry::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
 use gw_shared::tunnel::settings;
 use serde::Deserialize;
 
 use crate::backend;
-use crate::slots;
-use crate::state::{self, Enrollment, StateDir, StateError};
+use crate::forward::slots;
+use crate::identity::state::{self, Enrollment, StateDir, StateError};
 
 /// Name of the variable that says where the agent's metrics are.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";

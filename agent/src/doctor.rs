@@ -16,11 +16,11 @@ use http::uri::PathAndQuery;
 use rcgen::PublicKeyData;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::apex_client::connection::{self, GatewayError};
 use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
-use crate::dial;
-use crate::gateway::{self, GatewayError};
-use crate::state::{self, Enrollment, Identity, StateDir};
+use crate::identity::state::{self, Enrollment, Identity, StateDir};
+use crate::tunnel::dial;
 
 /// Open files of a busy agent: its tunnels' slots, and as many connections to backends.
 const OPEN_FILES: u64 = 4096;
@@ -180,14 +180,14 @@ async fn date(config: &Config, name: &str) -> Result<Option<SystemTime>, Gateway
     let Enrollment { gateway_host, gateway_port, .. } = &config.enrollment;
     let authorities =
         config.state.gateway_authorities().map_err(|error| GatewayError::Certificates(error.to_string()))?;
-    let tls = gateway::client_config(authorities, None, b"http/1.1")?;
+    let tls = connection::client_config(authorities, None, b"http/1.1")?;
     let mut request = Vec::new();
     let (headers, target) = (HeaderMap::new(), PathAndQuery::from_static("/.well-known/jwks.json"));
     let (host, framing) = (name.as_bytes(), Framing::None);
     head::write_request(&mut request, &Method::GET, &target, host, &headers, framing, Connection::Close);
     within(async {
-        let stream = gateway::open(gateway_host, *gateway_port, name, tls).await?;
-        let reply = gateway::exchange(&stream, &request, &mut BytesMut::new()).await?;
+        let stream = connection::open(gateway_host, *gateway_port, name, tls).await?;
+        let reply = connection::exchange(&stream, &request, &mut BytesMut::new()).await?;
         drop(stream.close().await);
         let date = reply.headers.get(header::DATE).and_then(|date| date.to_str().ok());
         Ok(date.and_then(|date| httpdate::parse_http_date(date).ok()))

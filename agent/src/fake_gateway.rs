@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use gw_shared::enrollment::CertificateReply;
 use gw_shared::error_body::{ErrorBody, ErrorDetail};
 use gw_shared::id::AgentId;
+use gw_shared::identity::enrollment::CertificateReply;
 use gw_shared::tunnel;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, IsCa, Issuer, KeyPair, PublicKeyData,
@@ -20,10 +20,10 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Serialize;
 
-use crate::agent::Agent;
 use crate::config::Config;
-use crate::desk::Desk;
-use crate::state::{Enrollment, StateDir};
+use crate::gateway_events::Desk;
+use crate::identity::state::{Enrollment, StateDir};
+use crate::supervisor::Agent;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 /// The service of the tests' agents.

@@ -3,34 +3,21 @@
 
 #![recursion_limit = "256"]
 
-mod agent;
+mod apex_client;
 mod backend;
 mod clock;
 pub mod config;
-mod desk;
-mod dial;
 pub mod doctor;
-pub mod enroll;
 #[cfg(test)]
 mod fake_gateway;
 mod forward;
-mod gateway;
-mod identity;
-mod issuance;
-mod observe;
-mod passage;
-mod platform;
-mod reconnect;
-mod recovery;
-mod renewal;
-mod service;
-mod session;
-mod slots;
-pub mod state;
-mod trace;
-mod upgrade;
+mod gateway_events;
+pub mod identity;
+mod supervisor;
+mod telemetry;
+mod tunnel;
 
-pub use agent::{AgentHandle, StartError, start};
+pub use apex_client::connection::{GatewayError, Refusal};
 pub use config::Config;
-pub use gateway::{GatewayError, Refusal};
-pub use slots::VARIABLE as SLOTS_VARIABLE;
+pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
+pub use supervisor::{AgentHandle, StartError, start};

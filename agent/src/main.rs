@@ -8,11 +8,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use futures_util::future::{Either, select};
-use gw_agent::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
-use gw_agent::state::DEFAULT;
+use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
+use gw_agent::identity::state::DEFAULT;
 use gw_agent::{AgentHandle, Config, StartError, doctor};
-use gw_shared::logging::{self, LogFormat};
-use gw_shared::secret::Secret;
+use gw_shared::identity::secret::Secret;
+use gw_shared::telemetry::logging::{self, LogFormat};
 
 use cli::{Arguments, Command, EnrollArguments, RunArguments};
 

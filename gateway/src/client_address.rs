@@ -8,7 +8,7 @@ use gw_shared::id::AccountId;
 use http::{HeaderMap, HeaderValue};
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::socket_memory::SocketUse;
+use crate::memory::sockets::SocketUse;
 
 /// The proxies whose word is taken for where a connection or a request came from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

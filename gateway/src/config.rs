@@ -6,17 +6,17 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gw_shared::logging::LogFormat;
-use gw_shared::trace;
+use gw_shared::telemetry::logging::LogFormat;
+use gw_shared::telemetry::trace;
 use ipnet::IpNet;
 
-use crate::certificate;
 use crate::client_address::TrustedProxies;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::limits;
 use crate::tls::CertificateSource;
+use crate::tls::certificate;
 
 /// Everything a gateway needs to know to start; valid by construction.
 #[derive(Debug, Clone)]

@@ -7,10 +7,10 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
-use crate::counters::services::ServiceStats;
 use crate::limit::{AddressLimits, Rate};
-use crate::request_log;
-use crate::socket_memory::TcpMemory;
+use crate::memory::sockets::TcpMemory;
+use crate::telemetry::counters::services::ServiceStats;
+use crate::telemetry::request_log;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -105,7 +105,7 @@ pub(crate) const VERIFIED_TOKENS: usize = 8 * KIB;
 pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 
 /// Largest request body that the apex reads, in bytes, and how long it may take.
-pub(crate) const PLATFORM_BODY: usize = gw_shared::enrollment::BODY_MAX;
+pub(crate) const PLATFORM_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests of workers to the control plane that wait. Full: 503.
 pub(crate) const ERRANDS: usize = 256;
@@ -203,7 +203,7 @@ pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
 /// What relayed requests may hold in all unless the configuration says it: a quarter of the memory. Under pressure their
 /// windows shrink to [`tunnel::window::LEAST`]; requests for which even that has no room are refused (503).
 pub(crate) fn relay_memory() -> usize {
-    crate::memory::limit() / 4
+    crate::memory::process::limit() / 4
 }
 
 /// Of one worker, whatever the configuration says.

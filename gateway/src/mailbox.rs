@@ -10,17 +10,17 @@ use atomic_waker::AtomicWaker;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use gw_shared::runtime;
 
-use crate::accept::Arrival;
-use crate::counters::Scrape;
-use crate::exchange::Crossing;
+use crate::apex::Charge;
+use crate::ingress::accept::Arrival;
 use crate::limit::Level;
 use crate::limits;
 use crate::pipe;
-use crate::platform::Charge;
+use crate::process::takeover::{Charges, Take};
 use crate::relay::Replay;
 use crate::store::Directory;
-use crate::takeover::{Charges, Take};
+use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
+use crate::upstream::Crossing;
 use crate::worker::Core;
 
 /// What one thread can ask of a worker.

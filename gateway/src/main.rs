@@ -1,7 +1,6 @@
 //! `gw-gateway`: arguments, command, exit code.
 
 mod cli;
-mod commands;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,13 +9,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
-use gw_gateway::doctor;
 use gw_gateway::limit::Rate;
+use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
-use gw_shared::logging::{self, LogFormat};
-use gw_shared::trace::Settings;
+use gw_shared::telemetry::logging::{self, LogFormat};
+use gw_shared::telemetry::trace::Settings;
 
-use cli::{Arguments, Command, DemoArguments};
+use cli::arguments::{Arguments, Command, DemoArguments};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -14,9 +14,9 @@ use crossbeam_channel::{TryRecvError, TrySendError};
 use http::HeaderMap;
 
 use crate::error::Error;
-use crate::exchange::Answer;
 use crate::limits;
 use crate::mailbox::{Mailbox, Message};
+use crate::upstream::Answer;
 
 /// What goes through a pipe, in order.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
-use gw_gateway::fuzz_support::{TARGETS, access_tokens};
+use gw_gateway::support::fuzz::{TARGETS, access_tokens};
 
 /// Bounds of one target's corpus: it is meant to be looked through.
 const FILES_MAX: usize = 30;

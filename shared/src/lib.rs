@@ -3,17 +3,13 @@
 
 pub mod allocator;
 pub mod doctor;
-pub mod enrollment;
 pub mod error_body;
 pub mod files;
 pub mod http;
 pub mod id;
-pub mod logging;
-pub mod mask;
-pub mod metrics;
+pub mod identity;
 pub mod net;
 pub mod runtime;
-pub mod secret;
-pub mod trace;
+pub mod telemetry;
 pub mod tunnel;
 pub mod version;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use collector::{Collector, TAKEN};
-use gw_shared::trace::{
+use gw_shared::telemetry::trace::{
     Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts, SpanKind, Tracer,
 };
 use http::HeaderMap;

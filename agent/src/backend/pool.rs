@@ -16,8 +16,8 @@ use super::exchange::{RequestHalf, ResponseHalf};
 use super::h2::Opened;
 use super::options::{Address, Backends, Endpoint, Host, Protocol};
 use super::{ResponseError, h1, h2};
-use crate::passage::Passage;
-use crate::trace;
+use crate::telemetry::request_scope::Passage;
+use crate::telemetry::trace;
 
 /// Shorter than the keep-alive of common servers (nginx 75 s, Apache 5 s, Node 5 s): the backend seldom closes first.
 const IDLE_FOR: Duration = Duration::from_secs(4);

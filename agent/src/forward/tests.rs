@@ -25,8 +25,8 @@ use rustls_pki_types::PrivateKeyDer;
 
 use super::*;
 use crate::backend::{Backends, Stream};
-use crate::slots::Slots;
-use crate::upgrade::accept_of;
+use crate::forward::slots::Slots;
+use crate::forward::upgrade::accept_of;
 
 mod bounds;
 

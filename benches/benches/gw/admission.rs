@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use criterion::{BatchSize, Criterion};
 use gw_gateway::auth::jwt::{Claims, SigningKey};
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
-use gw_gateway::bench_support::ServiceCounts;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::limit::{Bucket, Rate};
 use gw_gateway::store::{CredentialRecord, Directory, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord};
+use gw_gateway::support::bench::ServiceCounts;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
-use gw_shared::secret::SecretHash;
+use gw_shared::identity::secret::SecretHash;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Services in the directory, each with a key of its own.

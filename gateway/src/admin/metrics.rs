@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use gw_shared::metrics::{Exposition, Kind, process};
-use gw_shared::trace::SpanCounts;
-use gw_shared::{logging, version};
+use gw_shared::telemetry::logging;
+use gw_shared::telemetry::metrics::{Exposition, Kind, process};
+use gw_shared::telemetry::trace::SpanCounts;
+use gw_shared::version;
 
 use crate::control::Inventory;
-use crate::counters::services::{CLASSES, OTHER, ServiceReport, merged};
-use crate::counters::{TunnelReport, WorkerReport};
 use crate::limits;
-use crate::request_log::LogStats;
+use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged};
+use crate::telemetry::counters::{TunnelReport, WorkerReport};
+use crate::telemetry::request_log::LogStats;
 
 /// What each of a worker's totals counts. `gw_{name}_total` is the metric.
 const TOTALS: [(&str, &str); 15] = [
@@ -272,9 +273,9 @@ mod tests {
 
     use super::*;
     use crate::clock::Timestamp;
-    use crate::counters::Counters;
-    use crate::counters::services::Sample;
     use crate::ownership::WorkerId;
+    use crate::telemetry::counters::Counters;
+    use crate::telemetry::counters::services::Sample;
 
     fn report(worker: usize) -> WorkerReport {
         let counters = Counters::default();

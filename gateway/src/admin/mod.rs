@@ -16,13 +16,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use gw_shared::id::RequestId;
-use gw_shared::metrics::exposition;
-use gw_shared::trace::SpanCounts;
+use gw_shared::telemetry::metrics::exposition;
+use gw_shared::telemetry::trace::SpanCounts;
 
 use crate::clock::Timestamp;
 use crate::control::{Actor, Control, ControlError, ReplayEdits};
-use crate::request_log::{BodyView, LogError, RequestLog, RequestView, Side};
-use crate::series::Series;
+use crate::telemetry::request_log::{BodyView, LogError, RequestLog, RequestView, Side};
+use crate::telemetry::timeseries::Series;
 use console::Console;
 use problem::Problem;
 

@@ -11,7 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
-use gw_shared::secret::Secret;
+use gw_shared::identity::secret::Secret;
 use http::HeaderValue;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
 use lru::LruCache;

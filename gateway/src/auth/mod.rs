@@ -93,7 +93,7 @@ mod tests {
     use std::time::Duration;
 
     use gw_shared::id::{AccountId, ServiceId};
-    use gw_shared::secret::SecretHash;
+    use gw_shared::identity::secret::SecretHash;
 
     use super::jwt::{Claims, SigningKey};
     use super::*;

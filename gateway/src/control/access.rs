@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::{Actor, Control, ControlError, ReplayEdits};
 use crate::clock::Timestamp;
-use crate::request_log::{RequestView, Side};
 use crate::store::AuditEntry;
+use crate::telemetry::request_log::{RequestView, Side};
 
 impl Control {
     /// Enters into the audit log that a captured body of `request` is read. To be called before it is handed out.

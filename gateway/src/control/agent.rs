@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, ServiceId};
+use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name};
-use crate::counters::TunnelReport;
 use crate::store::{AgentRecord, Record, RecordId, Records, Step};
+use crate::telemetry::counters::TunnelReport;
 
 /// What runs beside a backend.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use gw_shared::enrollment::{CertificateReply, EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
-use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::identity::enrollment::{CertificateReply, EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
+use gw_shared::identity::secret::{Secret, SecretHash};
 use gw_shared::version::VERSION;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -18,10 +18,10 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::Bucket;
 use crate::limits;
-use crate::pki::CertificateRequest;
 use crate::store::{
     AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
 };
+use crate::tls::pki::CertificateRequest;
 
 /// Lifetime of an enrollment token, unless a shorter one is asked for.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(600);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
-use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;

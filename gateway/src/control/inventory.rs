@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::identity::enrollment::EnrollmentStatus;
 
 use super::Control;
 use crate::clock::Timestamp;
-use crate::counters::WorkerReport;
 use crate::hostname::tenant_label;
+use crate::telemetry::counters::WorkerReport;
 
 /// Numbers of the records, and what is about to expire.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 mod access;
 mod account;
 mod agent;
-mod desk;
 mod enrollment;
+mod executor;
 mod grant;
 mod inventory;
 mod name;
@@ -27,13 +27,13 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
-use gw_shared::secret::Secret;
+use gw_shared::identity::secret::Secret;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
-pub(crate) use desk::{Desk, Errands, desk};
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
+pub(crate) use executor::{Desk, Errands, desk};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
 pub use inventory::Inventory;
 use name::checked_name;
@@ -46,16 +46,16 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 
 use crate::clock::Timestamp;
 use crate::config::Config;
-use crate::counters::{Scrape, WorkerReport};
 use crate::hostname::Region;
 use crate::limit::{Bucket, Rate};
 use crate::mailbox::Message;
 use crate::ownership::WorkerId;
-use crate::pki::{Authority, PkiError};
-use crate::request_log::LogError;
 use crate::store::{
     AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
 };
+use crate::telemetry::counters::{Scrape, WorkerReport};
+use crate::telemetry::request_log::LogError;
+use crate::tls::pki::{Authority, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 use crate::worker::Peers;
 

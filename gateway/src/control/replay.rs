@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use gw_shared::http::InvalidHead;
 use gw_shared::id::RequestId;
-use gw_shared::mask;
+use gw_shared::telemetry::mask;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership;
 use crate::relay::Replay;
-use crate::request_log::CapturedRequest;
+use crate::telemetry::request_log::CapturedRequest;
 
 /// What is to be different this time. What is left out stays as it was.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]

@@ -13,8 +13,8 @@ use super::{Bucket, Level};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::ownership::WorkerId;
+use crate::process::takeover::{Charges, Take};
 use crate::store::{Directory, Service};
-use crate::takeover::{Charges, Take};
 use crate::worker::Core;
 
 /// A request that was authenticated and then admitted by its service's bucket, on the service's owner.

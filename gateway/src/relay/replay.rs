@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 
 use super::{Exchange, find, refuse, set_out, stream};
 use crate::auth::Authenticated;
-use crate::caller::{BodyError, CallerGone, RequestBody, ResponseSink};
 use crate::client_address::Peer;
+use crate::downstream::{BodyError, CallerGone, RequestBody, ResponseSink};
 use crate::error::Error;
-use crate::exchange::ResponseHead;
-use crate::journey::Journey;
+use crate::request_scope::Journey;
+use crate::upstream::ResponseHead;
 use crate::worker::Core;
 
 /// Fields of a replayed request that follow from its body, whatever was kept.

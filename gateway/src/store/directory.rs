@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
+use gw_shared::identity::enrollment::EnrollmentStatus;
 
 use super::{Grant, Modes, Records};
 use crate::auth::jwt;

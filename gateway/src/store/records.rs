@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::id::{AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
-use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
@@ -149,7 +149,7 @@ impl PublicKeyHash {
 pub struct SigningKeyRecord {
     pub id: SigningKeyId,
     /// Ed25519, PKCS #8, base64url. As secret as the authority's key beside it in the data folder.
-    #[serde(with = "gw_shared::secret::revealed")]
+    #[serde(with = "gw_shared::identity::secret::revealed")]
     pub private_key: Secret,
     /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
     pub public_key: String,

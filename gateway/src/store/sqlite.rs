@@ -238,11 +238,11 @@ fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gw_shared::enrollment::EnrollmentStatus;
     use gw_shared::id::{
         AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
     };
-    use gw_shared::secret::{Secret, SecretHash};
+    use gw_shared::identity::enrollment::EnrollmentStatus;
+    use gw_shared::identity::secret::{Secret, SecretHash};
 
     use super::super::*;
     use super::*;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::http::RequestHead;
 use gw_shared::id::{AgentId, random_base62};
+use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
 use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS, Proof};
 use http::header;
@@ -16,15 +16,15 @@ use rustls::CertificateError;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::session;
-use crate::caller::h1;
 use crate::clock::Timestamp;
 use crate::connections::Registered;
 use crate::control::SECRET_LENGTH;
+use crate::downstream::h1;
 use crate::error::Error;
 use crate::hostname::Destination;
 use crate::limits;
-use crate::pki;
 use crate::store::Service;
+use crate::tls::pki;
 use crate::worker::Core;
 
 /// Serves one tunnel, from its upgrade request to its end.

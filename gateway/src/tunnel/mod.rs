@@ -1,11 +1,11 @@
 //! The gateway's end of the tunnels.
 
 mod control;
-pub(crate) mod expected;
+pub(crate) mod flow_control;
+pub(crate) mod grace;
 pub(crate) mod handshake;
 mod openings;
 mod outbox;
-pub(crate) mod pace;
 mod registry;
 pub(crate) mod session;
 

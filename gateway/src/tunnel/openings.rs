@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gw_shared::enrollment::EnrollmentStatus;
 use gw_shared::id::AgentId;
+use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::Closer;
 use slab::Slab;
 

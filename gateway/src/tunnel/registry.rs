@@ -8,16 +8,16 @@ use std::time::Instant;
 
 use gw_shared::tunnel::control::ToAgent;
 
-use super::expected::Expected;
+use super::grace::Expected;
 use super::openings::Openings;
 use super::session::Session;
 use crate::clock::Timestamp;
-use crate::counters::TunnelReport;
 use crate::error::Error;
 use crate::limit::Admitted;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::store::Directory;
+use crate::telemetry::counters::TunnelReport;
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {

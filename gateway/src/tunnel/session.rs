@@ -14,26 +14,26 @@ use gw_shared::id::{AgentId, ServiceId};
 use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
-use gw_shared::tunnel::held::Watched;
 use gw_shared::tunnel::text::error_line;
+use gw_shared::tunnel::unread::Watched;
 use gw_shared::tunnel::{heartbeat, settings};
 use gw_shared::version::VERSION;
 use http::Request;
 
 use super::control;
+use super::flow_control::Pace;
 use super::openings::Opening;
 use super::outbox::{Full, Outbox};
-use super::pace::Pace;
-use crate::caller::frame_meter::{AGENT, Meter, Metered};
 use crate::clock::Timestamp;
 use crate::control::{Desk, Proof};
-use crate::counters::TunnelReport;
 use crate::error::Error;
-use crate::exchange::{Opened, Passage};
+use crate::http2::frame_meter::{AGENT, Meter, Metered};
 use crate::limit::Bucket;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
+use crate::telemetry::counters::TunnelReport;
+use crate::upstream::{Opened, Passage};
 use crate::worker::Core;
 
 /// A live tunnel, as the requests see it.

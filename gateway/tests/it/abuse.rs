@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use gw_gateway::config::Config;
-use gw_gateway::counters::WorkerReport;
 use gw_gateway::demo::{Demo, Options};
+use gw_gateway::telemetry::counters::WorkerReport;
 use http::Method;
 
 use crate::caller::{self, Caller, HOST, Tls, connect, get};

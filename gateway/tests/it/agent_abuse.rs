@@ -21,7 +21,7 @@ fn is_served(demo: &Demo) {
 }
 
 /// The gateway's report of the agent's tunnel, if there is one.
-fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::counters::TunnelReport> {
+fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::telemetry::counters::TunnelReport> {
     tunnels(demo).into_iter().find(|tunnel| tunnel.agent_id == enrolled.agent.as_str())
 }
 

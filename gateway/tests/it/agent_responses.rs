@@ -321,7 +321,7 @@ fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
     let mut tunnel = enrolled.tunnel(&demo);
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
-        let in_flight = |agent: &gw_gateway::counters::TunnelReport| agent.in_flight;
+        let in_flight = |agent: &gw_gateway::telemetry::counters::TunnelReport| agent.in_flight;
         crate::eventually("no request is left", || {
             crate::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
         });

@@ -393,7 +393,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
 
 /// Certificate and key of a state folder.
 fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
-    let identity = gw_agent::state::StateDir::new(state_dir).identity().unwrap();
+    let identity = gw_agent::identity::state::StateDir::new(state_dir).identity().unwrap();
     (identity.certificate, KeyPair::try_from(&identity.key).unwrap())
 }
 

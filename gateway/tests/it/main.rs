@@ -53,9 +53,9 @@ mod workers;
 
 use std::time::{Duration, Instant};
 
-use gw_gateway::counters::{TunnelReport, WorkerReport};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
+use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 
 /// Longest wait for something that happens in milliseconds; only a failing test waits so long.
 const SOON: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
-use gw_shared::trace::{Endpoint, Settings};
+use gw_shared::telemetry::trace::{Endpoint, Settings};
 use serde_json::Value;
 
 use crate::caller::{connect, get, request};

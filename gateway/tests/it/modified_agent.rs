@@ -50,7 +50,7 @@ pub(crate) fn enroll(demo: &Demo) -> Enrolled {
     let state = tempfile::tempdir().unwrap();
     let port = demo.gateway().address().port();
     let agent = setup::agent(control, "demo", &["evil"], port, &demo.about.ca_file, state.path());
-    let identity = gw_agent::state::StateDir::new(state.path()).identity().unwrap();
+    let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
     let (_, service_key) = setup::service_key(control, "demo", &["evil"]);
     Enrolled { agent, certificate: identity.certificate, key: identity.key.clone_key(), service_key }
 }
@@ -87,7 +87,7 @@ impl Enrolled {
         tunnel.0.send(frame(SETTINGS, 0, 0, settings));
         while tunnel.next().unwrap().stream != CONTROL {}
         tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-        let is_ours = |report: &gw_gateway::counters::TunnelReport| report.agent_id == self.agent.as_str();
+        let is_ours = |report: &gw_gateway::telemetry::counters::TunnelReport| report.agent_id == self.agent.as_str();
         crate::eventually("the tunnel is registered", || crate::tunnels(demo).iter().any(is_ours).then_some(()));
         tunnel
     }

@@ -223,7 +223,7 @@ fn an_agent_gets_tunnels_of_its_own_services_only() {
     let port = demo.gateway().address().port();
     let agent = setup::agent(control, "demo", &["other"], port, &demo.about.ca_file, state.path());
     let upgrade = |host: &str| {
-        let identity = gw_agent::state::StateDir::new(state.path()).identity().unwrap();
+        let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
         let mut caller = connect_to(&demo.about, host, &[b"gw-tunnel/1"], Some((identity.certificate, identity.key)));
         caller.send(format!(
             "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\nX-Gw-Version: {}\r\n\r\n",

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gw_gateway::request_log::{Batch, Ended, Protocol, Record, RequestLog, SearchQuery, Timing};
+use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, Record, RequestLog, SearchQuery, Timing};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
 /// How often the writing process is killed.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::request_log::{RequestLog, SearchQuery};
+use gw_gateway::telemetry::request_log::{RequestLog, SearchQuery};
 use serde_json::{Value, json};
 
 use crate::admin::Api;

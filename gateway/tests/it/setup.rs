@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use gw_agent::enroll::TokenSource;
+use gw_agent::identity::enroll::TokenSource;
 use gw_gateway::control::{
     Actor, Control, NewAccount, NewCredentialView, NewEnrollmentToken, NewGrant, NewService, NewServiceKeyView,
 };
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 use gw_shared::id::AgentId;
-use gw_shared::secret::Secret;
+use gw_shared::identity::secret::Secret;
 
 /// Creates a service with the defaults, and its account if that is not there.
 pub(crate) fn service(control: &Control, account: &str, service: &str) {
@@ -51,15 +51,15 @@ pub(crate) fn agent(
     state_dir: &Path,
 ) -> AgentId {
     let token = enrollment_token(control, account, services);
-    let options = gw_agent::enroll::Options {
+    let options = gw_agent::identity::enroll::Options {
         state_dir: state_dir.to_owned(),
         gateway: Some(format!("{}:{port}", control.region().base_url())),
         token: Some(TokenSource::Text(Secret::new(token))),
         name: Some("test".to_owned()),
         ca_file: Some(ca_file.to_owned()),
-        ..gw_agent::enroll::Options::default()
+        ..gw_agent::identity::enroll::Options::default()
     };
-    gw_agent::enroll::enroll(options).unwrap().enrollment.agent_id
+    gw_agent::identity::enroll::enroll(options).unwrap().enrollment.agent_id
 }
 
 fn owned(texts: &[&str]) -> Vec<String> {

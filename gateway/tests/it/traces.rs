@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use gw_gateway::demo::{About, Demo, Options};
-use gw_shared::trace::{Endpoint, Settings, TraceContext};
+use gw_shared::telemetry::trace::{Endpoint, Settings, TraceContext};
 use http::HeaderMap;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use rcgen::{CertificateParams, KeyPair};

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::Instant;
 
 use gw_gateway::control::Actor;
-use gw_gateway::counters::TunnelReport;
 use gw_gateway::demo::Demo;
 use gw_gateway::store::Record;
+use gw_gateway::telemetry::counters::TunnelReport;
 
 use crate::backend;
 use crate::caller::{connect, get};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use gw_gateway::clock::Timestamp;
-use gw_gateway::request_log::{RequestLog, SearchQuery};
+use gw_gateway::telemetry::request_log::{RequestLog, SearchQuery};
 use gw_shared::id::RequestId;
 use rustix::fs::{Advice, fadvise};
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use gw_gateway::request_log::{Batch, CallerId, Ended, Protocol, Record, Timing};
+use gw_gateway::telemetry::request_log::{Batch, CallerId, Ended, Protocol, Record, Timing};
 use gw_shared::id::{AgentId, KeyId, RequestId};
 use http::Method;
 

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use super::text::error_line;
-use crate::enrollment::CertificateReply;
+use crate::identity::enrollment::CertificateReply;
 
 /// `:authority` of the control stream. Not a host name anybody can have: no account is called `gw.control`.
 pub const AUTHORITY: &str = "gw.control";

@@ -15,13 +15,13 @@
 pub mod control;
 pub mod handshake;
 pub mod heartbeat;
-pub mod held;
 pub mod incoming;
 pub mod response;
 pub mod settings;
 pub mod stream;
 pub mod text;
 pub mod timing;
+pub mod unread;
 pub mod window;
 
 /// ALPN protocol of the tunnel (RFC 7301). Only connections that offer it are asked for a client certificate.

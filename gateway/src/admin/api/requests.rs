@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::admin::{Admin, not_logged, read_body};
 use crate::control::{Control, ControlError, Page, ReplayEdits};
-use crate::request_log::{BodyView, RequestView, SearchQuery, Side};
+use crate::telemetry::request_log::{BodyView, RequestView, SearchQuery, Side};
 
 /// Of a body that was kept: more had been there.
 const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");

@@ -8,7 +8,7 @@ use utoipa_axum::routes;
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, Query, ReadProblems};
 use crate::clock::Timestamp;
-use crate::series::{SeriesQuery, SeriesView};
+use crate::telemetry::timeseries::{SeriesQuery, SeriesView};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(show_series))

@@ -5,7 +5,7 @@ use axum::Extension;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use gw_shared::enrollment::EnrollmentStatus;
+use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::Deserialize;
 
 use super::accounts::{Tab, crumbs};

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use axum::extract::Path;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use gw_shared::secret::SecretHash;
+use gw_shared::identity::secret::SecretHash;
 
 use super::failure::Failure;
 

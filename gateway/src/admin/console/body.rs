@@ -7,7 +7,7 @@ use brotli_decompressor::Decompressor;
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 use serde::de::IgnoredAny;
 
-use crate::request_log::BodyView;
+use crate::telemetry::request_log::BodyView;
 
 /// Most of a body that is shown, in bytes, once it is decoded.
 const SHOWN_MAX: usize = 1024 * 1024;

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::clock::Timestamp;
 use crate::control::{ControlError, Page};
-use crate::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
-use crate::series::{self, Selection, Series};
+use crate::telemetry::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
+use crate::telemetry::timeseries::{self, Selection, Series};
 
 /// What became of the requests of one step of time.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -56,7 +56,7 @@ pub(super) fn recorded_body(log: &RequestLog, id: &str, side: Side) -> Result<Op
 pub(super) fn series(series: &Series, query: &SeriesQuery) -> Result<Vec<Point>, ControlError> {
     let selection = query.service.clone().map_or(Selection::All, Selection::Service);
     let points = series.read(&selection, query.since, query.until, query.step_seconds, Timestamp::now())?;
-    let point = |point: series::Point| {
+    let point = |point: timeseries::Point| {
         let [_, successes, redirections, callers, ours, _] = point.classes;
         Point {
             at: point.at,

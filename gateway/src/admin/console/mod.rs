@@ -37,7 +37,7 @@ use axum::routing::{get, post};
 use super::Admin;
 use crate::control::{Control, ControlError};
 use crate::limit::{AddressLimits, Rate};
-use crate::request_log::RequestLog;
+use crate::telemetry::request_log::RequestLog;
 use failure::Failure;
 use session::Sessions;
 

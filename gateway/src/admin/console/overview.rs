@@ -15,8 +15,8 @@ use super::traffic::Range;
 use crate::admin::Admin;
 use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
-use crate::request_log::{RequestLog, SearchQuery};
 use crate::store::ServiceRecord;
+use crate::telemetry::request_log::{RequestLog, SearchQuery};
 
 /// Services that the page lists; those beyond are on the pages of their accounts.
 const SERVICES: usize = 50;

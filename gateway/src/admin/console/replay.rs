@@ -19,7 +19,7 @@ use super::requests::{not_kept, target};
 use crate::admin::{Admin, read_body};
 use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
 use crate::relay;
-use crate::request_log::{RequestLog, Side};
+use crate::telemetry::request_log::{RequestLog, Side};
 
 #[derive(Template)]
 #[template(path = "replay.html")]

@@ -16,7 +16,7 @@ use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::waterfall::{self, Bar};
 use crate::admin::{Admin, read_body};
 use crate::control::{Control, Page};
-use crate::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
+use crate::telemetry::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
 
 const ROWS: usize = 50;
 

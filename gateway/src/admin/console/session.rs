@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, header};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use gw_shared::id::random_base62;
-use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::identity::secret::{Secret, SecretHash};
 
 use crate::control::SECRET_LENGTH;
 

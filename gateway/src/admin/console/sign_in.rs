@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
-use gw_shared::secret::{Secret, SecretHash};
+use gw_shared::identity::secret::{Secret, SecretHash};
 
 use super::assets;
 use super::failure::Failure;

@@ -17,7 +17,7 @@ use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
 use crate::clock::Timestamp;
 use crate::control::Control;
-use crate::series::{self, Series};
+use crate::telemetry::timeseries::{self, Series};
 
 /// Up to when, and how finely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -208,7 +208,7 @@ pub(super) async fn series(
 }
 
 pub(super) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, crate::ControlError> {
-    let span = Span::new(query.range, series::recorded_until(SystemTime::now()));
+    let span = Span::new(query.range, timeseries::recorded_until(SystemTime::now()));
     let Span { since, until, step_seconds, .. } = span;
     let service = Some(query.service).filter(|service| !service.is_empty());
     let points =

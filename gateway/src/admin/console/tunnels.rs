@@ -10,7 +10,7 @@ use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
 use crate::clock::Timestamp;
 use crate::control::Control;
-use crate::counters::TunnelReport;
+use crate::telemetry::counters::TunnelReport;
 
 /// A tunnel as it is shown: one cell each.
 pub(super) struct TunnelRow {

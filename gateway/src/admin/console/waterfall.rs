@@ -1,7 +1,7 @@
 //! Where the time of one request went, drawn as bars under one another.
 
 use super::format;
-use crate::request_log::{DurationsView, Stage};
+use crate::telemetry::request_log::{DurationsView, Stage};
 
 /// The whole width, in the units of the drawing.
 const WIDTH: f64 = 1000.0;

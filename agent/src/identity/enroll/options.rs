@@ -1,0 +1,255 @@
+//! What an enrollment is given, checked as a whole before anything is sent.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gw_shared::id::EnrollmentTokenId;
+use gw_shared::identity::secret::Secret;
+use http::Uri;
+use http::uri::Scheme;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, ServerName};
+
+use super::EnrollError;
+use crate::identity::state::{Pending, StateDir, StateLock};
+
+/// What an enrollment is given. To resume one, the state folder is enough.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    pub state_dir: PathBuf,
+    /// `https://HOST` or `https://HOST:PORT`: the region's apex.
+    pub gateway: Option<String>,
+    pub token: Option<TokenSource>,
+    /// What people call the agent: 1 to 100 characters. The name of the machine if not given.
+    pub name: Option<String>,
+    /// PEM of the authorities that the gateway's certificate may be of, instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Host and port to connect to instead of those in `gateway`, for enrollment and tunnels alike.
+    pub connect_to: Option<(String, u16)>,
+    /// Replace the agent that the state folder holds.
+    pub force: bool,
+}
+
+/// Where an enrollment token is.
+#[derive(Debug, Clone)]
+pub enum TokenSource {
+    Text(Secret),
+    File(PathBuf),
+}
+
+/// Where to begin.
+pub(super) enum Start {
+    New(NewEnrollment),
+    Resume(Box<Pending>),
+}
+
+/// An enrollment that has not begun.
+pub(super) struct NewEnrollment {
+    pub(super) gateway_name: String,
+    pub(super) gateway_host: String,
+    pub(super) gateway_port: u16,
+    pub(super) gateway_ca_pem: Option<String>,
+    pub(super) token: Secret,
+    pub(super) token_id: EnrollmentTokenId,
+    pub(super) name: String,
+}
+
+/// Longest name of an agent, in characters.
+const NAME_MAX: usize = 100;
+
+impl Options {
+    /// Decides where to begin, with the state folder taken, or says all that is wrong.
+    pub(super) fn check(self) -> Result<(StateDir, StateLock, Start), EnrollError> {
+        let mut mistakes = Mistakes::default();
+        let state = StateDir::new(self.state_dir);
+        let folder = state.path().display();
+        let token = self.token.map(|source| mistakes.unless("--token", read_token(source)));
+        let gateway = self.gateway.map(|url| mistakes.unless("--gateway", parse_gateway(&url)));
+        let pending = mistakes.unless("--state-dir", state.pending()).flatten();
+
+        // The same token again, or none: what it began goes on.
+        let resumes = |pending: &Pending| match &token {
+            None => true,
+            Some(token) => token.as_ref().is_some_and(|(id, _)| *id == pending.token_id),
+        };
+        if let Some(pending) = pending.filter(resumes) {
+            if let Some(Some((name, _))) = gateway
+                && name != pending.gateway_name
+            {
+                let under_way = &pending.gateway_name;
+                mistakes
+                    .note("--gateway", format!("an enrollment at {under_way} is under way; a token begins another"));
+            }
+            let lock = mistakes.unless("--state-dir", state.lock());
+            mistakes.none()?;
+            let Some(lock) = lock else { return Err(EnrollError::Usage(Vec::new())) };
+            return Ok((state, lock, Start::Resume(Box::new(pending))));
+        }
+
+        let lock = if state.is_enrolled() && !self.force {
+            mistakes.note("--state-dir", format!("{folder} holds an enrolled agent; --force replaces it"));
+            None
+        } else {
+            mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
+        };
+        if gateway.is_none() {
+            mistakes.note("--gateway", "missing: give https://HOST or https://HOST:PORT".to_owned());
+        }
+        if token.is_none() {
+            mistakes.note("--token", format!("missing, and no enrollment is under way in {folder}"));
+        }
+        let gateway_ca_pem = self.ca_file.and_then(|file| mistakes.unless("--ca-file", read_authorities(&file)));
+        let name = self.name.unwrap_or_else(machine_name);
+        if !(1..=NAME_MAX).contains(&name.chars().count()) {
+            mistakes.note("--name", format!("{name:?} is not a name of 1 to {NAME_MAX} characters"));
+        }
+        mistakes.none()?;
+        // Whatever is missing here is among the mistakes.
+        let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) = (gateway, token, lock)
+        else {
+            return Err(EnrollError::Usage(Vec::new()));
+        };
+        let (gateway_host, gateway_port) = self.connect_to.unwrap_or_else(|| (gateway_name.clone(), port));
+        let new = NewEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, token, token_id, name };
+        Ok((state, lock, Start::New(new)))
+    }
+}
+
+/// All that is wrong, each with the option it is about.
+#[derive(Default)]
+struct Mistakes(Vec<String>);
+
+impl Mistakes {
+    fn note(&mut self, option: &str, mistake: impl Display) {
+        self.0.push(format!("{option}: {mistake}"));
+    }
+
+    /// The value, unless it is a mistake.
+    fn unless<T>(&mut self, option: &str, result: Result<T, impl Display>) -> Option<T> {
+        result.map_err(|mistake| self.note(option, mistake)).ok()
+    }
+
+    fn none(&mut self) -> Result<(), EnrollError> {
+        if self.0.is_empty() { Ok(()) } else { Err(EnrollError::Usage(std::mem::take(&mut self.0))) }
+    }
+}
+
+/// `gw_et_{id}.{secret}`: the id, and the whole.
+fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String> {
+    let token = match source {
+        TokenSource::Text(token) => token,
+        TokenSource::File(path) => {
+            Secret::new(fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?)
+        }
+    };
+    let token = Secret::new(token.reveal().trim().to_owned());
+    let id = token.reveal().strip_prefix("gw_et_").and_then(|rest| rest.split_once('.'));
+    // What is wrong with it is not shown: it may be another secret.
+    match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
+        Some(Ok(id)) => Ok((id, token)),
+        _ => Err("this is not an enrollment token, which begins with `gw_et_`".to_owned()),
+    }
+}
+
+/// `https://HOST[:PORT]` as host name and port.
+fn parse_gateway(url: &str) -> Result<(String, u16), String> {
+    let invalid = || format!("{url:?} is not a gateway: give https://HOST or https://HOST:PORT");
+    let uri: Uri = url.parse().map_err(|_| invalid())?;
+    let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
+    let name = authority.host().to_ascii_lowercase();
+    let is_origin = uri.scheme() == Some(&Scheme::HTTPS) && matches!(uri.path(), "" | "/") && uri.query().is_none();
+    // `port()` is none too where the port is not a number up to 65535.
+    let port = match authority.port() {
+        Some(port) => port.as_u16(),
+        None if authority.as_str().len() == authority.host().len() => 443,
+        None => return Err(invalid()),
+    };
+    if is_origin && ServerName::try_from(name.as_str()).is_ok() { Ok((name, port)) } else { Err(invalid()) }
+}
+
+fn read_authorities(file: &Path) -> Result<String, String> {
+    let pem = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    match CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>() {
+        Ok(certificates) if !certificates.is_empty() => Ok(pem),
+        Ok(_) => Err(format!("{}: no certificate in it; PEM is wanted", file.display())),
+        Err(error) => Err(format!("{}: {error}", file.display())),
+    }
+}
+
+fn machine_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().chars().take(NAME_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOKEN: &str = "gw_et_0123456789abcdef.secret";
+
+    fn options(state_dir: &Path) -> Options {
+        Options {
+            state_dir: state_dir.into(),
+            gateway: Some("https://EU1.example.com".into()),
+            token: Some(TokenSource::Text(Secret::new(format!("{TOKEN}\n")))),
+            ..Options::default()
+        }
+    }
+
+    fn mistakes(options: Options) -> Vec<String> {
+        match options.check() {
+            Err(EnrollError::Usage(mistakes)) => mistakes,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("no mistake found"),
+        }
+    }
+
+    #[test]
+    fn gateways_are_https_origins() {
+        assert_eq!(parse_gateway("https://EU1.example.com/"), Ok(("eu1.example.com".into(), 443)));
+        assert_eq!(parse_gateway("https://eu1.gw.localhost:8443"), Ok(("eu1.gw.localhost".into(), 8443)));
+        for bad in
+            ["", "eu1.example.com", "http://h", "https://h/enroll", "https://u@h", "https://h:99999", "https://h?q"]
+        {
+            assert!(parse_gateway(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_new_enrollment_has_all_it_needs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, _lock, Start::New(new)) = options(&directory.path().join("new")).check().unwrap() else {
+            panic!("nothing to resume");
+        };
+        assert_eq!((new.gateway_name.as_str(), new.gateway_port), ("eu1.example.com", 443));
+        assert_eq!((new.gateway_host.as_str(), new.token.reveal()), ("eu1.example.com", TOKEN));
+        assert!(!new.name.is_empty());
+        let elsewhere = Options { connect_to: Some(("127.0.0.1".into(), 1)), ..options(directory.path()) };
+        let (_, _lock, Start::New(new)) = elsewhere.check().unwrap() else { panic!("nothing to resume") };
+        assert_eq!((new.gateway_name.as_str(), new.gateway_host.as_str()), ("eu1.example.com", "127.0.0.1"));
+    }
+
+    #[test]
+    fn every_mistake_is_reported_and_no_secret_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let wrong = Options {
+            gateway: Some("http://eu1.example.com".into()),
+            token: Some(TokenSource::Text(Secret::new("hunter2".into()))),
+            name: Some(String::new()),
+            ca_file: Some(directory.path().join("none.pem")),
+            ..options(directory.path())
+        };
+        let found = mistakes(wrong);
+        let named =
+            ["--token", "--gateway", "--ca-file", "--name"].map(|key| found.iter().any(|it| it.starts_with(key)));
+        assert!(found.len() == 4 && named == [true; 4] && !found.concat().contains("hunter2"), "{found:?}");
+        assert_eq!(mistakes(Options { gateway: None, token: None, ..options(directory.path()) }).len(), 2);
+        fs::write(directory.path().join("agent.json"), "{}").unwrap();
+        assert!(mistakes(options(directory.path()))[0].contains("--force"));
+        assert!(Options { force: true, ..options(directory.path()) }.check().is_ok());
+        // An agent that runs is not replaced under its feet.
+        let _running = StateDir::new(directory.path()).lock().unwrap();
+        let found = mistakes(Options { force: true, ..options(directory.path()) });
+        assert!(found.len() == 1 && found[0].contains("in use by another gw-agent process"), "{found:?}");
+    }
+}

@@ -1,0 +1,170 @@
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+
+use gw_shared::id::{AgentId, EnrollmentId};
+use gw_shared::identity::enrollment::{EnrollReply, StatusReply};
+use gw_shared::identity::secret::Secret;
+
+use super::*;
+use crate::fake_gateway::{self, APEX, Authority, HOSTNAME, NOW, Request, json, refusal};
+
+const TOKEN: &str = "gw_et_0123456789abcdef.secret";
+
+/// A gateway on loopback, the requests that it got, and its authority in a file.
+struct Region {
+    directory: tempfile::TempDir,
+    port: u16,
+    requests: mpsc::Receiver<String>,
+}
+
+impl Region {
+    /// `status` is what the gateway answers to each `GET /enroll/status`; the rest goes well.
+    fn with_status(mut status: impl FnMut() -> String + Send + 'static) -> Self {
+        Self::answering(move |request, authority| match request.head.split(['?', ' ']).nth(1).unwrap() {
+            "/enroll" => json(
+                201,
+                "",
+                &EnrollReply {
+                    enrollment_id: EnrollmentId::random(),
+                    agent_id: AgentId::random(),
+                    enrollment_secret: "for the agent".into(),
+                    status: EnrollmentStatus::Pending,
+                    poll_after_seconds: 1,
+                },
+            ),
+            "/enroll/status" => status(),
+            _ => {
+                assert!(request.head.contains("authorization: Bearer for the agent\r\n"));
+                let request: CsrRequest = serde_json::from_slice(&request.body).unwrap();
+                json(200, "", &authority.certify(&request.csr, NOW))
+            }
+        })
+    }
+
+    fn answering(mut answer: impl FnMut(&Request, &Authority) -> String + Send + 'static) -> Self {
+        let (authority, directory) = (Arc::new(Authority::new()), tempfile::tempdir().unwrap());
+        std::fs::write(directory.path().join("ca.pem"), &authority.pem).unwrap();
+        let (seen, requests) = mpsc::channel();
+        let port = fake_gateway::serve(&Arc::clone(&authority), move |request| {
+            seen.send(request.head.split(['?', ' ']).nth(1).unwrap().to_owned()).unwrap();
+            answer(request, &authority)
+        });
+        Self { directory, port, requests }
+    }
+
+    fn state_dir(&self) -> std::path::PathBuf {
+        self.directory.path().join("state")
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            state_dir: self.state_dir(),
+            gateway: Some(format!("https://{APEX}")),
+            token: Some(TokenSource::Text(Secret::new(TOKEN.into()))),
+            ca_file: Some(self.directory.path().join("ca.pem")),
+            connect_to: Some(("127.0.0.1".into(), self.port)),
+            ..Options::default()
+        }
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.try_iter().collect()
+    }
+}
+
+fn status(status: EnrollmentStatus) -> String {
+    let agent_id = (status == EnrollmentStatus::Approved).then(AgentId::random);
+    json(200, "", &StatusReply { status, agent_id, poll_after_seconds: 1 })
+}
+
+fn files(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_token_becomes_a_state_folder_that_an_agent_can_run_with() {
+    let region = Region::with_status(|| status(EnrollmentStatus::Approved));
+    let enrolled = enroll(region.options()).unwrap();
+    assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
+    let enrollment = enrolled.state.enrollment().unwrap();
+    assert_eq!(enrollment, enrolled.enrollment);
+    assert_eq!((enrollment.gateway_name.as_str(), enrollment.gateway_host.as_str()), (APEX, "127.0.0.1"));
+    assert_eq!((enrollment.gateway_port, enrollment.services), (region.port, vec![HOSTNAME.to_owned()]));
+    assert_eq!(enrolled.state.identity().unwrap().chain.len(), 1);
+    assert_eq!(files(&region.state_dir()), ["agent.json", "gateway-ca.crt", "identity.pem"]);
+    assert!(matches!(enroll(region.options()), Err(EnrollError::Usage(_))), "not twice without --force");
+}
+
+#[test]
+fn an_enrollment_that_was_interrupted_is_resumed_with_its_token_or_without() {
+    // Stands for a crash: the gateway breaks off in a way that is final, but not a refusal.
+    let mut looks = 0;
+    let region = Region::with_status(move || {
+        looks += 1;
+        match looks {
+            1 | 2 => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]".into(),
+            _ => status(EnrollmentStatus::Approved),
+        }
+    });
+    let understood = |result: &Result<Enrolled, EnrollError>| {
+        !matches!(result, Err(EnrollError::Gateway(GatewayError::NotUnderstood(_))))
+    };
+    assert!(!understood(&enroll(region.options())));
+    assert_eq!(files(&region.state_dir()), ["enrollment.json"]);
+    let state_dir_only = Options { state_dir: region.state_dir(), ..Options::default() };
+    assert!(!understood(&enroll(state_dir_only)));
+    assert_eq!(enroll(region.options()).unwrap().enrollment.gateway_port, region.port);
+    assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/enroll/status", "/enroll/status", "/csr"]);
+}
+
+#[test]
+fn approval_and_outages_are_waited_for() {
+    let mut answers = vec![
+        status(EnrollmentStatus::Approved),
+        refusal(429, "retry-after: 0\r\n", "GW_RATE_LIMIT_EXCEEDED"),
+        refusal(502, "", ""),
+        status(EnrollmentStatus::Pending),
+    ];
+    let region = Region::with_status(move || answers.pop().unwrap());
+    enroll(region.options()).unwrap();
+    assert_eq!(region.requests().len(), 1 + 4 + 1);
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let used = Region::answering(|_, _| refusal(401, "", "GW_ENROLLMENT_TOKEN_INVALID"));
+    let error = enroll(used.options()).unwrap_err();
+    assert!(matches!(error, EnrollError::Token(_)), "{error}");
+    let older = Region::answering(|_, _| refusal(426, "", "GW_VERSION_MISMATCH"));
+    let error = enroll(older.options()).unwrap_err().to_string();
+    assert!(error.contains("GW_VERSION_MISMATCH"), "{error}");
+    let unknown = enroll(Options { ca_file: None, ..used.options() }).unwrap_err().to_string();
+    assert!(unknown.contains("--ca-file"), "{unknown}");
+
+    let rejected = Region::with_status(|| status(EnrollmentStatus::Revoked));
+    assert!(matches!(enroll(rejected.options()), Err(EnrollError::TurnedDown)));
+    assert!(files(&rejected.state_dir()).is_empty(), "nothing is left to resume");
+}
+
+#[test]
+fn a_request_is_repeated_only_where_that_helps_and_does_no_harm() {
+    let refused = |status: u16, retry_after: Option<u64>| {
+        GatewayError::Refused(Refusal {
+            status: StatusCode::from_u16(status).unwrap(),
+            code: String::new(),
+            message: String::new(),
+            retry_after: retry_after.map(Duration::from_secs),
+        })
+    };
+    let pause =
+        |error: GatewayError, through| pause(&error, through, &mut Backoff::new(), 0.5).map(|pause| pause.as_millis());
+    assert_eq!(pause(refused(429, Some(7)), Through::Overload), Some(7000));
+    assert_eq!(pause(refused(503, None), Through::Outages), Some(60_000));
+    // The token may have been used up: another try would be told that it is bad.
+    assert_eq!(pause(GatewayError::Closed, Through::Overload), None);
+    assert_eq!(pause(GatewayError::Closed, Through::Outages), Some(500));
+    assert_eq!(pause(refused(401, None), Through::Outages), None);
+}

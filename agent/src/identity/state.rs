@@ -1,0 +1,298 @@
+//! The agent's state folder: who it is and where its gateway is. Written by `enroll`, kept up to date by `run`.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gw_shared::files;
+use gw_shared::id::{AgentId, EnrollmentId, EnrollmentTokenId};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use crate::identity::key_pair::{Identity, UnfitIdentity};
+
+/// Where the state folder is when nothing else is said.
+pub const DEFAULT: &str = "/var/lib/gw-agent";
+
+/// Name of the variable that says something else.
+pub const VARIABLE: &str = "GW_STATE_DIR";
+
+/// `agent.json`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Enrollment {
+    pub agent_id: AgentId,
+    /// Host name of the region's apex.
+    pub gateway_name: String,
+    /// Host and port to connect to, for the apex and for tunnels.
+    pub gateway_host: String,
+    pub gateway_port: u16,
+    /// Hostnames of the services that this agent serves.
+    pub services: Vec<String>,
+}
+
+/// `enrollment.json`: an enrollment that is under way. Not `Debug`: it holds secrets.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Pending {
+    pub(crate) gateway_name: String,
+    pub(crate) gateway_host: String,
+    pub(crate) gateway_port: u16,
+    /// What is to become `gateway-ca.crt`.
+    pub(crate) gateway_ca_pem: Option<String>,
+    /// Public half of the token it began with.
+    pub(crate) token_id: EnrollmentTokenId,
+    pub(crate) enrollment_id: EnrollmentId,
+    /// What an administrator knows the agent by.
+    #[serde(default)]
+    pub(crate) agent_id: Option<AgentId>,
+    pub(crate) enrollment_secret: String,
+    pub(crate) key_pem: String,
+}
+
+/// The files of a state folder (mode 0700, files 0600). Each is replaced as a whole.
+#[derive(Debug, Clone)]
+pub struct StateDir(PathBuf);
+
+/// Exclusive use of a state folder until dropped. `None` on a file system without locks.
+#[derive(Debug)]
+pub(crate) struct StateLock {
+    folder: Option<File>,
+}
+
+impl Drop for StateLock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that another thread is starting has a copy of it until it runs its own
+        // program, and the lock lasts as long as any copy (flock(2)).
+        if let Some(Err(error)) = self.folder.as_ref().map(File::unlock) {
+            tracing::debug!(%error, "the state folder is unlocked once its last copy is closed");
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error("{path}: {error}")]
+    Io { path: String, error: io::Error },
+    #[error("{path}: {error}")]
+    Json { path: String, error: serde_json::Error },
+    #[error("{path}: {error}")]
+    Pem { path: String, error: rustls_pki_types::pem::Error },
+    #[error("{path}: {error}")]
+    Identity { path: String, error: UnfitIdentity },
+    #[error(
+        "{path} is in use by another gw-agent process, `run` or `enroll`: stop that one first; a second agent needs a \
+         folder (--state-dir) and an enrollment of its own"
+    )]
+    InUse { path: String },
+}
+
+const ENROLLMENT: &str = "agent.json";
+const PENDING: &str = "enrollment.json";
+/// Private key and certificates in one file, so that a crash cannot leave those of two generations.
+const IDENTITY: &str = "identity.pem";
+const GATEWAY_CA: &str = "gateway-ca.crt";
+
+impl StateDir {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Creates the folder if it is not there, and makes sure that files can be written in it.
+    pub(crate) fn create(&self) -> Result<(), StateError> {
+        let created = files::create_private_dir(&self.0);
+        created.map_err(|error| StateError::Io { path: name(&self.0), error })?;
+        self.replace("probe", b"")?;
+        self.remove("probe")
+    }
+
+    /// Takes the folder for this process alone, or says that another has it: two processes of one identity displace
+    /// each other's tunnels. The kernel gives the folder back however the process ends. Nothing is written.
+    pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
+        let folder = File::open(&self.0).map_err(|error| StateError::Io { path: name(&self.0), error })?;
+        match folder.try_lock() {
+            Ok(()) => Ok(StateLock { folder: Some(folder) }),
+            Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0) }),
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; run one agent in it");
+                Ok(StateLock { folder: None })
+            }
+        }
+    }
+
+    pub fn enrollment(&self) -> Result<Enrollment, StateError> {
+        self.read_json(ENROLLMENT)
+    }
+
+    pub(crate) fn is_enrolled(&self) -> bool {
+        self.0.join(ENROLLMENT).exists()
+    }
+
+    pub(crate) fn write_enrollment(&self, enrollment: &Enrollment) -> Result<(), StateError> {
+        self.write_json(ENROLLMENT, enrollment)
+    }
+
+    /// Read at every connection: renewal replaces the file while the agent runs.
+    pub fn identity(&self) -> Result<Identity, StateError> {
+        let path = self.0.join(IDENTITY);
+        let text = fs::read(&path).map_err(|error| StateError::Io { path: name(&path), error })?;
+        Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })
+    }
+
+    /// `identity` is the private key and, after it, its certificate and those above it.
+    pub(crate) fn write_identity(&self, identity_pem: &str) -> Result<(), StateError> {
+        self.replace(IDENTITY, identity_pem.as_bytes())
+    }
+
+    /// Authorities that the gateway's certificate may be of, if they are not the system's.
+    pub fn gateway_authorities(&self) -> Result<Option<Vec<CertificateDer<'static>>>, StateError> {
+        let path = self.0.join(GATEWAY_CA);
+        if !path.exists() {
+            return Ok(None);
+        }
+        CertificateDer::pem_file_iter(&path)
+            .and_then(Iterator::collect)
+            .map(Some)
+            .map_err(|error| StateError::Pem { path: name(&path), error })
+    }
+
+    /// The enrollment that is under way, if there is one.
+    pub(crate) fn pending(&self) -> Result<Option<Pending>, StateError> {
+        if self.0.join(PENDING).exists() { self.read_json(PENDING).map(Some) } else { Ok(None) }
+    }
+
+    pub(crate) fn write_pending(&self, pending: &Pending) -> Result<(), StateError> {
+        self.write_json(PENDING, pending)
+    }
+
+    pub(crate) fn remove_pending(&self) -> Result<(), StateError> {
+        self.remove(PENDING)
+    }
+
+    /// Ends an enrollment. Until it is over, a crash leaves a folder in which it can be resumed.
+    pub(crate) fn complete(
+        &self,
+        enrollment: &Enrollment,
+        identity_pem: &str,
+        gateway_ca_pem: Option<&str>,
+    ) -> Result<(), StateError> {
+        // Of an agent that was here before; it must not be taken for the one whose identity comes next.
+        self.remove(ENROLLMENT)?;
+        match gateway_ca_pem {
+            Some(pem) => self.replace(GATEWAY_CA, pem.as_bytes())?,
+            None => self.remove(GATEWAY_CA)?,
+        }
+        self.write_identity(identity_pem)?;
+        self.write_enrollment(enrollment)?;
+        self.remove_pending()
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, StateError> {
+        let path = self.0.join(file);
+        let text = fs::read(&path).map_err(|error| StateError::Io { path: name(&path), error })?;
+        serde_json::from_slice(&text).map_err(|error| StateError::Json { path: name(&path), error })
+    }
+
+    fn write_json(&self, file: &str, value: &impl Serialize) -> Result<(), StateError> {
+        let text = serde_json::to_vec_pretty(value)
+            .map_err(|error| StateError::Json { path: name(&self.0.join(file)), error })?;
+        self.replace(file, &text)
+    }
+
+    /// Replaces a file so that a crash leaves the old one or the new one.
+    fn replace(&self, file: &str, contents: &[u8]) -> Result<(), StateError> {
+        let path = self.0.join(file);
+        files::write_private(&path, contents).map_err(|error| StateError::Io { path: name(&path), error })
+    }
+
+    fn remove(&self, file: &str) -> Result<(), StateError> {
+        let path = self.0.join(file);
+        files::remove_if_there(&path).map_err(|error| StateError::Io { path: name(&path), error })
+    }
+}
+
+fn name(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn enrollment() -> Enrollment {
+        Enrollment {
+            agent_id: AgentId::random(),
+            gateway_name: "eu1.example.com".into(),
+            gateway_host: "127.0.0.1".into(),
+            gateway_port: 8443,
+            services: vec!["acme--api.eu1.example.com".into()],
+        }
+    }
+
+    #[test]
+    fn an_enrollment_comes_back_and_nobody_else_can_read_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = StateDir::new(parent.path().join("deep/state"));
+        state.create().unwrap();
+        assert!(!state.is_enrolled() && state.pending().unwrap().is_none());
+        let enrollment = enrollment();
+        state.complete(&enrollment, "identity", Some("authority")).unwrap();
+        assert_eq!(state.enrollment().unwrap(), enrollment);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(state.path()), 0o700);
+        let mut files: Vec<String> = Vec::new();
+        for entry in fs::read_dir(state.path()).unwrap() {
+            let entry = entry.unwrap();
+            assert_eq!(mode(&entry.path()), 0o600, "{entry:?}");
+            files.push(entry.file_name().into_string().unwrap());
+        }
+        files.sort();
+        assert_eq!(files, ["agent.json", "gateway-ca.crt", "identity.pem"]);
+    }
+
+    #[test]
+    fn a_new_enrollment_leaves_nothing_of_the_old_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::new(directory.path());
+        state.complete(&enrollment(), "old", Some("authority")).unwrap();
+        fs::write(directory.path().join("identity.pem.new"), "left over").unwrap();
+        state.complete(&enrollment(), "new", None).unwrap();
+        assert!(state.gateway_authorities().unwrap().is_none());
+        assert_eq!(fs::read_to_string(directory.path().join("identity.pem")).unwrap(), "new");
+    }
+
+    #[test]
+    fn one_process_at_a_time_has_the_folder() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::new(directory.path());
+        let lock = state.lock().unwrap();
+        let error = state.lock().unwrap_err();
+        assert!(matches!(error, StateError::InUse { .. }));
+        assert!(error.to_string().contains(directory.path().to_str().unwrap()), "{error}");
+        // Files are replaced under the lock, and readable by others.
+        state.write_enrollment(&enrollment()).unwrap();
+        assert!(state.enrollment().is_ok() && state.lock().is_err());
+        // A process that is being started has a copy of every open file for a moment.
+        let copy = lock.folder.as_ref().unwrap().try_clone().unwrap();
+        drop(lock);
+        assert!(state.lock().is_ok());
+        drop(copy);
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::new(directory.path());
+        assert!(state.enrollment().unwrap_err().to_string().contains("agent.json"));
+        fs::write(directory.path().join("identity.pem"), "no key").unwrap();
+        assert!(state.identity().err().unwrap().to_string().contains("identity.pem"));
+    }
+}

@@ -1,0 +1,66 @@
+//! What is counted of the requests of one service.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use gw_shared::telemetry::metrics::Histogram;
+
+/// Since the service is served. Only the agent's own thread touches it.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    requests: Cell<u64>,
+    /// By code: few, of a closed set.
+    failures: RefCell<Vec<(&'static str, u64)>>,
+    request_bytes: Cell<u64>,
+    response_bytes: Cell<u64>,
+    first_byte: RefCell<Histogram>,
+}
+
+impl Counts {
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.get()
+    }
+
+    pub(super) fn failures(&self) -> Vec<(&'static str, u64)> {
+        self.failures.borrow().clone()
+    }
+
+    pub(super) fn request_bytes(&self) -> u64 {
+        self.request_bytes.get()
+    }
+
+    pub(super) fn response_bytes(&self) -> u64 {
+        self.response_bytes.get()
+    }
+
+    pub(super) fn first_byte(&self) -> Histogram {
+        self.first_byte.borrow().clone()
+    }
+
+    pub(crate) fn arrived(&self) {
+        self.requests.set(self.requests.get() + 1);
+    }
+
+    pub(crate) fn failed(&self, code: &'static str) {
+        let mut failures = self.failures.borrow_mut();
+        match failures.iter_mut().find(|(known, _)| *known == code) {
+            Some((_, count)) => *count += 1,
+            None => failures.push((code, 1)),
+        }
+    }
+
+    /// Bytes of a request body have gone to the backend.
+    pub(crate) fn sent(&self, bytes: usize) {
+        self.request_bytes.set(self.request_bytes.get() + bytes as u64);
+    }
+
+    /// Bytes of a response body have come from it.
+    pub(crate) fn received(&self, bytes: usize) {
+        self.response_bytes.set(self.response_bytes.get() + bytes as u64);
+    }
+
+    /// The backend's response began so long after its connection was had.
+    pub(crate) fn responded(&self, after: Duration) {
+        self.first_byte.borrow_mut().observe(after);
+    }
+}

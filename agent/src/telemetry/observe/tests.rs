@@ -1,0 +1,114 @@
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use gw_shared::runtime::{self, Driver};
+
+use super::*;
+use crate::backend::Backends;
+use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW};
+use crate::supervisor::Agent;
+
+/// Runs `ask` on another thread while an agent without a tunnel is observed.
+fn observed<T: Send + 'static>(prepare: impl FnOnce(&Agent), ask: impl FnOnce(SocketAddr) -> T + Send + 'static) -> T {
+    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let agent = Rc::new(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0));
+    prepare(&agent);
+    let run = async move {
+        let observers = Observers::listen("127.0.0.1:0".parse().unwrap());
+        let address = observers.address().unwrap();
+        runtime::spawn(serve(agent, observers));
+        let asking = thread::spawn(move || ask(address));
+        while !asking.is_finished() {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        asking.join().unwrap()
+    };
+    Driver::choose().unwrap().block_on(run).unwrap()
+}
+
+/// The whole answer to `request`.
+fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(address: SocketAddr, path: &str) -> String {
+    exchange(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
+}
+
+#[test]
+fn an_agent_without_a_tunnel_is_alive_and_not_ready() {
+    let answers = observed(|_| {}, |address| ["/healthz", "/readyz", "/"].map(|path| get(address, path)));
+    assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\nok\n"), "{}", answers[0]);
+    assert!(answers[1].starts_with("HTTP/1.1 503 "), "{}", answers[1]);
+    assert!(answers[1].ends_with(&format!("no tunnel: {HOSTNAME} (it has no backend)\n")), "{}", answers[1]);
+    assert!(answers[2].starts_with("HTTP/1.1 404 "), "{}", answers[2]);
+}
+
+#[test]
+fn only_what_reads_is_answered() {
+    let answers = observed(
+        |_| {},
+        |address| {
+            let head = exchange(address, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+            let post = exchange(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+            [head, post, exchange(address, "nonsense\r\n\r\n")]
+        },
+    );
+    assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\n"), "{}", answers[0]);
+    assert!(answers[1].starts_with("HTTP/1.1 405 "), "{}", answers[1]);
+    assert!(answers[2].starts_with("HTTP/1.1 400 "), "{}", answers[2]);
+}
+
+#[test]
+fn metrics_have_what_was_counted() {
+    let prepare = |agent: &Agent| {
+        let backends = Backends::of_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new()).unwrap();
+        let service = agent.observed.enter(HOSTNAME, &Rc::new(Pool::new(&backends, 1)));
+        service.failed();
+        service.counts.arrived();
+        service.counts.failed("GW_BACKEND_RESET");
+        service.counts.received(7);
+        service.counts.responded(Duration::from_millis(3));
+        agent.observed.certificate_expiry.set(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
+    };
+    let text = observed(prepare, |address| get(address, "/metrics"));
+    for line in [
+        "gw_agent_tunnel_up{service=\"acme--api.eu1.gw.localhost\"} 0",
+        "gw_agent_tunnel_failures_total{service=\"acme--api.eu1.gw.localhost\"} 1",
+        "gw_agent_requests_total{service=\"acme--api.eu1.gw.localhost\"} 1",
+        "gw_agent_request_failures_total{service=\"acme--api.eu1.gw.localhost\",code=\"GW_BACKEND_RESET\"} 1",
+        "gw_agent_response_bytes_total{service=\"acme--api.eu1.gw.localhost\"} 7",
+        "gw_agent_backend_first_byte_seconds_bucket{service=\"acme--api.eu1.gw.localhost\",le=\"0.005\"} 1",
+        "gw_agent_backend_up{service=\"acme--api.eu1.gw.localhost\",backend=\"http://127.0.0.1:1\"} 1",
+        "gw_agent_certificate_expiry_timestamp_seconds 1800000000",
+        "gw_agent_certificate_renewals_total{result=\"failed\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn a_certificate_that_has_expired_is_what_is_missing() {
+    let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
+    let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
+    let expiry = agent.config.state.identity().unwrap().validity().unwrap().not_after;
+    agent.observed.certificate_expiry.set(Some(expiry));
+    assert!(page::readiness(&agent, expiry).unwrap_err().contains("expired"));
+    assert!(page::readiness(&agent, expiry - Duration::from_secs(1)).unwrap_err().contains("no tunnel"));
+    agent.observed.stopping.set(true);
+    assert_eq!(page::readiness(&agent, expiry), Err("stopping".to_owned()));
+}
+
+#[test]
+fn an_address_that_another_program_has_keeps_no_agent_from_starting() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let observers = Observers::listen(taken.local_addr().unwrap());
+    assert_eq!(observers.address(), None);
+}

@@ -1,0 +1,179 @@
+//! The agent's span of a request: around its exchange with the backend.
+
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use gw_shared::http::fields::X_GW_UPGRADE_METHOD;
+use gw_shared::id::AgentId;
+use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
+use http::header::{HeaderMap, HeaderValue};
+use http::uri::Authority;
+use http::{Method, Request, StatusCode};
+
+/// Tracing on the agent's thread.
+pub(crate) struct Tracing {
+    tracer: Rc<Tracer<AgentSpan>>,
+    agent_id: AgentId,
+}
+
+impl Tracing {
+    pub(crate) fn new(queue: Queue<AgentSpan>, sample_ratio: f64, agent_id: AgentId) -> Self {
+        Self { tracer: Rc::new(Tracer::new(queue, sample_ratio)), agent_id }
+    }
+
+    /// Has the backend be told where in its trace the request is. Returns its span, if there is to be one.
+    pub(crate) fn begin<B>(&self, request: &mut Request<B>, slots_in_use: u32) -> Option<Recording> {
+        let context = self.tracer.begin(request.headers());
+        context.write_to(request.headers_mut());
+        context.is_recorded().then(|| Recording {
+            tracer: Rc::clone(&self.tracer),
+            span: AgentSpan::new(context, self.agent_id.clone(), request, slots_in_use),
+        })
+    }
+
+    pub(crate) async fn keep_flushing(&self) {
+        Rc::clone(&self.tracer).keep_flushing().await;
+    }
+
+    /// Hands over what there is.
+    pub(crate) fn flush(&self) {
+        self.tracer.flush();
+    }
+}
+
+/// The span of a request under way.
+pub(crate) struct Recording {
+    tracer: Rc<Tracer<AgentSpan>>,
+    pub(crate) span: AgentSpan,
+}
+
+impl Recording {
+    /// The request is over.
+    pub(crate) fn end(self) {
+        self.tracer.end(self.span);
+    }
+}
+
+/// What is known of a request when it is over.
+pub(crate) struct AgentSpan {
+    pub(crate) context: SpanContext,
+    agent_id: AgentId,
+    request_id: Option<HeaderValue>,
+    /// Hostname of the service.
+    service: Option<Authority>,
+    method: Method,
+    path: Box<str>,
+    slots_in_use: u32,
+    start: SystemTime,
+    pub(crate) total: Duration,
+    /// Until the connection was had that the request went over in the end.
+    pub(crate) connect: Option<Duration>,
+    pub(crate) connection: Option<Connection>,
+    /// Until the final response began.
+    pub(crate) response_head: Option<Duration>,
+    pub(crate) status: Option<StatusCode>,
+    /// Code of the error.
+    pub(crate) error: Option<&'static str>,
+    /// It came to its end, or to that of its backend.
+    pub(crate) is_over: bool,
+}
+
+/// The connection that a request went over.
+pub(crate) struct Connection {
+    /// Host, or path of a Unix socket.
+    pub(crate) address: String,
+    pub(crate) port: Option<u16>,
+    pub(crate) was_kept: bool,
+    pub(crate) is_http2: bool,
+}
+
+impl AgentSpan {
+    fn new<B>(context: SpanContext, agent_id: AgentId, request: &Request<B>, slots_in_use: u32) -> Self {
+        Self {
+            context,
+            agent_id,
+            request_id: request.headers().get(gw_shared::http::fields::X_GW_REQUEST_ID).cloned(),
+            service: request.uri().authority().cloned(),
+            method: asked_method(request.method(), request.headers()),
+            path: trace::path(request.uri().path()),
+            slots_in_use,
+            start: SystemTime::now(),
+            total: Duration::ZERO,
+            connect: None,
+            connection: None,
+            response_head: None,
+            status: None,
+            error: None,
+            is_over: false,
+        }
+    }
+}
+
+/// The method that the caller's request had: on the tunnel, those to switch protocols are CONNECT.
+fn asked_method(method: &Method, headers: &HeaderMap) -> Method {
+    if *method != Method::CONNECT {
+        return method.clone();
+    }
+    let asked = headers.get(X_GW_UPGRADE_METHOD).and_then(|method| Method::from_bytes(method.as_bytes()).ok());
+    asked.unwrap_or(Method::GET)
+}
+
+impl Finished for AgentSpan {
+    fn into_span(self) -> Span {
+        let mut attributes = Vec::with_capacity(20);
+        let name = trace::http_method(&self.method, &mut attributes);
+        let mut add = |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
+        add("url.path", self.path.into());
+        add("gw.agent_id", self.agent_id.to_string());
+        if let Some(id) = self.request_id.as_ref().and_then(|id| id.to_str().ok()) {
+            add("gw.request_id", id.to_owned());
+        }
+        let label = self.service.as_ref().and_then(|service| service.host().split('.').next());
+        if let Some((account, service)) = label.and_then(|label| label.split_once("--")) {
+            add("gw.account", account.to_owned());
+            add("gw.service", service.to_owned());
+        }
+        let mut events = Vec::new();
+        if let Some(connection) = self.connection {
+            add("server.address", connection.address);
+            add("network.protocol.version", if connection.is_http2 { "2" } else { "1.1" }.to_owned());
+            add("gw.backend.connection", if connection.was_kept { "kept" } else { "new" }.to_owned());
+            if let Some(port) = connection.port {
+                attributes.push(KeyValue::new("server.port", i64::from(port)));
+            }
+        }
+        let micros = |duration: Duration| i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+        if let Some(connect) = self.connect {
+            attributes.push(KeyValue::new("gw.connect_us", micros(connect)));
+            events.push(("gw.connected", self.start + connect));
+        }
+        if let Some(head) = self.response_head {
+            events.push(("gw.response_head", self.start + head));
+        }
+        attributes.push(KeyValue::new("gw.slots_in_use", i64::from(self.slots_in_use)));
+        let mut failure = None;
+        if let Some(status) = self.status {
+            attributes.push(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
+            // For a client, the caller's mistakes are failures too.
+            failure = (status.is_client_error() || status.is_server_error()).then(|| status.as_str().to_owned());
+        }
+        if let Some(code) = self.error {
+            failure = Some(code.to_owned());
+        } else if !self.is_over {
+            attributes.push(KeyValue::new("gw.ended", "caller_gone"));
+        }
+        if let Some(failure) = &failure {
+            attributes.push(KeyValue::new("error.type", failure.clone()));
+        }
+        Span {
+            context: self.context,
+            kind: SpanKind::Client,
+            name,
+            start: self.start,
+            end: self.start + self.total,
+            attributes,
+            events,
+            failure,
+        }
+    }
+}

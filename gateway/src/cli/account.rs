@@ -1,0 +1,62 @@
+//! `gw-gateway account`
+
+use clap::Subcommand;
+use gw_gateway::control::{AccountChanges, AccountView, NewAccount};
+use gw_shared::id::AccountId;
+
+use super::output::{CommandError, Console, Listed, Shown, yes_or_no};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Make an account.
+    Create {
+        account: AccountId,
+        /// Whether its plan includes keeping bodies with the request log.
+        #[arg(long, value_name = "true|false")]
+        capture_allowed: Option<bool>,
+    },
+    /// List all accounts.
+    List,
+    /// Show an account.
+    Show { account: AccountId },
+    /// Change an account. What is not set stays as it is.
+    Change {
+        account: AccountId,
+        /// Whether its plan includes keeping bodies with the request log.
+        #[arg(long, value_name = "true|false")]
+        capture_allowed: Option<bool>,
+    },
+    /// Delete an account that has nothing left in it.
+    Delete { account: AccountId },
+}
+
+impl Command {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        match self {
+            Self::Create { account, capture_allowed } => {
+                console.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
+            }
+            Self::List => console.list::<AccountView>("/accounts", &[], None),
+            Self::Show { account } => console.show::<AccountView>(&format!("/accounts/{account}")),
+            Self::Change { account, capture_allowed } => {
+                console.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
+            }
+            Self::Delete { account } => console.delete(&format!("/accounts/{account}")),
+        }
+    }
+}
+
+impl Shown for AccountView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("account", self.id.to_string()),
+            ("capture allowed", yes_or_no(self.capture_allowed)),
+            ("created", self.created_at.clone()),
+        ]
+    }
+}
+
+impl Listed for AccountView {
+    const PLURAL: &'static str = "accounts";
+    const COLUMNS: usize = 3;
+}

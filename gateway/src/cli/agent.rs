@@ -1,0 +1,91 @@
+//! `gw-gateway agent`
+
+use clap::Subcommand;
+use gw_gateway::control::{AgentChanges, AgentView};
+use gw_gateway::telemetry::counters::TunnelReport;
+use gw_shared::id::{AccountId, AgentId, ServiceId};
+
+use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word};
+use super::{new_list, texts};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// List the agents of an account.
+    List { account: AccountId },
+    /// Show an agent and its tunnels.
+    Show { account: AccountId, agent: AgentId },
+    /// Let an agent serve that waits for it.
+    Approve { account: AccountId, agent: AgentId },
+    /// Cut an agent off for good. Its tunnels end, its certificate is worth nothing.
+    Revoke { account: AccountId, agent: AgentId },
+    /// Change an agent. What is not set stays as it is.
+    Change {
+        account: AccountId,
+        agent: AgentId,
+        /// A service that it serves; once for each. These replace those it served before.
+        #[arg(long = "service", value_name = "SERVICE")]
+        services: Vec<ServiceId>,
+        /// What people call it.
+        #[arg(long)]
+        name: Option<String>,
+    },
+    /// Delete an agent. It is cut off, and forgotten.
+    Delete { account: AccountId, agent: AgentId },
+}
+
+impl Command {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
+        match self {
+            Self::List { account } => console.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
+            Self::Show { account, agent } => console.show::<AgentView>(&item(&account, &agent)),
+            Self::Approve { account, agent } => {
+                console.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
+            }
+            Self::Revoke { account, agent } => {
+                console.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
+            }
+            Self::Change { account, agent, services, name } => {
+                let changes = AgentChanges { name, services: new_list(texts(&services)) };
+                console.change::<AgentView>(&item(&account, &agent), &changes)
+            }
+            Self::Delete { account, agent } => console.delete(&item(&account, &agent)),
+        }
+    }
+}
+
+impl Shown for AgentView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let facts = [
+            ("agent", self.agent_id.to_string()),
+            ("enrollment", or_dash(self.enrollment_id.as_ref())),
+            ("name", self.name.clone()),
+            ("services", joined(&self.services)),
+            ("status", word(self.status)),
+            ("tunnels", self.tunnels.len().to_string()),
+            ("version", or_dash(self.version.as_ref())),
+            ("certificate until", or_dash(self.certificate_not_after.as_ref())),
+            ("created", self.created_at.clone()),
+        ];
+        facts.into_iter().chain(self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)))).collect()
+    }
+}
+
+impl Listed for AgentView {
+    const PLURAL: &'static str = "agents";
+    const COLUMNS: usize = 8;
+}
+
+fn in_words(tunnel: &TunnelReport) -> String {
+    let TunnelReport { service, age_seconds, idle_seconds, in_flight, .. } = tunnel;
+    let slots = match (tunnel.slots_in_use, tunnel.slots) {
+        (Some(in_use), Some(all)) => format!(", {in_use} of {all} slots in use"),
+        _ => String::new(),
+    };
+    let round_trip =
+        tunnel.round_trip_us.map_or(String::new(), |us| format!(", round trip {:.1} ms", us as f64 / 1000.0));
+    let draining = if tunnel.draining { ", draining" } else { "" };
+    format!(
+        "{service}: up {age_seconds} s, idle {idle_seconds} s, {in_flight} requests in flight{slots}{round_trip}{draining}"
+    )
+}

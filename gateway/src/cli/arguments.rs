@@ -1,0 +1,114 @@
+//! Arguments → command.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::cli::Administration;
+
+/// The Gw relay gateway: lets callers reach backends that nobody can reach.
+#[derive(Parser)]
+#[command(name = "gw-gateway", version)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run a gateway.
+    Serve {
+        /// Configuration file (TOML); the README lists its keys.
+        #[arg(long)]
+        config: PathBuf,
+        /// Report everything that is wrong with the configuration and exit.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Look whether a gateway could run here, and say what is wrong. Changes nothing; exit code 1 if something failed.
+    Doctor {
+        /// Configuration file (TOML); without one, the machine alone is looked at.
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// Print one object of JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run gateway, agent and a small backend in one process, with nothing to configure.
+    Demo(DemoArguments),
+    #[command(flatten)]
+    Administer(Administration),
+}
+
+#[derive(Args)]
+pub(crate) struct DemoArguments {
+    /// Port for callers and the agent, on loopback; 0 lets the kernel choose.
+    #[arg(long, default_value_t = 8443)]
+    pub(crate) port: u16,
+    /// Port of the admin listener, on loopback; 0 lets the kernel choose.
+    #[arg(long, default_value_t = 9080)]
+    pub(crate) admin_port: u16,
+    /// A backend of your own instead of the built-in echo, for example http://127.0.0.1:8080.
+    #[arg(long)]
+    pub(crate) backend: Option<String>,
+    /// Where certificates and the database go; a fresh temporary folder if not given.
+    #[arg(long)]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Worker threads; 0 means one for each core.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) workers: usize,
+    /// Requests at once before the rate limit takes hold.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) burst: u32,
+    /// Requests per minute after that.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) refill_per_minute: u32,
+    /// Print one line of JSON instead of hints.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn ids_and_settings_are_checked_before_anything_is_asked() {
+        let kind = |line: &str| Arguments::try_parse_from(line.split(' ')).err().map(|error| error.kind());
+        for good in [
+            "gw-gateway account create acme --json",
+            "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
+            "gw-gateway service change acme api --disable --admin-url http://localhost:1",
+            "gw-gateway credential create acme --service api --service b --name ci",
+            "gw-gateway key rotate-secret acme 0123456789abcdef",
+            "gw-gateway enrollment-token create acme --service api --approval manual --expires-in-seconds 60",
+            "gw-gateway agent revoke acme ag_0123456789abcdefghij",
+            "gw-gateway signing-key rotate --immediately",
+            "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+        ] {
+            assert_eq!(kind(good), None, "{good}");
+        }
+        let refused = [
+            ("gw-gateway account create ACME", ErrorKind::ValueValidation),
+            ("gw-gateway account show acme/../other", ErrorKind::ValueValidation),
+            ("gw-gateway credential show acme 0123456789abcdef", ErrorKind::ValueValidation),
+            ("gw-gateway service create acme api --burst 0", ErrorKind::ValueValidation),
+            ("gw-gateway service create acme api --mode password", ErrorKind::InvalidValue),
+            ("gw-gateway service change acme api --enable --disable", ErrorKind::ArgumentConflict),
+            ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
+            ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
+            ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+        ];
+        for (line, expected) in refused {
+            assert_eq!(kind(line), Some(expected), "{line}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! `gw-gateway audit`
+
+use clap::Args;
+use gw_shared::id::AccountId;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::output::{CommandError, Console, Listed, Shown, or_dash};
+
+#[derive(Args)]
+pub(crate) struct Query {
+    /// Only what was done in this account.
+    #[arg(long)]
+    account: Option<AccountId>,
+    /// Most entries.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+}
+
+impl Query {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        let account = self.account.as_ref().map(|account| ("account", account.as_str()));
+        let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
+        console.list::<Entry>("/audit-log", account.as_slice(), Some(limit))
+    }
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    at: String,
+    actor: String,
+    action: String,
+    account: Option<String>,
+    target: String,
+    #[serde(default)]
+    detail: Value,
+}
+
+impl Shown for Entry {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("at", self.at.clone()),
+            ("actor", self.actor.clone()),
+            ("action", self.action.clone()),
+            ("account", or_dash(self.account.as_ref())),
+            ("target", self.target.clone()),
+            ("detail", self.detail.to_string()),
+        ]
+    }
+}
+
+impl Listed for Entry {
+    const PLURAL: &'static str = "entries";
+    const COLUMNS: usize = 6;
+}

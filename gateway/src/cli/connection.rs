@@ -1,0 +1,191 @@
+//! Where the admin listener is, and the token for it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use gw_shared::identity::secret::Secret;
+use http::Uri;
+
+use super::api::Api;
+use super::output::Console;
+use crate::Failure;
+
+const URL_DEFAULT: &str = "http://127.0.0.1:9080";
+const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
+                        or the gateway's own configuration with --config";
+
+/// Options win over variables.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Which gateway")]
+pub(crate) struct Connection {
+    /// Its admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
+    #[arg(long, global = true, value_name = "URL")]
+    admin_url: Option<String>,
+    /// File with its admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_token_file: Option<PathBuf>,
+    /// Its configuration file, on the same machine: says where it listens and where its token is.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the JSON of the administration API instead of tables.
+    #[arg(long, global = true, help_heading = None::<&str>)]
+    json: bool,
+}
+
+/// An admin listener, and what opens it.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    /// `http://…`, without a slash at its end.
+    pub(crate) url: String,
+    pub(crate) token: Secret,
+    /// Where the token came from.
+    pub(crate) token_source: String,
+}
+
+impl Connection {
+    pub(crate) fn open(&self) -> Result<Console, Failure> {
+        let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
+        Ok(Console::new(Api::new(endpoint), self.json))
+    }
+
+    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<Endpoint, Failure> {
+        let variable = |name| environment(name).filter(|value| !value.is_empty());
+        let config = self.config.as_deref().map(|path| crate::load_config(path, &environment)).transpose()?;
+
+        let url = match (&self.admin_url, &config) {
+            (Some(url), _) => url.clone(),
+            (None, Some(config)) => url_of(config.admin_listen).map_err(Failure::Usage)?,
+            (None, None) => variable("GW_ADMIN_URL").unwrap_or_else(|| URL_DEFAULT.to_owned()),
+        };
+        let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
+            (Some(file), ..) => read_token(file),
+            (None, Some(config), _) => read_token(&config.data_dir.join("admin.token")),
+            (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
+            (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
+                Some(file) => read_token(Path::new(&file)),
+                None => Err(NO_TOKEN.to_owned()),
+            },
+        }
+        .map_err(Failure::Usage)?;
+        let token = Secret::new(token.trim().to_owned());
+        if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
+            let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
+            return Err(Failure::Usage(message));
+        }
+        Ok(Endpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
+    }
+}
+
+fn checked_url(text: &str) -> Result<String, String> {
+    let url: Uri = text.parse().map_err(|_| format!("{text:?} is not a URL such as {URL_DEFAULT}"))?;
+    match url.scheme_str() {
+        Some("http") if url.query().is_none() => Ok(text.trim_end_matches('/').to_owned()),
+        Some("https") => Err(format!(
+            "{text}: the admin listener speaks plain HTTP on loopback, such as {URL_DEFAULT}; from elsewhere, \
+             forward its port (ssh -L 9080:127.0.0.1:9080)"
+        )),
+        _ => Err(format!("{text:?} is not a URL such as {URL_DEFAULT}")),
+    }
+}
+
+/// How to reach a listener from its own machine.
+fn url_of(listen: SocketAddr) -> Result<String, String> {
+    if listen.port() == 0 {
+        return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
+    }
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
+}
+
+/// The token, and where it was found.
+fn read_token(file: &Path) -> Result<(String, String), String> {
+    let source = file.display().to_string();
+    match std::fs::read_to_string(file) {
+        Ok(token) => Ok((token, source)),
+        Err(error) => Err(format!("cannot read the admin token: {source}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn endpoint(connection: &Connection, environment: &[(&str, &str)]) -> Result<Endpoint, String> {
+        let variable =
+            |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+        connection.endpoint(variable).map_err(|failure| match failure {
+            Failure::Usage(message) => message,
+            Failure::Run(message) => panic!("not a matter of usage: {message}"),
+        })
+    }
+
+    #[test]
+    fn options_win_over_variables_and_these_over_defaults() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        file("admin.token", "of-config\n");
+        let config = format!(
+            "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {:?}\nadmin_listen = \"[::]:9090\"\n",
+            directory.path()
+        );
+        let mut options = Connection {
+            admin_url: Some("http://option:1/".to_owned()),
+            admin_token_file: Some(file("option", "of-option\n")),
+            config: Some(file("gateway.toml", &config)),
+            json: false,
+        };
+        let of_variable = file("variable", "of-file\n");
+        let mut variables = vec![
+            ("GW_ADMIN_URL", "http://variable:2"),
+            ("GW_ADMIN_TOKEN", "of-variable"),
+            ("GW_ADMIN_TOKEN_FILE", of_variable.to_str().unwrap()),
+        ];
+        let found = |options: &Connection, variables: &[(&str, &str)]| {
+            let Endpoint { url, token, .. } = endpoint(options, variables).unwrap();
+            (url, token.reveal().to_owned())
+        };
+        let expect = |url: &str, token: &str| (url.to_owned(), token.to_owned());
+
+        assert_eq!(found(&options, &variables), expect("http://option:1", "of-option"));
+        (options.admin_url, options.admin_token_file) = (None, None);
+        assert_eq!(found(&options, &variables), expect("http://[::1]:9090", "of-config"));
+        options.config = None;
+        assert_eq!(found(&options, &variables), expect("http://variable:2", "of-variable"));
+        variables[1].1 = "";
+        assert_eq!(found(&options, &variables), expect("http://variable:2", "of-file"));
+        variables.remove(0);
+        assert_eq!(found(&options, &variables), expect(URL_DEFAULT, "of-file"));
+        assert_eq!(endpoint(&options, &[]).unwrap_err(), NO_TOKEN);
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        let with_url = |url: &str| {
+            let connection = Connection { admin_url: Some(url.to_owned()), ..Connection::default() };
+            endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()
+        };
+        assert!(with_url("https://127.0.0.1:9080").contains("speaks plain HTTP"));
+        for wrong in ["127.0.0.1:9080", "localhost", "ftp://localhost", "http://", "http://localhost/?a=b", ""] {
+            assert_eq!(with_url(wrong), format!("{wrong:?} is not a URL such as {URL_DEFAULT}"));
+        }
+        assert!(url_of(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap_err().contains("--admin-url"));
+
+        let token = |token| endpoint(&Connection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
+        for wrong in [" ", "two words", "line\nline", "caf\u{e9}"] {
+            assert!(token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"), "{wrong}");
+        }
+        let nowhere = Connection { admin_token_file: Some("/nowhere/token".into()), ..Connection::default() };
+        assert!(endpoint(&nowhere, &[]).unwrap_err().starts_with("cannot read the admin token: /nowhere/token: "));
+    }
+}

@@ -1,0 +1,87 @@
+//! `gw-gateway enrollment-token`
+
+use std::io::Write;
+
+use clap::{Subcommand, value_parser};
+use gw_gateway::control::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use gw_gateway::store::Approval;
+use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
+use http::Method;
+use serde_json::json;
+
+use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word, write_facts};
+use super::texts;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Make a token, and print the command that enrolls an agent with it.
+    Create {
+        account: AccountId,
+        /// A service that the agent will serve; once for each.
+        #[arg(long = "service", value_name = "SERVICE", required = true)]
+        services: Vec<ServiceId>,
+        /// Whether the agent may serve at once, or waits for `agent approve`.
+        #[arg(long, value_enum, default_value = "auto")]
+        approval: Approval,
+        /// Lifetime of the token; 600 if not given, which is also the most.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=600))]
+        expires_in_seconds: Option<u64>,
+        /// The gateway as the agent reaches it; the apex of the region and the port that it listens on if not given.
+        #[arg(long, value_name = "URL")]
+        gateway_url: Option<String>,
+    },
+    /// List the tokens of an account, without their secrets.
+    List { account: AccountId },
+    /// Show a token, without its secret.
+    Show { account: AccountId, id: EnrollmentTokenId },
+    /// Withdraw a token. An agent that has used it stays enrolled.
+    Delete { account: AccountId, id: EnrollmentTokenId },
+}
+
+impl Command {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        match self {
+            Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {
+                let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds };
+                let path = format!("/accounts/{account}/enrollment-tokens");
+                let reply = console.api.request_with(Method::POST, &path, &json!(new))?;
+                console.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
+                    if let Some(gateway_url) = gateway_url {
+                        created.gateway_url = gateway_url;
+                    }
+                    writeln!(out, "Created:")?;
+                    write_facts(&created.enrollment_token, out)?;
+                    writeln!(out, "The token is shown this once, and good once. On the agent's machine:\n")?;
+                    writeln!(out, "{}", created.command())
+                })
+            }
+            Self::List { account } => {
+                console.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
+            }
+            Self::Show { account, id } => console.show::<EnrollmentTokenView>(&path(&account, &id)),
+            Self::Delete { account, id } => console.delete(&path(&account, &id)),
+        }
+    }
+}
+
+fn path(account: &AccountId, id: &EnrollmentTokenId) -> String {
+    format!("/accounts/{account}/enrollment-tokens/{id}")
+}
+
+impl Shown for EnrollmentTokenView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("id", self.id.to_string()),
+            ("services", joined(&self.services)),
+            ("approval", word(self.approval)),
+            ("expires", self.expires_at.clone()),
+            ("used by", or_dash(self.used_by.as_ref())),
+            ("created", self.created_at.clone()),
+        ]
+    }
+}
+
+impl Listed for EnrollmentTokenView {
+    const PLURAL: &'static str = "enrollment tokens";
+    const COLUMNS: usize = 5;
+}

@@ -1,0 +1,165 @@
+//! `gw-gateway credential` and `gw-gateway key`: the same commands for two kinds of secret.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use clap::Subcommand;
+use gw_gateway::control::{
+    CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView,
+};
+use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
+
+use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, yes_or_no};
+use super::{Switch, new_list, texts};
+
+/// A kind of secret that opens services.
+pub(crate) trait Kind {
+    type Id: FromStr<Err = InvalidId> + Display + Clone + Send + Sync + 'static;
+    type View: Listed;
+    /// With its secret.
+    type NewView: Shown;
+    /// Where they are in the API, below their account.
+    const COLLECTION: &'static str;
+}
+
+pub(crate) enum Credential {}
+
+impl Kind for Credential {
+    type Id = ClientId;
+    type View = CredentialView;
+    type NewView = NewCredentialView;
+    const COLLECTION: &'static str = "credentials";
+}
+
+pub(crate) enum ServiceKey {}
+
+impl Kind for ServiceKey {
+    type Id = KeyId;
+    type View = ServiceKeyView;
+    type NewView = NewServiceKeyView;
+    const COLLECTION: &'static str = "service-keys";
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command<K: Kind> {
+    /// Make one. Its secret is shown this once.
+    Create {
+        account: AccountId,
+        /// A service that it opens; once for each.
+        #[arg(long = "service", value_name = "SERVICE", required = true)]
+        services: Vec<ServiceId>,
+        /// What people call it. With a name, making it again changes nothing.
+        #[arg(long)]
+        name: Option<String>,
+        #[command(flatten)]
+        switch: Switch,
+    },
+    /// List those of an account.
+    List { account: AccountId },
+    /// Show one.
+    Show { account: AccountId, id: K::Id },
+    /// Change one. What is not set stays as it is.
+    Change {
+        account: AccountId,
+        id: K::Id,
+        /// A service that it opens; once for each. These replace those it opened before.
+        #[arg(long = "service", value_name = "SERVICE")]
+        services: Vec<ServiceId>,
+        /// What people call it.
+        #[arg(long)]
+        name: Option<String>,
+        #[command(flatten)]
+        switch: Switch,
+    },
+    /// Give it a new secret, shown this once. The old one opens nothing from then on.
+    RotateSecret { account: AccountId, id: K::Id },
+    /// Delete one. It opens nothing from then on.
+    Delete { account: AccountId, id: K::Id },
+}
+
+impl<K: Kind> Command<K> {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        let collection = |account: &AccountId| format!("/accounts/{account}/{}", K::COLLECTION);
+        let item = |account: &AccountId, id: &K::Id| format!("{}/{id}", collection(account));
+        match self {
+            Self::Create { account, services, name, switch } => {
+                let new = NewGrant { name, allowed_services: texts(&services), enabled: switch.enabled() };
+                console.create::<K::NewView>(&collection(&account), &new)
+            }
+            Self::List { account } => console.list::<K::View>(&collection(&account), &[], None),
+            Self::Show { account, id } => console.show::<K::View>(&item(&account, &id)),
+            Self::Change { account, id, services, name, switch } => {
+                let allowed_services = new_list(texts(&services));
+                let changes = GrantChanges { name, allowed_services, enabled: switch.enabled() };
+                console.change::<K::View>(&item(&account, &id), &changes)
+            }
+            Self::RotateSecret { account, id } => {
+                console.act::<K::NewView>(&format!("{}/rotate-secret", item(&account, &id)), None)
+            }
+            Self::Delete { account, id } => console.delete(&item(&account, &id)),
+        }
+    }
+}
+
+impl Shown for CredentialView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("client id", self.client_id.to_string()),
+            ("name", or_dash(self.name.as_ref())),
+            ("services", joined(&self.allowed_services)),
+            ("enabled", yes_or_no(self.enabled)),
+            ("created", self.created_at.clone()),
+        ]
+    }
+}
+
+impl Listed for CredentialView {
+    const PLURAL: &'static str = "credentials";
+    const COLUMNS: usize = 5;
+}
+
+impl Shown for ServiceKeyView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("key id", self.key_id.to_string()),
+            ("name", or_dash(self.name.as_ref())),
+            ("services", joined(&self.allowed_services)),
+            ("enabled", yes_or_no(self.enabled)),
+            ("created", self.created_at.clone()),
+        ]
+    }
+}
+
+impl Listed for ServiceKeyView {
+    const PLURAL: &'static str = "service keys";
+    const COLUMNS: usize = 5;
+}
+
+impl Shown for NewCredentialView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let secret = self.client_secret.clone().map(|secret| ("client secret", secret));
+        self.credential.facts().into_iter().chain(secret).collect()
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(secret_note(self.client_secret.as_ref()))
+    }
+}
+
+impl Shown for NewServiceKeyView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let secret = self.service_key.clone().map(|secret| ("service key", secret));
+        self.key.facts().into_iter().chain(secret).collect()
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        Some(secret_note(self.service_key.as_ref()))
+    }
+}
+
+fn secret_note(secret: Option<&String>) -> &'static str {
+    match secret {
+        Some(_) => "The secret is shown this once: keep it now.",
+        None => "Its secret was shown when it was made. rotate-secret gives it a new one.",
+    }
+}

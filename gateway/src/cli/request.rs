@@ -1,0 +1,281 @@
+//! `gw-gateway request`
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand, ValueEnum, value_parser};
+use gw_gateway::control::ReplayEdits;
+use gw_gateway::telemetry::request_log::{CapturedView, RequestView, SearchQuery};
+use gw_shared::id::{AccountId, RequestId, ServiceId};
+use serde_json::json;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::output::{CommandError, Console, Listed, Shown, or_dash};
+
+/// Width of the longest bar of a waterfall, in characters.
+const BAR: u64 = 40;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Show a request and where its time went.
+    Show {
+        /// As in X-Gw-Request-Id.
+        id: RequestId,
+    },
+    /// Search the requests of the last 7 days, the newest first.
+    Search(Box<Search>),
+    /// Write a body that was kept to standard output, as it went over the wire.
+    Body { id: RequestId, side: Side },
+    /// Relay a request that was kept once more, and show what comes of it.
+    Replay(Box<Replay>),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Side {
+    Request,
+    Response,
+}
+
+#[derive(Args)]
+pub(crate) struct Search {
+    #[arg(long)]
+    account: Option<AccountId>,
+    #[arg(long, requires = "account")]
+    service: Option<ServiceId>,
+    /// Requests to the regional apex only.
+    #[arg(long, conflicts_with = "account")]
+    apex: bool,
+    /// A status like 502, a class like 5xx, or `none`: there was no response.
+    #[arg(long)]
+    status: Option<String>,
+    /// Code of the gateway's error, like AGENT_UNAVAILABLE.
+    #[arg(long)]
+    code: Option<String>,
+    #[arg(long, value_name = "PATH")]
+    path_prefix: Option<String>,
+    /// Id of a credential (client id) or service key.
+    #[arg(long, value_name = "ID")]
+    caller_id: Option<String>,
+    /// Not before this: RFC 3339, or how long ago: 90s, 15m, 2h, 3d.
+    #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
+    since: Option<String>,
+    /// Before this; the same.
+    #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
+    until: Option<String>,
+    /// Those that took at least so many milliseconds.
+    #[arg(long, value_name = "MS")]
+    min_ms: Option<u32>,
+    /// Most requests.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..))]
+    limit: u32,
+}
+
+#[derive(Args)]
+pub(crate) struct Replay {
+    id: RequestId,
+    #[arg(long)]
+    method: Option<String>,
+    /// Path and query.
+    #[arg(long)]
+    target: Option<String>,
+    /// Sets a field, or takes it out if there is no value (`Name:`). Credentials were not kept: give them here.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = field)]
+    headers: Vec<(String, Option<String>)>,
+    /// A file with another body; `-` is standard input.
+    #[arg(long, value_name = "FILE")]
+    body: Option<PathBuf>,
+}
+
+impl Command {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        match self {
+            Self::Show { id } => console.show::<RequestView>(&format!("/requests/{id}")),
+            Self::Search(search) => {
+                let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
+                let filter = search.filter();
+                let filter: Vec<(&str, &str)> = filter.iter().map(|(key, value)| (*key, value.as_str())).collect();
+                console.list::<RequestView>("/requests", &filter, Some(limit))
+            }
+            Self::Body { id, side } => {
+                let side = match side {
+                    Side::Request => "request",
+                    Side::Response => "response",
+                };
+                console.download(&format!("/requests/{id}/body/{side}"))
+            }
+            Self::Replay(replay) => {
+                let path = format!("/requests/{}/replay", replay.id);
+                let edits = replay.edits()?;
+                console.wait_for::<RequestView>(&path, &json!(edits))
+            }
+        }
+    }
+}
+
+impl Search {
+    /// Parameters of the API.
+    fn filter(self) -> Vec<(&'static str, String)> {
+        let query = SearchQuery {
+            account: self.account.map(String::from),
+            service: self.service.map(String::from),
+            apex: self.apex.then_some(true),
+            status: self.status,
+            code: self.code,
+            path_prefix: self.path_prefix,
+            caller_id: self.caller_id,
+            since: self.since,
+            until: self.until,
+            min_ms: self.min_ms,
+            limit: None,
+            cursor: None,
+        };
+        let values = [
+            ("account", query.account),
+            ("service", query.service),
+            ("apex", query.apex.map(|apex| apex.to_string())),
+            ("status", query.status),
+            ("code", query.code),
+            ("path_prefix", query.path_prefix),
+            ("caller_id", query.caller_id),
+            ("since", query.since),
+            ("until", query.until),
+            ("min_ms", query.min_ms.map(|ms| ms.to_string())),
+        ];
+        values.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+}
+
+impl Replay {
+    fn edits(self) -> Result<ReplayEdits, CommandError> {
+        use base64::Engine;
+        let body = self.body.map(|path| {
+            if path.as_os_str() == "-" {
+                let mut body = Vec::new();
+                io::stdin().read_to_end(&mut body).map(|_| body)
+            } else {
+                fs::read(&path)
+            }
+            .map_err(|error| CommandError::Input { name: path.display().to_string(), error })
+        });
+        Ok(ReplayEdits {
+            method: self.method,
+            target: self.target,
+            headers: None,
+            set_headers: self.headers.into_iter().collect(),
+            body: None,
+            body_base64: body.transpose()?.map(|body| base64::engine::general_purpose::STANDARD.encode(body)),
+        })
+    }
+}
+
+/// RFC 3339, of that or of a time ago.
+fn time_or_ago(text: &str) -> Result<String, String> {
+    if OffsetDateTime::parse(text, &Rfc3339).is_ok() {
+        return Ok(text.to_owned());
+    }
+    let expected = || "a time like 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d".to_owned();
+    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(expected)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "d" => 24 * 60 * 60,
+        _ => return Err(expected()),
+    };
+    let ago = number.parse::<u32>().map_err(|_| expected())?;
+    let time = SystemTime::now().checked_sub(Duration::from_secs(u64::from(ago) * seconds)).ok_or_else(expected)?;
+    OffsetDateTime::from(time).format(&Rfc3339).map_err(|_| expected())
+}
+
+fn field(text: &str) -> Result<(String, Option<String>), String> {
+    let (name, value) = text.split_once(':').ok_or("a field like `Accept: text/plain`")?;
+    let value = value.trim();
+    Ok((name.trim().to_owned(), (!value.is_empty()).then(|| value.to_owned())))
+}
+
+impl Shown for RequestView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let target = match &self.query {
+            Some(query) => format!("{}?{query}", self.path),
+            None => self.path.clone(),
+        };
+        let mut facts = vec![
+            ("request", self.id.clone()),
+            ("time", self.time.clone()),
+            (
+                "service",
+                if self.account.is_empty() { "apex".to_owned() } else { format!("{}/{}", self.account, self.service) },
+            ),
+            ("status", or_dash(self.status.as_ref())),
+            ("code", or_dash(self.code.as_ref())),
+            ("total ms", millis(self.durations_us.total)),
+            ("method", self.method.clone()),
+            ("target", target),
+            ("ended", self.ended.clone()),
+            ("caller", self.caller_address.clone()),
+            ("protocol", self.protocol.clone()),
+            ("authenticated by", or_dash(self.auth_mode.as_ref())),
+            ("caller id", or_dash(self.caller_id.as_ref())),
+            ("agent", or_dash(self.agent_id.as_ref())),
+            ("bytes in", self.bytes_in.to_string()),
+            ("bytes out", self.bytes_out.to_string()),
+            ("replayed from", or_dash(self.replayed_from.as_ref())),
+            ("trace", or_dash(self.trace_id.as_ref())),
+            ("request kept", kept(self.captured_request.as_ref())),
+            ("response kept", kept(self.captured_response.as_ref())),
+        ];
+        let waterfall = self.durations_us.waterfall();
+        facts.extend(waterfall.into_iter().map(|stage| {
+            let of_total = |part: u64| part * BAR / self.durations_us.total.max(1);
+            let (before, bar) = (of_total(stage.start_us), of_total(stage.length_us).max(1));
+            let drawn = format!("{}{}", " ".repeat(before as usize), "█".repeat(bar as usize));
+            (stage.name, format!("{:>10} ms  {drawn}", millis(stage.length_us)))
+        }));
+        facts
+    }
+}
+
+fn kept(message: Option<&CapturedView>) -> String {
+    let Some(message) = message else { return "no".to_owned() };
+    let cut = match (message.truncated, message.truncated_by) {
+        (false, _) => String::new(),
+        (true, None) => ", cut off".to_owned(),
+        (true, Some(reason)) => format!(", cut off ({})", reason.as_str()),
+    };
+    format!("{} bytes{cut}", message.bytes)
+}
+
+fn millis(microseconds: u64) -> String {
+    format!("{}.{:03}", microseconds / 1000, microseconds % 1000)
+}
+
+impl Listed for RequestView {
+    const PLURAL: &'static str = "requests";
+    const COLUMNS: usize = 8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_absolute_or_ago() {
+        assert_eq!(time_or_ago("2026-11-21T08:00:00+01:00").unwrap(), "2026-11-21T08:00:00+01:00");
+        for good in ["0s", "15m", "2h", "3d"] {
+            assert!(OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(), "{good}");
+        }
+        for bad in ["", "h", "1", "1w", "-1h", "é", "1.5h", "yesterday"] {
+            assert!(time_or_ago(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn fields_are_set_or_taken_out() {
+        assert_eq!(field("Accept: a:b ").unwrap(), ("Accept".to_owned(), Some("a:b".to_owned())));
+        assert_eq!(field("Accept:").unwrap(), ("Accept".to_owned(), None));
+        assert!(field("Accept").is_err());
+    }
+}

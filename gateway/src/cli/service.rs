@@ -1,0 +1,113 @@
+//! `gw-gateway service`
+
+use clap::{Args, Subcommand, value_parser};
+use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
+use gw_shared::id::{AccountId, ServiceId};
+
+use super::output::{CommandError, Console, Listed, Shown, joined, word, yes_or_no};
+use super::{Switch, new_list};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Make a service. What is not set gets its default.
+    Create {
+        account: AccountId,
+        service: ServiceId,
+        #[command(flatten)]
+        settings: Settings,
+    },
+    /// List the services of an account.
+    List { account: AccountId },
+    /// Show a service.
+    Show { account: AccountId, service: ServiceId },
+    /// Change a service. What is not set stays as it is.
+    Change {
+        account: AccountId,
+        service: ServiceId,
+        #[command(flatten)]
+        settings: Settings,
+    },
+    /// Delete a service, and take it off the lists of credentials, keys and agents.
+    Delete { account: AccountId, service: ServiceId },
+}
+
+#[derive(Args)]
+pub(crate) struct Settings {
+    /// A way for callers to authenticate; once for each.
+    #[arg(long = "mode", value_name = "MODE")]
+    modes: Vec<Mode>,
+    #[command(flatten)]
+    switch: Switch,
+    /// Requests at once before the rate limit takes hold.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    burst: Option<u32>,
+    /// Requests per minute after that.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    refill_per_minute: Option<u32>,
+    /// Whether requests are recorded.
+    #[arg(long, value_name = "true|false")]
+    request_logging: Option<bool>,
+    /// Whether the bodies of requests are recorded with them.
+    #[arg(long, value_name = "true|false")]
+    capture_request_body: Option<bool>,
+    /// Whether the bodies of responses are.
+    #[arg(long, value_name = "true|false")]
+    capture_response_body: Option<bool>,
+}
+
+impl From<Settings> for ServiceChanges {
+    fn from(settings: Settings) -> Self {
+        Self {
+            modes: new_list(settings.modes),
+            enabled: settings.switch.enabled(),
+            burst: settings.burst,
+            refill_per_minute: settings.refill_per_minute,
+            request_logging: settings.request_logging,
+            capture_request_body: settings.capture_request_body,
+            capture_response_body: settings.capture_response_body,
+        }
+    }
+}
+
+impl Command {
+    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+        match self {
+            Self::Create { account, service, settings } => {
+                let new = NewService::new(service.to_string(), settings.into());
+                console.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
+            }
+            Self::List { account } => console.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
+            Self::Show { account, service } => console.show::<ServiceView>(&path(&account, &service)),
+            Self::Change { account, service, settings } => {
+                console.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
+            }
+            Self::Delete { account, service } => console.delete(&path(&account, &service)),
+        }
+    }
+}
+
+pub(crate) fn path(account: &AccountId, service: &ServiceId) -> String {
+    format!("/accounts/{account}/services/{service}")
+}
+
+impl Shown for ServiceView {
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("service", self.id.to_string()),
+            ("hostname", self.hostname.clone()),
+            ("modes", joined(self.modes.iter().map(word))),
+            ("enabled", yes_or_no(self.enabled)),
+            ("burst", self.burst.to_string()),
+            ("refill per minute", self.refill_per_minute.to_string()),
+            ("request logging", yes_or_no(self.request_logging)),
+            ("capture request body", yes_or_no(self.capture_request_body)),
+            ("capture response body", yes_or_no(self.capture_response_body)),
+            ("created", self.created_at.clone()),
+        ]
+    }
+}
+
+impl Listed for ServiceView {
+    const PLURAL: &'static str = "services";
+    const COLUMNS: usize = 7;
+}

@@ -1,0 +1,321 @@
+//! The product with nothing to configure: one process with a gateway, an agent that reaches it over loopback, and a
+//! small backend. The only file that runs an agent.
+
+mod echo;
+
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use gw_agent::AgentHandle;
+use gw_shared::files;
+use gw_shared::id::ClientId;
+use gw_shared::identity::secret::Secret;
+use gw_shared::telemetry::trace::Settings;
+use serde::Serialize;
+
+use crate::config::{Config, HandOver};
+use crate::control::{
+    AccountChanges, Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService,
+    PageQuery, ServiceChanges,
+};
+use crate::hostname::Region;
+use crate::limit::Rate;
+use crate::process::server::{Gateway, Signals, StartError};
+use crate::store::{CredentialRecord, ServiceKeyRecord};
+
+/// What can be changed about a demo.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// 0 lets the kernel choose.
+    pub port: u16,
+    pub admin_port: u16,
+    /// The echo backend if there is none.
+    pub backend: Option<String>,
+    /// Configuration of the agent, which says what its backends are; `backend` is not looked at then.
+    pub agent_config: Option<PathBuf>,
+    /// A fresh temporary folder if there is none.
+    pub data_dir: Option<PathBuf>,
+    /// At least 1.
+    pub workers: usize,
+    pub rate: Rate,
+    pub hand_over: HandOver,
+    /// What `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS` would say.
+    pub slots: Option<u32>,
+    /// Where gateway and agent send spans.
+    pub traces: Option<Settings>,
+    /// Changes the rest of the configuration.
+    pub adjust: fn(&mut Config),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            port: 0,
+            admin_port: 0,
+            backend: None,
+            agent_config: None,
+            data_dir: None,
+            workers: 1,
+            rate: Config::DEFAULT_RATE,
+            hand_over: HandOver::Auto,
+            slots: None,
+            traces: None,
+            adjust: |_| {},
+        }
+    }
+}
+
+/// A running demo.
+pub struct Demo {
+    gateway: Gateway,
+    agent: AgentHandle,
+    pub about: About,
+    /// Removed, with all in it, when the demo ends.
+    _temporary: Option<tempfile::TempDir>,
+}
+
+/// What one needs to know to use a demo; with `--json`, printed as one line.
+#[derive(Debug, Clone, Serialize)]
+pub struct About {
+    pub base_url: String,
+    pub tenant_url: String,
+    pub account: &'static str,
+    pub service: &'static str,
+    pub client_id: String,
+    pub client_secret: String,
+    pub service_key: String,
+    pub ca_file: PathBuf,
+    pub admin_url: String,
+    pub admin_token: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    #[error(transparent)]
+    Gateway(#[from] StartError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error("agent: {0}")]
+    Enroll(#[from] gw_agent::identity::enroll::EnrollError),
+    #[error("agent: {0}")]
+    Agent(#[from] gw_agent::config::ConfigError),
+    #[error("agent: {0}")]
+    AgentStart(#[from] gw_agent::StartError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("the agent has no tunnel after {0:?}; see the log above")]
+    NoTunnel(Duration),
+}
+
+const ACCOUNT: &str = "demo";
+const SERVICE: &str = "echo";
+const AGENT: &str = "demo";
+/// Longest wait for the agent's tunnel, which takes some milliseconds.
+const TUNNEL_WITHIN: Duration = Duration::from_secs(20);
+
+impl Demo {
+    /// Starts everything; requests can be served when this returns.
+    pub fn start(options: &Options) -> Result<Self, DemoError> {
+        let (data_dir, temporary) = match &options.data_dir {
+            Some(path) => (path.clone(), None),
+            None => {
+                let temporary = tempfile::Builder::new().prefix("gw-demo-").tempdir()?;
+                (temporary.path().to_owned(), Some(temporary))
+            }
+        };
+        files::create_private_dir(&data_dir)?;
+        let gateway = Gateway::start(&config(options, data_dir.clone()))?;
+        let seeded = Seeded::new(gateway.control(), options)?;
+        let ca_file = data_dir.join("dev-ca.crt");
+        let state_dir = data_dir.join("agent");
+        let port = gateway.address().port();
+        enroll(&gateway, &ca_file, &state_dir, seeded.enrollment_token)?;
+        let agent = start_agent(options, &state_dir)?;
+        wait_for_tunnel(&gateway)?;
+
+        let about = About {
+            base_url: format!("https://{}:{port}", gateway.control().region().apex()),
+            tenant_url: format!("https://{}:{port}", seeded.hostname),
+            account: ACCOUNT,
+            service: SERVICE,
+            client_id: seeded.client_id.to_string(),
+            client_secret: seeded.client_secret,
+            service_key: seeded.service_key,
+            ca_file,
+            admin_url: format!("http://{}", gateway.admin_address()),
+            admin_token: control_token(&gateway),
+        };
+        Ok(Self { gateway, agent, about, _temporary: temporary })
+    }
+
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    pub fn agent(&self) -> &AgentHandle {
+        &self.agent
+    }
+
+    /// Runs until it is told to stop, then ends gateway and agent.
+    pub fn run_until_stopped(self) -> io::Result<()> {
+        Signals::listen()?.run(self.gateway, None)?;
+        self.agent.drain();
+        Ok(())
+    }
+
+    /// Ends gateway and agent, running requests first.
+    pub fn stop(self) {
+        self.gateway.drain();
+        self.agent.drain();
+    }
+}
+
+/// What a demo has to offer: one of each kind.
+struct Seeded {
+    hostname: String,
+    client_id: ClientId,
+    client_secret: String,
+    service_key: String,
+    enrollment_token: Secret,
+}
+
+impl Seeded {
+    /// Creates it, or takes over what an earlier demo left in the same folder; secrets are new each time.
+    fn new(control: &Control, options: &Options) -> Result<Self, DemoError> {
+        let actor = &Actor::Admin;
+        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned(), capture_allowed: None })?;
+        control.change_account(actor, ACCOUNT, &AccountChanges { capture_allowed: Some(true) })?;
+        let (burst, refill_per_minute) = (Some(options.rate.burst()), Some(options.rate.refill_per_minute()));
+        let changes =
+            ServiceChanges { burst, refill_per_minute, request_logging: Some(true), ..ServiceChanges::default() };
+        let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
+            Err(ControlError::NotFound { .. }) => {
+                control.create_service(actor, ACCOUNT, &NewService::new(SERVICE.to_owned(), changes))?.0
+            }
+            existing => existing?,
+        };
+        // Our own only: whoever keeps the folder may have enrolled others.
+        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
+            control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
+        }
+        let credential = fresh_grant::<CredentialRecord>(control)?;
+        let key = fresh_grant::<ServiceKeyRecord>(control)?;
+        let services = vec![SERVICE.to_owned()];
+        let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
+        let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
+        Ok(Self {
+            hostname: service.hostname,
+            client_id: credential.credential.client_id,
+            // Both were made just now.
+            client_secret: credential.client_secret.unwrap_or_default(),
+            service_key: key.service_key.unwrap_or_default(),
+            enrollment_token: Secret::new(token.token),
+        })
+    }
+}
+
+/// The demo's grant of this kind, with a secret that is new.
+fn fresh_grant<G: Grants>(control: &Control) -> Result<G::NewView, ControlError> {
+    let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
+    let grant = NewGrant { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewGrant::default() };
+    match control.create_grant::<G>(actor, ACCOUNT, &grant)? {
+        (view, true) => Ok(view),
+        (view, false) => control.rotate_secret::<G>(actor, ACCOUNT, &G::id_of(&view)),
+    }
+}
+
+/// Enrolls the agent as any agent enrolls: over HTTPS, with a token.
+fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
+    let port = gateway.address().port();
+    let options = gw_agent::identity::enroll::Options {
+        gateway: Some(format!("{}:{port}", gateway.control().region().base_url())),
+        token: Some(gw_agent::identity::enroll::TokenSource::Text(token)),
+        state_dir: state_dir.to_owned(),
+        ca_file: Some(ca_file.to_owned()),
+        name: Some(AGENT.to_owned()),
+        // What an earlier demo in this folder left.
+        force: true,
+        connect_to: Some((Ipv4Addr::LOCALHOST.to_string(), port)),
+    };
+    gw_agent::identity::enroll::enroll(options)?;
+    Ok(())
+}
+
+impl About {
+    /// Writes what a person would want to try next.
+    pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
+        let Self { base_url, tenant_url, service_key, client_id, client_secret, admin_url, admin_token, .. } = self;
+        let ca = self.ca_file.display();
+        writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
+        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'")?;
+        writeln!(
+            out,
+            "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' {tenant_url}/bytes/1000000 -o /dev/null"
+        )?;
+        writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' -N {tenant_url}/sse")?;
+        writeln!(out, "  curl --cacert {ca} {tenant_url}/without-a-key")?;
+        writeln!(out, "\nAn access token, for X-Gw-Authorization: Bearer ... instead of the key:\n")?;
+        writeln!(
+            out,
+            "  curl --cacert {ca} {base_url}/oauth/token -u {client_id}:{client_secret} \\\n    -d 'scope=account:{ACCOUNT} service:{SERVICE}'"
+        )?;
+        writeln!(out, "\nAdministration:\n")?;
+        writeln!(out, "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}")?;
+        writeln!(out, "  gw-gateway agent list {ACCOUNT}")?;
+        writeln!(out, "  curl {admin_url}/metrics\n")?;
+        writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
+    }
+}
+
+fn config(options: &Options, data_dir: PathBuf) -> Config {
+    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut config = Config {
+        listen: loopback(options.port),
+        admin_listen: loopback(options.admin_port),
+        workers: options.workers,
+        hand_over: options.hand_over,
+        default_rate: options.rate,
+        drain: Duration::from_secs(10),
+        traces: options.traces.clone(),
+        ..Config::new(Region::new("eu1", "gw.localhost"), data_dir)
+    };
+    (options.adjust)(&mut config);
+    config
+}
+
+fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoError> {
+    let backends = match (&options.agent_config, &options.backend) {
+        (Some(_), _) => Vec::new(),
+        (None, Some(url)) => vec![url.clone()],
+        (None, None) => vec![format!("http://{}", echo::start()?)],
+    };
+    let environment = |name: &str| {
+        let said = match name {
+            gw_agent::SLOTS_VARIABLE => options.slots.map(|slots| slots.to_string()),
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options.traces.as_ref().map(|traces| traces.endpoint.to_string()),
+            "OTEL_TRACES_SAMPLER_ARG" => options.traces.as_ref().map(|traces| traces.sample_ratio.to_string()),
+            _ => None,
+        };
+        said.or_else(|| std::env::var(name).ok())
+    };
+    let config =
+        gw_agent::Config::load(options.agent_config.as_deref(), Some(state_dir.to_owned()), &backends, environment)?;
+    Ok(gw_agent::start(config)?)
+}
+
+fn wait_for_tunnel(gateway: &Gateway) -> Result<(), DemoError> {
+    let deadline = Instant::now() + TUNNEL_WITHIN;
+    while gateway.control().reports().iter().all(|report| report.tunnels.is_empty()) {
+        if Instant::now() >= deadline {
+            return Err(DemoError::NoTunnel(TUNNEL_WITHIN));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn control_token(gateway: &Gateway) -> String {
+    gateway.control().admin_token().reveal().to_owned()
+}

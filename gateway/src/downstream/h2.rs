@@ -1,0 +1,496 @@
+//! Callers that speak HTTP/2 (RFC 9113). Each request is a task of its own and goes to its own service's owner, so a
+//! connection may be shared by the tenants that the certificate covers (RFC 9113 §9.1.1).
+
+use std::cell::{Cell, RefCell};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::Either;
+use gw_shared::http::fields::X_GW_REQUEST_ID;
+use gw_shared::http::framing::{check_values_of_http2, content_length, set_content_length};
+use gw_shared::http::head::request_of_http2;
+use gw_shared::http::{Framing, InvalidHead, Part, UnreadHead};
+use gw_shared::net::TlsStream;
+use gw_shared::runtime;
+use gw_shared::tunnel::incoming::Incoming;
+use gw_shared::tunnel::stream::{self, Received};
+use gw_shared::tunnel::window;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::HeaderMap;
+use http::{Method, Request, Response, StatusCode};
+
+use super::upload_window::UploadWindow;
+use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
+use crate::client_address::Peer;
+use crate::connections::Registered;
+use crate::error::Error;
+use crate::http2::frame_meter::{CALLER, Meter, Metered};
+use crate::limit::Bucket;
+use crate::limits;
+use crate::relay::{self, Outcome};
+use crate::upstream::ResponseHead;
+use crate::worker::Core;
+
+/// ALPN protocol (RFC 9113 §3.3).
+pub(crate) const ALPN: &[u8] = b"h2";
+
+fn settings() -> h2::server::Builder {
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(window::FIRST)
+        .initial_connection_window_size(limits::HTTP2_CONNECTION_WINDOW)
+        .max_concurrent_streams(limits::HTTP2_STREAMS)
+        .max_header_list_size(limits::HTTP2_HEADER_LIST)
+        .max_send_buffer_size(limits::HTTP2_SEND_BUFFER)
+        .max_local_error_reset_streams(Some(limits::HTTP2_ERROR_RESETS))
+        .max_pending_accept_reset_streams(limits::HTTP2_UNSEEN_RESETS)
+        .enable_connect_protocol();
+    builder
+}
+
+/// Serves one connection until either side ends it.
+pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
+    registered.expect_by(Instant::now() + limits::HEAD);
+    let peer_end = stream.socket().closer();
+    let mut upload_window = UploadWindow::new(stream.socket().gauge());
+    let meter = Rc::new(Meter::new(CALLER, Instant::now()));
+    let metered = Metered::new(stream, Rc::clone(&meter));
+    let mut http2 = match settings().handshake::<_, Bytes>(metered).await {
+        Ok(http2) => http2,
+        Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
+    };
+    registered.idle_until(Instant::now() + limits::IDLE);
+    let connection = Rc::new(Connection {
+        peer: Peer::new(peer, Some(registered.socket_use())),
+        registered,
+        open: Cell::new(0),
+        resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
+        refusals: RefCell::new(Refusals::new(&core, peer)),
+        abuse: Cell::new(None),
+        meter,
+        driver: RefCell::default(),
+    });
+    let mut ending = Ending::default();
+    loop {
+        let next = std::future::poll_fn(|cx| {
+            if let Poll::Ready(reason) = connection.poll_end(cx, &mut ending) {
+                return Poll::Ready(Either::Left(reason));
+            }
+            upload_window.look(&mut http2, connection.open.get());
+            connection.registered.carried();
+            loop {
+                match ready!(http2.poll_accept(cx)) {
+                    Some(Ok((request, respond))) => {
+                        let (core, open) = (Rc::clone(&core), connection.begin());
+                        runtime::spawn(serve_request(core, request, respond, open));
+                    }
+                    Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
+                    None => return Poll::Ready(Either::Right(None)),
+                }
+            }
+        });
+        match next.await {
+            // GOAWAY; what runs still ends.
+            Either::Left(End::Goodbye) => http2.graceful_shutdown(),
+            Either::Left(End::Abuse(reason)) => {
+                core.counters.abused(reason);
+                tracing::debug!(%peer, "connection ended: too many {reason}");
+                connection.registered.expect_by(Instant::now() + limits::LINGER);
+                http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+            }
+            Either::Right(None) => break,
+            Either::Right(Some(error)) => {
+                if error.is_go_away() && error.is_library() {
+                    core.counters.abused("http2");
+                    ending.abuse = true;
+                }
+                tracing::debug!(%peer, %error, "HTTP/2 ended");
+                break;
+            }
+        }
+    }
+    connection.registered.closes();
+    drop(http2);
+    if ending.abuse {
+        // It has sent more than was read, and is to see why that was enough.
+        connection.registered.expect_by(Instant::now() + limits::LINGER);
+        peer_end.linger(limits::LINGER_BYTES).await;
+    }
+}
+
+/// What the requests of one connection share.
+struct Connection {
+    peer: Peer,
+    registered: Registered,
+    /// Requests being served.
+    open: Cell<usize>,
+    /// Requests that the caller may still take back.
+    resets: RefCell<Bucket>,
+    /// Refusals that a caller who has not said who it is still gets.
+    refusals: RefCell<Refusals>,
+    /// What the caller has done too much of.
+    abuse: Cell<Option<&'static str>>,
+    meter: Rc<Meter>,
+    driver: RefCell<Option<Waker>>,
+}
+
+/// Why a connection is to be ended.
+enum End {
+    Goodbye,
+    /// The caller has sent too many of these.
+    Abuse(&'static str),
+}
+
+/// How the connection's end was announced so far.
+#[derive(Default)]
+struct Ending {
+    goodbye: bool,
+    abuse: bool,
+}
+
+/// A request being served, counted.
+struct Open(Rc<Connection>);
+
+impl Connection {
+    fn begin(self: &Rc<Self>) -> Open {
+        self.meter.became_request();
+        self.open.set(self.open.get() + 1);
+        self.registered.busy();
+        Open(Rc::clone(self))
+    }
+
+    /// Ready, once each, when the connection is to be ended and why.
+    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<End> {
+        if let Some(abuse) = self.abuse()
+            && !ending.abuse
+        {
+            *ending = Ending { goodbye: true, abuse: true };
+            return Poll::Ready(End::Abuse(abuse));
+        }
+        let mut driver = self.driver.borrow_mut();
+        if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
+            *driver = Some(cx.waker().clone());
+        }
+        if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
+            ending.goodbye = true;
+            return Poll::Ready(End::Goodbye);
+        }
+        Poll::Pending
+    }
+
+    fn abuse(&self) -> Option<&'static str> {
+        self.meter.abuse().or_else(|| self.abuse.get())
+    }
+
+    fn end_for(&self, abuse: &'static str) {
+        self.abuse.set(Some(abuse));
+        self.driver.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn count_refusal(&self) {
+        if !self.refusals.borrow_mut().count() {
+            self.end_for("refusals");
+        }
+    }
+
+    /// The caller took a request back. Each costs us more than it costs the caller (CVE-2023-44487).
+    fn count_reset(&self) {
+        if self.resets.borrow_mut().take(Instant::now()).is_err() {
+            self.end_for("resets");
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let open = self.0.open.get() - 1;
+        self.0.open.set(open);
+        if open == 0 && self.0.abuse().is_none() {
+            self.0.registered.idle_until(Instant::now() + limits::IDLE);
+        }
+    }
+}
+
+async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: SendResponse<Bytes>, connection: Open) {
+    let (parts, mut body) = request.into_parts();
+    if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
+        // The h2 crate has reset the stream, or the caller has; else dropping it does.
+        return connection.0.count_reset();
+    }
+    let has_body = !body.is_end_stream();
+    let stream = RefCell::new(Stream::Asked(respond));
+    let mut response =
+        Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
+    let mut body = Body { body: Incoming::new(body), unreleased: 0, stream: &stream };
+    let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
+        Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
+        Err(refused) => {
+            let (invalid, parts) = *refused;
+            let error = Error::invalid_head(invalid.clone());
+            if let InvalidHead::Malformed(reason) = invalid {
+                tracing::debug!(reason, "malformed request of HTTP/2");
+                core.counters.refused(&error);
+                stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
+                return connection.0.count_refusal();
+            }
+            let head = UnreadHead::of_http2(parts);
+            relay::refuse_unread(&core, head, &connection.0.peer, &error, &mut response).await
+        }
+    };
+    match outcome {
+        Outcome::Complete => body.discard().await,
+        Outcome::Refused => {
+            connection.0.count_refusal();
+            body.discard().await;
+        }
+        Outcome::Cut => {
+            // Flushes queued DATA first, because RST_STREAM discards it.
+            runtime::yield_now().await;
+            // Where it does not, the reset that the drop of the stream brings (CANCEL) leaves behind the head.
+            if !connection.0.meter.is_blocked() {
+                stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
+            }
+        }
+        Outcome::CallerGone => connection.0.count_reset(),
+    }
+}
+
+/// Whether a request announces a body of no bytes. Bytes after an extended CONNECT are no body.
+fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
+    *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
+}
+
+/// Waits until a body that was announced as empty has ended, trailers aside, before anything of its request goes on:
+/// data contradicts the announcement (RFC 9113 §8.1.1). As for a head, there is a time limit.
+async fn ends_without_data(body: &mut RecvStream) -> bool {
+    if body.is_end_stream() {
+        return true;
+    }
+    let ends = async {
+        loop {
+            match std::future::poll_fn(|cx| body.poll_data(cx)).await {
+                None => return true,
+                Some(Ok(data)) if data.is_empty() => {}
+                Some(Ok(_) | Err(_)) => return false,
+            }
+        }
+    };
+    runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
+}
+
+/// Our half of a stream.
+enum Stream {
+    /// No final head was sent.
+    Asked(SendResponse<Bytes>),
+    Answering(SendStream<Bytes>),
+}
+
+impl Stream {
+    /// Resolves when the caller has reset the stream, or the connection is gone.
+    fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
+        match self {
+            Self::Asked(respond) => respond.poll_reset(cx),
+            Self::Answering(stream) => stream.poll_reset(cx),
+        }
+        .map(|_| CallerGone)
+    }
+
+    fn reset(&mut self, reason: Reason) {
+        match self {
+            Self::Asked(respond) => respond.send_reset(reason),
+            Self::Answering(stream) => stream.send_reset(reason),
+        }
+    }
+}
+
+struct Body<'a> {
+    body: Incoming,
+    /// Of the part that was returned last, to be given back to the caller's window when the next one is asked for.
+    unreleased: usize,
+    stream: &'a RefCell<Stream>,
+}
+
+impl Body<'_> {
+    fn release(&mut self) {
+        let bytes = std::mem::take(&mut self.unreleased);
+        if bytes > 0 {
+            self.body.release(bytes);
+        }
+    }
+}
+
+impl Body<'_> {
+    /// Reads on for a while after a response that did not wait for the whole request: the reset that ends what is left
+    /// makes some callers forget the response.
+    async fn discard(mut self) {
+        if self.is_done() {
+            return;
+        }
+        let read_on = async {
+            let mut discarded = 0;
+            while discarded < limits::LINGER_BYTES && !self.is_done() {
+                let Ok(Part::Data(data)) = self.part().await else { return };
+                discarded += data.len();
+            }
+        };
+        // What takes longer is reset.
+        let _ = runtime::timeout(limits::LINGER, read_on).await;
+    }
+}
+
+impl Drop for Body<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl RequestBody for Body<'_> {
+    async fn part(&mut self) -> Result<Part, BodyError> {
+        self.release();
+        match self.body.receive().await {
+            Ok(Received::Data(data)) => {
+                self.unreleased = data.len();
+                Ok(Part::Data(data))
+            }
+            Ok(Received::Trailers(trailers)) if check_values_of_http2(&trailers).is_err() => {
+                self.stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
+                Err(BodyError::Gone)
+            }
+            Ok(Received::Trailers(trailers)) => Ok(Part::Trailers(trailers)),
+            Ok(Received::End) => Ok(Part::End),
+            Err(stream::StreamClosed { .. }) => Err(BodyError::Gone),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.body.is_done()
+    }
+
+    async fn gone(&mut self) -> CallerGone {
+        // While the next hop does not take the body: what arrives of it takes no more memory than its bytes.
+        self.body.gather_while(std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx))).await
+    }
+
+    fn was_taken_back(&mut self) -> bool {
+        self.stream.borrow_mut().poll_reset(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn switch_protocols(&mut self) {
+        // The stream goes on as it is.
+    }
+}
+
+struct Sink<'a> {
+    is_head: bool,
+    /// The stream was ended with its head.
+    ended: bool,
+    stream: &'a RefCell<Stream>,
+    meter: &'a Meter,
+}
+
+impl Sink<'_> {
+    fn poll_data(&self, cx: &mut Context<'_>, data: &mut Bytes, last: bool) -> Poll<Result<(), CallerGone>> {
+        match &mut *self.stream.borrow_mut() {
+            Stream::Answering(stream) => stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone),
+            Stream::Asked(_) => Poll::Ready(Err(CallerGone)),
+        }
+    }
+}
+
+impl ResponseSink for Sink<'_> {
+    async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+        // HTTP/2 has none (RFC 9113 §8.6).
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(());
+        }
+        set_content_length(&mut head.headers, Framing::None);
+        match &mut *self.stream.borrow_mut() {
+            Stream::Asked(respond) => respond.send_informational(response(head)).map_err(|_| CallerGone),
+            Stream::Answering(_) => Ok(()),
+        }
+    }
+
+    async fn head(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
+        let announced = content_length(&head.headers).ok().flatten().map_or(Framing::Chunked, Framing::Length);
+        let framing = if head.upgrade.is_some() {
+            head.status = StatusCode::OK;
+            Framing::UntilClose
+        } else {
+            announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET })
+        };
+        set_content_length(&mut head.headers, framing);
+        self.ended = !head.has_body || matches!(framing, Framing::None | Framing::Described(_));
+        let mut stream = self.stream.borrow_mut();
+        let Stream::Asked(respond) = &mut *stream else { return Err(CallerGone) };
+        let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers.get(X_GW_REQUEST_ID).cloned());
+        let answering = respond.send_response(response(head), self.ended).map_err(|error| {
+            let request_id = request_id.flatten();
+            let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
+            tracing::debug!(request_id, %error, "response head not sent");
+            CallerGone
+        })?;
+        *stream = Stream::Answering(answering);
+        Ok(())
+    }
+
+    async fn data(&mut self, mut data: Bytes, last: bool) -> Result<(), CallerGone> {
+        if self.ended || data.is_empty() {
+            return Ok(());
+        }
+        std::future::poll_fn(|cx| self.poll_data(cx, &mut data, last)).await?;
+        self.ended = last;
+        Ok(())
+    }
+
+    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        match &mut *self.stream.borrow_mut() {
+            Stream::Answering(stream) => {
+                let has_trailers = trailers.is_some();
+                stream::finish(stream, trailers).map_err(|_| CallerGone)?;
+                if has_trailers {
+                    self.meter.trailers_follow(stream.stream_id().as_u32());
+                }
+                Ok(())
+            }
+            Stream::Asked(_) => Err(CallerGone),
+        }
+    }
+
+    async fn flush(&mut self) -> Result<(), CallerGone> {
+        // The connection's task sends what there is.
+        Ok(())
+    }
+
+    fn has_begun(&self) -> bool {
+        matches!(*self.stream.borrow(), Stream::Answering(_))
+    }
+
+    fn begin_refusal(&mut self, _request_is_readable: bool) {}
+
+    /// A caller that opens no window for it is not waited for.
+    async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
+        let (parts, body) = response.into_parts();
+        let head =
+            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
+        let sent = async {
+            self.head(head).await?;
+            self.data(body.into(), true).await?;
+            self.end(None).await
+        };
+        runtime::timeout(limits::HEAD, sent).await.unwrap_or(Err(CallerGone))
+    }
+}
+
+fn response(head: ResponseHead) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}

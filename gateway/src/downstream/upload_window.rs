@@ -1,0 +1,41 @@
+//! How large the windows for the request bodies of one HTTP/2 connection are: they follow the path to the caller.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use gw_shared::net::Gauge;
+use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
+
+use crate::http2::frame_meter::Metered;
+use crate::limits;
+
+pub(super) struct UploadWindow {
+    gauge: Gauge,
+    tuner: WindowTuner,
+    next_look: Instant,
+}
+
+impl UploadWindow {
+    pub(super) fn new(gauge: Gauge) -> Self {
+        Self { gauge, tuner: WindowTuner::default(), next_look: Instant::now() + window::INTERVAL }
+    }
+
+    /// Called whenever the connection is about to be driven: looks now and then, and changes what should be otherwise.
+    pub(super) fn look(&mut self, connection: &mut h2::server::Connection<Metered, Bytes>, streams: usize) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + window::INTERVAL;
+        let Ok(info) = self.gauge.read() else { return };
+        let rtt = info.shortest_rtt.unwrap_or_default();
+        let traffic = Traffic { received: info.received, sent: 0, rtt };
+        // What the streams hold is not looked at: the connection's window bounds it.
+        let demand = Demand { streams, held: &[] };
+        let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
+        // Refused while the caller has not acknowledged the last change: then at one of the next looks.
+        if wanted != self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {
+            self.tuner.set(wanted);
+        }
+    }
+}

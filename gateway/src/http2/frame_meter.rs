@@ -1,0 +1,578 @@
+//! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
+//! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
+//! Header lists that h2 does not read end their connection, too. Callers and agents are metered alike, each by an
+//! [`Allowance`].
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use gw_shared::net::TlsStream;
+use gw_shared::runtime;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::sent_frames::{Next, SentFrames};
+use crate::limit::{Bucket, Rate};
+use crate::limits;
+
+const HEADER: usize = 9;
+
+/// The peer has sent too much of this.
+#[derive(Debug, PartialEq, Eq)]
+struct Flood(&'static str);
+
+/// Frames without use.
+const FRAMES: Flood = Flood("frames");
+/// Header lists over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
+const HEADER_LIST: Flood = Flood("headers");
+
+/// What the peer at the other end of a connection may send.
+#[derive(Clone, Copy)]
+pub(crate) struct Allowance {
+    /// Bytes before the first frame.
+    pub(crate) preface: u32,
+    /// Frames that carry nothing.
+    pub(crate) control_frames: Rate,
+    /// Frames of requests that may come before requests are known to have earned them.
+    pub(crate) ahead: u32,
+    /// What the frames of one turn may cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    pub(crate) weight_per_turn: u32,
+    /// The peer answers requests: besides HEADERS, the frames that end or continue an answer are of requests.
+    pub(crate) answers: bool,
+}
+
+/// A caller. Header blocks become requests, which earn further ones.
+pub(crate) const CALLER: Allowance = Allowance {
+    preface: 24,
+    control_frames: limits::HTTP2_CONTROL_FRAMES,
+    ahead: limits::HTTP2_HEADERS_AHEAD,
+    weight_per_turn: limits::HTTP2_WEIGHT_PER_TURN,
+    answers: false,
+};
+
+/// An agent. Requests earn the frames of their answers.
+pub(crate) const AGENT: Allowance = Allowance {
+    preface: 0,
+    control_frames: limits::TUNNEL_CONTROL_FRAMES,
+    ahead: limits::TUNNEL_FRAMES_AHEAD,
+    weight_per_turn: limits::TUNNEL_WEIGHT_PER_TURN,
+    answers: true,
+};
+
+/// Follows the frames of one connection (RFC 9113 §4.1).
+struct FrameMeter {
+    allowance: Allowance,
+    /// The frame header being read, and how much of it is there.
+    header: [u8; HEADER],
+    filled: usize,
+    /// Bytes of a payload, or of the preface, still to come.
+    payload: u32,
+    budget: Bucket,
+    /// Window updates that what was sent entitles the peer to.
+    updates: u64,
+    /// Frames of requests that may still come before more are earned.
+    earned: u32,
+    /// SETTINGS that the peer has acknowledged.
+    settings_acknowledged: u64,
+    /// What the frames of this turn cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    weight: u32,
+    /// The header block being read.
+    block: Option<Block>,
+    /// A header block was read to its end since [`Metered`] last looked.
+    block_ended: bool,
+}
+
+struct Block {
+    bytes: u32,
+    /// The frame being read is its last one.
+    is_last: bool,
+}
+
+impl FrameMeter {
+    fn new(allowance: Allowance, now: Instant) -> Self {
+        Self {
+            allowance,
+            header: [0; HEADER],
+            filled: 0,
+            payload: allowance.preface,
+            budget: Bucket::new(allowance.control_frames, now),
+            updates: 0,
+            earned: allowance.ahead,
+            settings_acknowledged: 0,
+            weight: 0,
+            block: None,
+            block_ended: false,
+        }
+    }
+
+    /// Follows `bytes` until this turn has enough of them. Returns how many that are.
+    fn received(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<usize, Flood> {
+        let all = bytes.len();
+        let mut bytes = bytes;
+        while !self.has_enough() {
+            let skipped = bytes.len().min(self.payload as usize);
+            bytes = &bytes[skipped..];
+            self.payload -= skipped as u32;
+            if self.payload == 0 && self.block.take_if(|block| block.is_last).is_some() {
+                self.block_ended = true;
+            }
+            if bytes.is_empty() {
+                break;
+            }
+            let taken = bytes.len().min(HEADER - self.filled);
+            self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
+            self.filled += taken;
+            bytes = &bytes[taken..];
+            if self.filled == HEADER {
+                self.filled = 0;
+                let [a, b, c, kind, flags, ..] = self.header;
+                self.payload = u32::from_be_bytes([0, a, b, c]);
+                self.count(kind, flags, &now)?;
+            }
+        }
+        Ok(all - bytes.len())
+    }
+
+    /// Whether others should have their turn.
+    fn has_enough(&self) -> bool {
+        self.weight >= self.allowance.weight_per_turn
+    }
+
+    fn count(&mut self, kind: u8, flags: u8, now: &impl Fn() -> Instant) -> Result<(), Flood> {
+        const DATA: u8 = 0;
+        const HEADERS: u8 = 1;
+        const RST_STREAM: u8 = 3;
+        const SETTINGS: u8 = 4;
+        const WINDOW_UPDATE: u8 = 8;
+        const CONTINUATION: u8 = 9;
+        const END_STREAM: u8 = 1;
+        const END_HEADERS: u8 = 4;
+        if matches!(kind, HEADERS | CONTINUATION) {
+            let before = self.block.as_ref().map_or(0, |block| block.bytes);
+            let block = Block { bytes: before + self.payload, is_last: flags & END_HEADERS != 0 };
+            if block.bytes > limits::HTTP2_HEADER_LIST {
+                return Err(HEADER_LIST);
+            }
+            let has_ended = block.is_last && self.payload == 0;
+            self.block_ended |= has_ended;
+            self.block = (!has_ended).then_some(block);
+        }
+        const ACK: u8 = 1;
+        self.weight += match kind {
+            HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
+            CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
+            _ => 1,
+        };
+        let answers = self.allowance.answers;
+        match kind {
+            // Flow control bounds it.
+            DATA if self.payload > 0 => return Ok(()),
+            DATA if flags & END_STREAM != 0 && !answers => return Ok(()),
+            HEADERS if self.earned > 0 => {
+                self.earned -= 1;
+                return Ok(());
+            }
+            CONTINUATION | RST_STREAM if answers && self.earned > 0 => {
+                self.earned -= 1;
+                return Ok(());
+            }
+            DATA if flags & END_STREAM != 0 && self.earned > 0 => {
+                self.earned -= 1;
+                return Ok(());
+            }
+            SETTINGS if flags & ACK != 0 => self.settings_acknowledged += 1,
+            WINDOW_UPDATE if self.updates > 0 => {
+                self.updates -= 1;
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.budget.take(now()).map_err(|_| FRAMES)
+    }
+
+    /// Requests have earned `frames`. With those that are `kept` for open requests, no more than that is saved up.
+    fn earn(&mut self, frames: u32, kept: u32) {
+        self.earned = self.earned.saturating_add(frames).min(self.allowance.ahead.saturating_add(kept));
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        // Some callers send two for each small response.
+        self.updates = (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
+    }
+}
+
+/// What the reading and the serving side of a connection know of its frames.
+pub(crate) struct Meter {
+    frames: RefCell<FrameMeter>,
+    /// The responses sent; `None` where this side sends requests.
+    sent: Option<RefCell<SentFrames>>,
+    /// What the peer has sent too much of.
+    abuse: Cell<Option<&'static str>>,
+    /// The last write was pending: the socket buffer is full.
+    blocked: Cell<bool>,
+}
+
+impl Meter {
+    pub(crate) fn new(allowance: Allowance, now: Instant) -> Self {
+        Self {
+            frames: RefCell::new(FrameMeter::new(allowance, now)),
+            sent: (!allowance.answers).then(RefCell::default),
+            abuse: Cell::default(),
+            blocked: Cell::default(),
+        }
+    }
+
+    /// What the peer has sent too much of: its connection is to be ended.
+    pub(crate) fn abuse(&self) -> Option<&'static str> {
+        self.abuse.get()
+    }
+
+    /// Whether h2 may hold frames back because the socket buffer is full.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.get()
+    }
+
+    /// h2 was given the trailers of this stream.
+    pub(crate) fn trailers_follow(&self, stream: u32) {
+        self.sent.iter().for_each(|sent| sent.borrow_mut().trailers_follow(stream));
+    }
+
+    /// The connection's task, which is being polled, looks at the reason in its next turn.
+    fn end_for(&self, Flood(abuse): Flood, cx: &Context<'_>) {
+        self.abuse.set(Some(abuse));
+        cx.waker().wake_by_ref();
+    }
+
+    /// A header block has become a request: two were its own, if it has trailers.
+    pub(crate) fn became_request(&self) {
+        self.frames.borrow_mut().earn(2, 0);
+    }
+
+    /// A request was sent, one of `open`.
+    pub(crate) fn sent_request(&self, open: usize) {
+        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_REQUEST, kept_for(open));
+    }
+
+    /// A request has ended, and `open` ones are left. Discards the allowance that the ended request did not use.
+    pub(crate) fn ended_request(&self, open: usize) {
+        self.frames.borrow_mut().earn(0, kept_for(open));
+    }
+
+    /// An interim response was taken: another head may come.
+    pub(crate) fn took_interim(&self, open: usize) {
+        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_HEAD, kept_for(open));
+    }
+
+    /// How many SETTINGS the peer has acknowledged.
+    pub(crate) fn settings_acknowledged(&self) -> u64 {
+        self.frames.borrow().settings_acknowledged
+    }
+}
+
+fn kept_for(open: usize) -> u32 {
+    u32::try_from(open).unwrap_or(u32::MAX).saturating_mul(limits::TUNNEL_FRAMES_PER_REQUEST)
+}
+
+/// A connection whose frames are counted as h2 reads them: so many in a turn, and of a flood no more at all.
+pub(crate) struct Metered {
+    stream: TlsStream,
+    meter: Rc<Meter>,
+    /// Others have their turn until this is done.
+    pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    /// When the header block being read is to be complete. Set once its beginning was not followed by the rest at once.
+    head_due: Option<Pin<Box<dyn Future<Output = ()>>>>,
+}
+
+impl Metered {
+    pub(crate) fn new(stream: TlsStream, meter: Rc<Meter>) -> Self {
+        Self { stream, meter, pause: None, head_due: None }
+    }
+}
+
+impl AsyncRead for Metered {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.meter.abuse().is_some() {
+            return Poll::Pending;
+        }
+        let mut meter = this.meter.frames.borrow_mut();
+        if meter.has_enough() {
+            let pause = this.pause.get_or_insert_with(|| Box::pin(runtime::yield_now()));
+            ready!(pause.as_mut().poll(cx));
+            this.pause = None;
+            meter.weight = 0;
+        }
+        let filled = buffer.filled().len();
+        if AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer)?.is_pending() {
+            // What comes now comes in another turn.
+            meter.weight = 0;
+            if meter.block.is_some() {
+                let due = this.head_due.get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
+                ready!(due.as_mut().poll(cx));
+                this.meter.end_for(HEADER_LIST, cx);
+            }
+            return Poll::Pending;
+        }
+        let read = &buffer.filled()[filled..];
+        let received = meter.received(read, Instant::now);
+        if std::mem::take(&mut meter.block_ended) {
+            // The next block, which may have begun in the same read, has its own time.
+            this.head_due = None;
+        }
+        match received {
+            Ok(taken) => {
+                if taken < read.len() {
+                    this.stream.unread(&read[taken..]);
+                    buffer.set_filled(filled + taken);
+                }
+                Poll::Ready(Ok(()))
+            }
+            Err(flood) => {
+                // Discards the bytes just read.
+                buffer.set_filled(filled);
+                this.meter.end_for(flood, cx);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Metered {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let Some(sent_frames) = &this.meter.sent else {
+            let sent = ready!(this.stream.poll_write(cx, pieces))?;
+            this.meter.frames.borrow_mut().sent(sent);
+            return Poll::Ready(Ok(sent));
+        };
+        let mut frames = sent_frames.borrow_mut();
+        let passed = match frames.look(pieces) {
+            Next::Send(most) => {
+                let sent = poll_write_some(&this.stream, cx, pieces, most);
+                this.meter.blocked.set(sent.is_pending());
+                let sent = ready!(sent)?;
+                this.meter.frames.borrow_mut().sent(sent);
+                sent
+            }
+            Next::Discard(count) => count,
+        };
+        frames.passed(pieces, passed);
+        if frames.has_bare_response() && this.meter.abuse().is_none() {
+            this.meter.end_for(HEADER_LIST, cx);
+        }
+        Poll::Ready(Ok(passed))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_send(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_close(cx)
+    }
+}
+
+/// Writes at most the first `most` bytes of `pieces`.
+fn poll_write_some(
+    stream: &TlsStream,
+    cx: &mut Context<'_>,
+    pieces: &[IoSlice<'_>],
+    most: usize,
+) -> Poll<io::Result<usize>> {
+    if pieces.iter().map(|piece| piece.len()).sum::<usize>() <= most {
+        return stream.poll_write(cx, pieces);
+    }
+    let first = pieces.iter().find(|piece| !piece.is_empty()).map_or(&[][..], |piece| &piece[..piece.len().min(most)]);
+    stream.poll_write(cx, &[IoSlice::new(first)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let length = (payload as u32).to_be_bytes();
+        let mut frame = vec![length[1], length[2], length[3], kind, flags, 0, 0, 0, 1];
+        frame.resize(HEADER + payload, 0xff);
+        frame
+    }
+
+    /// How many of `frame` are taken at one instant, at most `most`, given in pieces of `step` bytes.
+    fn taken(meter: &mut FrameMeter, now: Instant, frame: &[u8], most: u32, step: usize) -> u32 {
+        let mut whole = |mut piece: &[u8]| {
+            while !piece.is_empty() {
+                // The next turn.
+                meter.weight = 0;
+                let Ok(taken) = meter.received(piece, || now) else { return false };
+                piece = &piece[taken..];
+            }
+            true
+        };
+        (0..most).take_while(|_| frame.chunks(step).all(&mut whole)).count() as u32
+    }
+
+    fn begun(now: Instant) -> FrameMeter {
+        let mut meter = FrameMeter::new(CALLER, now);
+        meter.received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now).unwrap();
+        meter
+    }
+
+    #[test]
+    fn frames_without_use_have_a_budget_however_they_are_cut() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        for kind in [2, 3, 4, PING, 7, 9, 0xbe] {
+            for step in [1, 5, 9, 100] {
+                assert_eq!(taken(&mut begun(now), now, &frame(kind, 0, 8), burst + 10, step), burst, "{kind}");
+            }
+        }
+        assert_eq!(taken(&mut begun(now), now, &frame(0, 0, 0), burst + 10, 9), burst);
+    }
+
+    #[test]
+    fn what_carries_something_has_none() {
+        let now = Instant::now();
+        for frame in [frame(0, 0, 1), frame(0, 1, 0)] {
+            assert_eq!(taken(&mut begun(now), now, &frame, 100_000, 7), 100_000);
+        }
+    }
+
+    #[test]
+    fn header_blocks_are_free_as_far_as_they_become_requests() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let ahead = limits::HTTP2_HEADERS_AHEAD;
+        let (request, trailers) = (frame(1, 4, 20), frame(1, 5, 20));
+        assert_eq!(taken(&mut begun(now), now, &request, 100_000, 7), ahead + burst);
+        let mut meter = begun(now);
+        for _ in 0..100_000 {
+            assert_eq!(taken(&mut meter, now, &request, 1, 7), 1);
+            meter.earn(2, 0);
+            assert_eq!(taken(&mut meter, now, &trailers, 1, 7), 1);
+        }
+        assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
+    }
+
+    #[test]
+    fn a_turn_has_as_many_as_weigh_little() {
+        let now = Instant::now();
+        let all = limits::HTTP2_WEIGHT_PER_TURN as usize;
+        let (tiny, head) = (frame(0, 0, 1), frame(1, 4, 15_000));
+        let mut meter = begun(now);
+        let many = tiny.repeat(10_000);
+        // Up to the header of the last one: its byte is the next turn's.
+        assert_eq!(meter.received(&many, || now), Ok(all * tiny.len() - 1));
+        assert_eq!(meter.received(&many, || now), Ok(0));
+        let mut meter = begun(now);
+        assert!(meter.received(&head.repeat(10), || now).unwrap() < 2 * head.len());
+        // Large ones cost what their bytes cost, which are bounded elsewhere.
+        let mut meter = begun(now);
+        let large = frame(0, 0, 16_384).repeat(50);
+        assert_eq!(meter.received(&large, || now), Ok(large.len()));
+    }
+
+    #[test]
+    fn a_header_block_has_a_largest_size_however_it_is_cut() {
+        let (now, most) = (Instant::now(), limits::HTTP2_HEADER_LIST as usize);
+        let head = |payload| frame(1, 0, payload);
+        let (last, rest) = (frame(9, 4, 16_384), frame(9, 0, 16_384));
+        let frames = most / 16_384;
+        for (first, taken_frames) in [(16_384, frames - 1), (16_383, frames - 1), (1, frames - 1)] {
+            let mut meter = begun(now);
+            assert_eq!(taken(&mut meter, now, &head(first), 1, 1000), 1);
+            assert!(meter.block.is_some());
+            assert_eq!(taken(&mut meter, now, &rest, 100, 1000), taken_frames as u32);
+        }
+        // Resets the count for the next header block.
+        let mut meter = begun(now);
+        for _ in 0..100 {
+            assert_eq!(taken(&mut meter, now, &head(16_384), 1, 1000), 1);
+            assert_eq!(taken(&mut meter, now, &last, 1, 1000), 1);
+            assert!(meter.block.is_none());
+        }
+        assert_eq!(taken(&mut meter, now, &frame(1, 4, 0), 1, 9), 1);
+        assert!(meter.block.is_none());
+    }
+
+    #[test]
+    fn the_end_of_a_header_block_is_seen_although_the_next_one_begins() {
+        let now = Instant::now();
+        for last in [frame(9, 4, 8), frame(9, 4, 0)] {
+            let mut meter = begun(now);
+            let first = frame(1, 0, 8);
+            assert_eq!(meter.received(&first, || now), Ok(first.len()));
+            assert!(meter.block.is_some() && !meter.block_ended);
+            let both = [last, frame(1, 0, 8)].concat();
+            assert_eq!(meter.received(&both, || now), Ok(both.len()));
+            assert!(meter.block.is_some() && meter.block_ended);
+        }
+    }
+
+    #[test]
+    fn window_updates_are_free_for_what_was_sent() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let mut meter = begun(now);
+        meter.sent(10 * 64);
+        assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13), burst + 10);
+    }
+
+    #[test]
+    fn an_agent_has_frames_for_its_requests_and_a_budget_beyond() {
+        let (now, burst) = (Instant::now(), limits::TUNNEL_CONTROL_FRAMES.burst());
+        let (each, ahead) = (limits::TUNNEL_FRAMES_PER_REQUEST, limits::TUNNEL_FRAMES_AHEAD);
+        let (head, end, reset) = (frame(1, 4, 20), frame(0, 1, 0), frame(3, 0, 4));
+        for frame in [&head, &end, &reset] {
+            let mut meter = FrameMeter::new(AGENT, now);
+            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + burst);
+            // All that open requests have earned is kept for them, and nothing for those that are over.
+            let mut meter = FrameMeter::new(AGENT, now);
+            (1..=1000).for_each(|open| meter.earn(each, kept_for(open)));
+            meter.earn(0, kept_for(10));
+            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + 10 * each + burst);
+        }
+        // Requests that are answered one after the other never use it up.
+        let mut meter = FrameMeter::new(AGENT, now);
+        for _ in 0..100_000 {
+            meter.earn(each, kept_for(1));
+            for frame in [&head, &head, &end] {
+                assert_eq!(taken(&mut meter, now, frame, 1, 100), 1);
+            }
+            meter.earn(0, 0);
+        }
+        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
+    }
+
+    #[test]
+    fn acknowledgements_of_settings_are_counted() {
+        let now = Instant::now();
+        let mut meter = FrameMeter::new(AGENT, now);
+        taken(&mut meter, now, &frame(4, 0, 6), 3, 5);
+        assert_eq!(meter.settings_acknowledged, 0);
+        taken(&mut meter, now, &frame(4, 1, 0), 2, 5);
+        assert_eq!(meter.settings_acknowledged, 2);
+    }
+
+    #[test]
+    fn the_budget_comes_back_with_time() {
+        let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
+        let mut meter = begun(now);
+        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
+        let minute = std::time::Duration::from_secs(60);
+        assert!(taken(&mut meter, now + minute, &frame(PING, 0, 8), burst, 17) == burst);
+    }
+}

@@ -1,0 +1,247 @@
+//! The frames that one HTTP/2 connection sends: finds responses that the h2 crate makes by itself.
+//!
+//! h2 answers 431 with no other field if a header list is over `max_header_list_size`, but not four times as large.
+//! Nothing in its API tells of it. Every response of the gateway has a request id, so the frame of a 431 is
+//! the only one that ends its stream, is shorter than that field and is no trailer section.
+
+use std::io::IoSlice;
+
+use crate::limits;
+
+const HEADER: usize = 9;
+/// Longest header block of h2's own response: two table size updates (RFC 7541 §6.3) and a status. An encoded request id
+/// alone is longer.
+const BARE_RESPONSE: u32 = 24;
+
+/// Where in a frame the connection is (RFC 9113 §4.1).
+#[derive(Debug, Clone, Copy, Default)]
+struct Position {
+    /// Header of the current frame (its sent part); between frames, of the previous frame.
+    header: [u8; HEADER],
+    filled: usize,
+    /// Bytes of the payload still to be sent.
+    payload: u32,
+}
+
+struct FrameHeader {
+    length: u32,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl FrameHeader {
+    const HEADERS: u8 = 1;
+    const GOAWAY: u8 = 7;
+    const END_STREAM: u8 = 1;
+
+    /// Trailers, or a response without a body.
+    fn ends_stream_with_fields(&self) -> bool {
+        self.kind == Self::HEADERS && self.flags & Self::END_STREAM != 0
+    }
+}
+
+impl Position {
+    fn is_between_frames(&self) -> bool {
+        self.filled == 0 && self.payload == 0
+    }
+
+    /// Moves on by what `bytes` has of this frame. Returns how many that are, and the frame's header if it is complete now.
+    fn advance(&mut self, bytes: &[u8]) -> (usize, Option<FrameHeader>) {
+        if self.payload > 0 {
+            let skipped = bytes.len().min(self.payload as usize);
+            self.payload -= skipped as u32;
+            return (skipped, None);
+        }
+        let taken = bytes.len().min(HEADER - self.filled);
+        self.header[self.filled..self.filled + taken].copy_from_slice(&bytes[..taken]);
+        self.filled += taken;
+        if self.filled < HEADER {
+            return (taken, None);
+        }
+        let [a, b, c, kind, flags, stream @ ..] = self.header;
+        let length = u32::from_be_bytes([0, a, b, c]);
+        (self.filled, self.payload) = (0, length);
+        (taken, Some(FrameHeader { length, kind, flags, stream: u32::from_be_bytes(stream) }))
+    }
+}
+
+/// What to do with the bytes that come next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Send(usize),
+    Discard(usize),
+}
+
+#[derive(Default)]
+pub(crate) struct SentFrames {
+    position: Position,
+    /// Streams with trailers that h2 has not sent yet. The entry of a stream that its caller resets stays.
+    trailers: Vec<u32>,
+    bare_response: bool,
+}
+
+impl SentFrames {
+    /// h2 was given the trailers of this stream.
+    pub(crate) fn trailers_follow(&mut self, stream: u32) {
+        if self.trailers.len() < limits::HTTP2_TRAILERS_WAITING {
+            self.trailers.push(stream);
+        }
+    }
+
+    /// A response without a request id was found. From here on only GOAWAY is sent: header blocks that follow refer to
+    /// the one that is left out.
+    pub(crate) fn has_bare_response(&self) -> bool {
+        self.bare_response
+    }
+
+    /// Looks at the frames in `pieces`.
+    pub(crate) fn look(&mut self, pieces: &[IoSlice<'_>]) -> Next {
+        if !self.bare_response {
+            let sound = self.sound(pieces);
+            if sound > 0 {
+                return Next::Send(sound);
+            }
+            self.bare_response = pieces.iter().any(|piece| !piece.is_empty());
+        }
+        self.frame(pieces)
+    }
+
+    /// Bytes of `pieces` up to a response without a request id.
+    fn sound(&self, pieces: &[IoSlice<'_>]) -> usize {
+        let (mut position, mut seen, mut sound) = (self.position, 0, 0);
+        for piece in pieces {
+            let mut rest = &piece[..];
+            while !rest.is_empty() {
+                if position.is_between_frames() {
+                    sound = seen;
+                }
+                let (taken, header) = position.advance(rest);
+                (rest, seen) = (&rest[taken..], seen + taken);
+                if header.is_some_and(|header| self.is_bare_response(&header)) {
+                    return sound;
+                }
+            }
+        }
+        seen
+    }
+
+    fn is_bare_response(&self, header: &FrameHeader) -> bool {
+        let is_known = self.trailers.contains(&header.stream) || self.trailers.len() == limits::HTTP2_TRAILERS_WAITING;
+        header.ends_stream_with_fields() && header.length <= BARE_RESPONSE && !is_known
+    }
+
+    /// What to do with the rest of one frame: GOAWAY is sent. h2 hands over whole frames, so that the header of one that
+    /// begins is there.
+    fn frame(&self, pieces: &[IoSlice<'_>]) -> Next {
+        let mut position = self.position;
+        let was_begun = !position.is_between_frames();
+        let (mut length, mut is_goaway) = (0, was_begun && position.header[3] == FrameHeader::GOAWAY);
+        for piece in pieces {
+            let mut rest = &piece[..];
+            while !rest.is_empty() {
+                let (taken, header) = position.advance(rest);
+                (rest, length) = (&rest[taken..], length + taken);
+                if let Some(header) = header {
+                    is_goaway = header.kind == FrameHeader::GOAWAY;
+                }
+                if position.is_between_frames() {
+                    return if is_goaway { Next::Send(length) } else { Next::Discard(length) };
+                }
+            }
+        }
+        if is_goaway { Next::Send(length) } else { Next::Discard(length) }
+    }
+
+    /// The first `count` bytes of `pieces` have been sent or discarded.
+    pub(crate) fn passed(&mut self, pieces: &[IoSlice<'_>], count: usize) {
+        let mut count = count;
+        for piece in pieces {
+            let mut rest = &piece[..piece.len().min(count)];
+            count -= rest.len();
+            while !rest.is_empty() {
+                let (taken, header) = self.position.advance(rest);
+                rest = &rest[taken..];
+                if let Some(header) = header
+                    && header.ends_stream_with_fields()
+                    && let Some(at) = self.trailers.iter().position(|stream| *stream == header.stream)
+                {
+                    self.trailers.swap_remove(at);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u8 = 0;
+
+    fn frame(kind: u8, flags: u8, stream: u8, length: u8) -> Vec<u8> {
+        let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, stream];
+        frame.resize(HEADER + usize::from(length), 0xff);
+        frame
+    }
+
+    fn headers(flags: u8, stream: u8, length: u8) -> Vec<u8> {
+        frame(FrameHeader::HEADERS, flags, stream, length)
+    }
+
+    /// What of `frames` is sent by a socket that takes `step` bytes at a time.
+    fn sent(frames: &mut SentFrames, bytes: &[u8], step: usize) -> Vec<u8> {
+        let (mut rest, mut sent) = (bytes, Vec::new());
+        while !rest.is_empty() {
+            let (head, tail) = rest.split_at(rest.len().min(7));
+            let pieces = [head, tail].map(IoSlice::new);
+            let count = match frames.look(&pieces) {
+                Next::Send(count) => {
+                    let count = count.min(step);
+                    sent.extend_from_slice(&rest[..count]);
+                    count
+                }
+                Next::Discard(count) => count,
+            };
+            frames.passed(&pieces, count);
+            rest = &rest[count..];
+        }
+        sent
+    }
+
+    #[test]
+    fn responses_and_trailers_of_the_gateway_are_sent() {
+        let end = FrameHeader::END_STREAM;
+        let own = [headers(0, 1, 80), frame(DATA, 0, 1, 200), headers(end, 1, 2), headers(end, 3, 60)].concat();
+        for step in [1, 5, 9, 1000] {
+            let mut frames = SentFrames::default();
+            frames.trailers_follow(1);
+            assert_eq!(sent(&mut frames, &own, step), own);
+            assert!(!frames.has_bare_response() && frames.trailers.is_empty());
+        }
+    }
+
+    #[test]
+    fn nothing_but_goaway_follows_a_bare_response() {
+        let end = FrameHeader::END_STREAM;
+        let before = [frame(DATA, 0, 1, 200), headers(end, 3, 60)].concat();
+        let goaway = frame(FrameHeader::GOAWAY, 0, 0, 20);
+        let after = [headers(end, 5, 5), headers(0, 7, 80), frame(DATA, end, 7, 3), goaway.clone()].concat();
+        for step in [1, 5, 9, 1000] {
+            let mut frames = SentFrames::default();
+            frames.trailers_follow(9);
+            assert_eq!(sent(&mut frames, &before, step), before);
+            assert!(!frames.has_bare_response());
+            assert_eq!(sent(&mut frames, &after, step), goaway);
+            assert!(frames.has_bare_response());
+            assert_eq!(sent(&mut frames, &[before.clone(), after.clone()].concat(), step), goaway);
+        }
+    }
+
+    #[test]
+    fn streams_with_trailers_are_remembered_up_to_a_bound() {
+        let mut frames = SentFrames::default();
+        (0..10_000).for_each(|stream| frames.trailers_follow(stream));
+        assert_eq!(frames.trailers.len(), limits::HTTP2_TRAILERS_WAITING);
+    }
+}

@@ -1,0 +1,209 @@
+//! Memory that the relayed requests of one worker may hold, and each account's share of it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use gw_shared::id::AccountId;
+use gw_shared::tunnel::window;
+
+use crate::error::Error;
+use crate::memory::sockets::SocketMemory;
+
+/// Memory for the relayed requests of one worker: the windows of their streams, and kernel memory of their callers.
+pub(crate) struct RelayMemory {
+    budget: usize,
+    use_of_all: Use,
+    accounts: RefCell<HashMap<AccountId, Rc<Use>>>,
+    sockets: Rc<SocketMemory>,
+}
+
+#[derive(Default)]
+struct Use {
+    /// Bytes that all open streams can hold with their windows of now.
+    committed: Cell<usize>,
+    streams: Cell<usize>,
+}
+
+impl Use {
+    fn add(&self, bytes: usize) {
+        self.committed.set(self.committed.get() + bytes);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.committed.set(self.committed.get() - bytes);
+    }
+
+    /// Bytes that the streams hold at the least once one more is open.
+    fn least_with_one_more(&self) -> usize {
+        (self.streams.get() + 1) * window::LEAST as usize
+    }
+}
+
+impl RelayMemory {
+    pub(crate) fn new(budget: usize, sockets: Rc<SocketMemory>) -> Rc<Self> {
+        Rc::new(Self { budget, use_of_all: Use::default(), accounts: RefCell::default(), sockets })
+    }
+
+    /// The share of `account`, for one of its tunnels.
+    pub(crate) fn account(self: &Rc<Self>, account: &AccountId) -> AccountMemory {
+        let own = Rc::clone(self.accounts.borrow_mut().entry(account.clone()).or_default());
+        AccountMemory { all: Rc::clone(self), account: account.clone(), own }
+    }
+
+    /// Bytes of the budget that kernel memory leaves, at least half of it: the limit on kernel memory is one for all
+    /// workers, and one worker may hold more than its part.
+    fn for_windows(&self) -> usize {
+        self.budget - self.sockets.held().min(self.budget / 2)
+    }
+
+    /// Most bytes that one account may commit: half, so that one account alone cannot use up the memory.
+    fn account_most(&self) -> usize {
+        self.for_windows() / 2
+    }
+
+    /// Accounts with requests under way, at least one.
+    fn active_accounts(&self) -> usize {
+        self.accounts.borrow().values().filter(|account| account.streams.get() > 0).count().max(1)
+    }
+}
+
+/// The share of one account, as one of its tunnels uses it.
+pub(crate) struct AccountMemory {
+    all: Rc<RelayMemory>,
+    account: AccountId,
+    own: Rc<Use>,
+}
+
+impl AccountMemory {
+    /// Counts a stream that is about to be opened with `window`. Refused where even the least windows have no room for it
+    /// in the account's share, or in the worker's memory.
+    pub(crate) fn enter(&self, window: usize) -> Result<(), Error> {
+        if self.own.least_with_one_more() > self.all.account_most() {
+            return Err(Error::Overloaded("at this account's limit of relayed requests"));
+        }
+        if self.all.use_of_all.least_with_one_more() > self.all.for_windows() {
+            return Err(Error::Overloaded("at its limit of relayed requests"));
+        }
+        for counted in [&self.all.use_of_all, &*self.own] {
+            counted.streams.set(counted.streams.get() + 1);
+            counted.add(window);
+        }
+        Ok(())
+    }
+
+    /// Counts a stream out.
+    pub(crate) fn leave(&self, window: usize) {
+        for counted in [&self.all.use_of_all, &*self.own] {
+            counted.streams.set(counted.streams.get() - 1);
+            counted.remove(window);
+        }
+    }
+
+    pub(crate) fn add(&self, bytes: usize) {
+        self.all.use_of_all.add(bytes);
+        self.own.add(bytes);
+    }
+
+    pub(crate) fn remove(&self, bytes: usize) {
+        self.all.use_of_all.remove(bytes);
+        self.own.remove(bytes);
+    }
+
+    /// Bytes that a tunnel with `streams` that commits `committed` may commit: the rest that other accounts leave of half
+    /// of the memory, and never less than its even part of the account's even share.
+    pub(crate) fn allowance(&self, streams: usize, committed: usize) -> usize {
+        let windows = self.all.for_windows();
+        let left = windows.saturating_sub(self.all.use_of_all.committed.get() - committed);
+        let left_to_account = self.all.account_most().saturating_sub(self.own.committed.get() - committed);
+        let share = (windows / self.all.active_accounts()).min(self.all.account_most());
+        let even = share / self.own.streams.get().max(1) * streams;
+        left.min(left_to_account).max(even).min(window::TUNNEL_BUDGET)
+    }
+
+    /// Whether more is committed than there is, by this account or by all.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.own.committed.get() > self.all.account_most()
+            || self.all.use_of_all.committed.get() > self.all.for_windows()
+    }
+}
+
+impl Drop for AccountMemory {
+    fn drop(&mut self) {
+        // One reference is the table's, one is this one.
+        if Rc::strong_count(&self.own) <= 2 {
+            self.all.accounts.borrow_mut().remove(&self.account);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::memory::sockets::SocketBudget;
+    use crate::ownership::WorkerId;
+
+    const WINDOW: usize = window::FIRST as usize;
+    const LEAST: usize = window::LEAST as usize;
+
+    fn memory(budget: usize) -> Rc<RelayMemory> {
+        RelayMemory::new(budget, SocketMemory::new(WorkerId(0), Arc::new(SocketBudget::new(budget, 1))))
+    }
+
+    fn tunnel(memory: &Rc<RelayMemory>, account: &str, streams: usize) -> AccountMemory {
+        let tunnel = memory.account(&account.parse().unwrap());
+        (0..streams).for_each(|_| tunnel.enter(WINDOW).unwrap());
+        tunnel
+    }
+
+    #[test]
+    fn an_account_may_commit_half_what_others_leave_of_it_and_its_even_share() {
+        let memory = memory(100 * WINDOW);
+        let one = tunnel(&memory, "one", 10);
+        assert_eq!(one.allowance(10, 10 * WINDOW), 50 * WINDOW);
+        // Another tunnel of the account.
+        let more = tunnel(&memory, "one", 30);
+        assert_eq!(one.allowance(10, 10 * WINDOW), 20 * WINDOW);
+        let others = [tunnel(&memory, "two", 40), tunnel(&memory, "three", 10)];
+        assert_eq!(one.allowance(10, 10 * WINDOW), 20 * WINDOW);
+        assert_eq!(others[1].allowance(10, 10 * WINDOW) / WINDOW, 33);
+        assert!(!one.is_exceeded());
+        others[1].add(40 * WINDOW);
+        assert!(one.is_exceeded() && others[1].is_exceeded());
+        drop(more);
+        assert_eq!(memory.accounts.borrow().len(), 3);
+    }
+
+    #[test]
+    fn what_one_tunnel_may_commit_is_bounded_however_much_is_left() {
+        let memory = memory(usize::MAX);
+        assert_eq!(tunnel(&memory, "one", 1).allowance(1, WINDOW), window::TUNNEL_BUDGET);
+    }
+
+    #[test]
+    fn an_account_at_its_share_is_refused_and_others_are_not() {
+        let memory = memory(8 * LEAST);
+        let (one, two) = (memory.account(&"one".parse().unwrap()), memory.account(&"two".parse().unwrap()));
+        for tunnel in [&one, &two] {
+            (0..4).for_each(|_| tunnel.enter(LEAST).unwrap());
+            assert!(tunnel.enter(LEAST).unwrap_err().to_string().contains("this account"));
+        }
+        let three = memory.account(&"three".parse().unwrap());
+        assert!(three.enter(LEAST).is_err(), "nothing is left");
+        one.leave(LEAST);
+        three.enter(LEAST).unwrap();
+    }
+
+    #[test]
+    fn accounts_without_tunnels_are_forgotten() {
+        let memory = memory(8 * LEAST);
+        let tunnels = [tunnel(&memory, "one", 0), tunnel(&memory, "one", 0)];
+        let [first, second] = tunnels;
+        drop(first);
+        assert_eq!(memory.accounts.borrow().len(), 1);
+        drop(second);
+        assert_eq!(memory.accounts.borrow().len(), 0);
+    }
+}

@@ -1,0 +1,340 @@
+//! `gw-gateway doctor`: would this configuration run on this machine, and would callers and agents get to it. Changes
+//! nothing, and leaves a gateway that runs alone.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::time::Duration;
+
+use gw_shared::doctor::{Examination, machine};
+use gw_shared::net::tls::SPEAK_TLS;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::clock::Timestamp;
+use crate::config::Config;
+use crate::hostname::Region;
+use crate::limits;
+use crate::memory::sockets::TcpMemory;
+use crate::tls::CertificateSource;
+use crate::tls::certificate::{self, TENANT, Validity};
+
+/// Open files of a busy gateway.
+const OPEN_FILES: u64 = 65_536;
+/// Certificates that expire so soon should have been replaced.
+const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
+/// How long a name may take to be resolved, and a running gateway to answer.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+
+/// Looks at the machine, and at what `file` configures if one is given.
+pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>) -> Examination {
+    let mut out = Examination::default();
+    machine::examine(&mut out, OPEN_FILES);
+    kernel_settings(&mut out);
+    let Some(file) = file else {
+        out.warning("configuration", "none given", "give --config gateway.toml to have it looked at, too");
+        return out;
+    };
+    const ADVICE: &str = "the README lists the keys; `gw-gateway serve --check` reports the same";
+    let parsed = std::fs::read_to_string(file).map_err(|error| error.to_string());
+    match parsed.and_then(|text| Config::parse(&text, environment).map_err(|errors| errors.to_string())) {
+        Err(error) => out.failed("configuration", format!("{}: {error}", file.display()), ADVICE),
+        Ok(config) => configured(&mut out, file, &config),
+    }
+    out
+}
+
+fn kernel_settings(out: &mut Examination) {
+    let bursts = "more connections than this at once are lost";
+    machine::setting(out, "net/core/somaxconn", limits::BACKLOG.unsigned_abs().into(), bursts);
+    machine::setting(out, "net/ipv4/tcp_max_syn_backlog", 1024, "half-open connections beyond it wait");
+    let long = "a long path is not filled";
+    machine::setting(out, "net/ipv4/tcp_rmem", 4 * 1024 * 1024, long);
+    machine::setting(out, "net/ipv4/tcp_wmem", 4 * 1024 * 1024, long);
+    machine::setting(out, "net/ipv4/tcp_window_scaling", 1, long);
+    tcp_memory(out);
+}
+
+/// What the kernel gives to all TCP connections of the machine, and how much of it is in use.
+fn tcp_memory(out: &mut Examination) {
+    const CHECK: &str = "net.ipv4.tcp_mem";
+    let (Some(memory), Some(used)) = (TcpMemory::of_machine(), TcpMemory::used()) else {
+        return out.ok(CHECK, "cannot be read here");
+    };
+    let mib = |bytes: usize| bytes >> 20;
+    let about = format!(
+        "throttles at {} MiB, refuses at {} MiB; {} MiB in use",
+        mib(memory.pressure),
+        mib(memory.limit),
+        mib(used)
+    );
+    if used >= memory.mark() {
+        out.warning(
+            CHECK,
+            about,
+            "nearly used up: every connection becomes slow, and callers that hold most are reset; raise it",
+        );
+    } else {
+        out.ok(CHECK, about);
+    }
+}
+
+fn configured(out: &mut Examination, file: &Path, config: &Config) {
+    out.ok("configuration", file.display().to_string());
+    machine::folder(out, "data_dir", &config.data_dir);
+    // That of callers alone may be the one of another configuration.
+    let runs = is_admin_listener(config.admin_listen);
+    let ports = [
+        ("listen", config.listen, runs && is_listener(config.listen).unwrap_or(false)),
+        ("admin_listen", config.admin_listen, runs),
+    ];
+    for (check, address, runs) in ports {
+        let bound = TcpListener::bind(address);
+        port(out, check, address, bound.as_ref().err(), runs);
+    }
+    match &config.certificate {
+        CertificateSource::Files { certificate, key } => {
+            match (certificate::read_chain(certificate), certificate::read_key(key)) {
+                (Ok(chain), Ok(key)) => server_certificate(out, &chain, &key, &config.region, Timestamp::now()),
+                (chain, private_key) => {
+                    let chain = chain.err().map(|error| format!("{}: {error}", certificate.display()));
+                    let private_key = private_key.err().map(|error| format!("{}: {error}", key.display()));
+                    let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
+                    let advice = "tls_certificate and tls_key name PEM files that the gateway's user can read";
+                    out.failed("certificate", errors.join("; "), advice);
+                }
+            }
+        }
+        CertificateSource::Development { .. } => out.warning(
+            "certificate",
+            "of a development authority, made at the start",
+            "set tls_certificate and tls_key: callers and agents trust this one only where they are told to",
+        ),
+    }
+    for (check, name) in [
+        ("name of the apex", config.region.apex().to_owned()),
+        ("names of tenants", format!("{TENANT}.{}", config.region.apex())),
+    ] {
+        dns(out, check, &name, config.listen.port());
+    }
+}
+
+/// Whether a gateway answers there callers who forget to speak TLS.
+fn is_listener(address: SocketAddr) -> io::Result<bool> {
+    let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
+    stream.set_read_timeout(Some(TIME_LIMIT))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = vec![0; SPEAK_TLS.len()];
+    stream.read_exact(&mut answer)?;
+    Ok(answer == SPEAK_TLS)
+}
+
+/// Whether a gateway answers at its admin listener.
+fn is_admin_listener(admin: SocketAddr) -> bool {
+    let config = ureq::Agent::config_builder().timeout_global(Some(TIME_LIMIT)).proxy(None);
+    let agent: ureq::Agent = config.build().into();
+    let answer = agent.get(format!("http://{admin}/healthz")).call();
+    answer.is_ok_and(|mut answer| answer.body_mut().read_to_string().is_ok_and(|body| body == "ok\n"))
+}
+
+/// An address that was tried to listen on.
+fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&io::Error>, runs: bool) {
+    match error.map(|error| (error.kind(), error)) {
+        None => out.ok(check, format!("{address} is free")),
+        Some((io::ErrorKind::AddrInUse, _)) if runs => {
+            out.ok(check, format!("{address}: a gateway has it and answers"));
+        }
+        Some((io::ErrorKind::AddrInUse, _)) => out.failed(
+            check,
+            format!("{address}: another program has it"),
+            "`ss -ltnp` says which; stop it, or configure another port",
+        ),
+        Some((io::ErrorKind::PermissionDenied, _)) => out.failed(
+            check,
+            format!("{address}: not permitted to this user"),
+            "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or a port from 1024 on",
+        ),
+        Some((_, error)) => out.failed(check, format!("{address}: {error}"), "configure an address of this machine"),
+    }
+}
+
+/// Whether callers get a certificate that they accept: for the names, by its key, in order, at `now`.
+fn server_certificate(
+    out: &mut Examination,
+    chain: &[CertificateDer<'static>],
+    key: &PrivateKeyDer<'static>,
+    region: &Region,
+    now: Timestamp,
+) {
+    let (key_check, names_check, order_check, time_check) =
+        ("certificate: key", "certificate: names", "certificate: chain", "certificate: time");
+    match certificate::check_key(chain, key) {
+        Ok(()) => out.ok(key_check, "the key is the certificate's"),
+        Err(error) => out.failed(key_check, error, "tls_key has to be the key of the first certificate"),
+    }
+    let missing = certificate::missing_names(chain, region);
+    if missing.is_empty() {
+        out.ok(names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
+    } else {
+        out.failed(names_check, format!("not valid for {}", missing.join(" and ")), "have it issued for both");
+    }
+    match certificate::first_out_of_order(chain) {
+        None if chain.len() == 1 => out.warning(
+            order_check,
+            "one certificate",
+            "fine if callers trust its issuer itself; otherwise put the authorities between behind it",
+        ),
+        None => out.ok(order_check, format!("{} certificates, each issued by the next", chain.len())),
+        Some(at) => out.failed(
+            order_check,
+            format!("certificate {at} of the file is not issued by the one after it"),
+            "the server's first, then each its issuer; the root can be left out",
+        ),
+    }
+    const RENEW: &str = "renew it, then SIGHUP (systemctl reload) has the gateway read it";
+    match certificate::validity(chain, now) {
+        Validity::Unreadable => {
+            out.failed(time_check, "it cannot be read", "tls_certificate has to be X.509 in PEM");
+        }
+        Validity::Expired { at } => out.failed(time_check, format!("expired on {at}"), RENEW),
+        Validity::NotYet { from } => {
+            out.failed(time_check, format!("not valid before {from}"), "set the clock, or wait");
+        }
+        Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
+            out.warning(time_check, format!("expires on {until}"), RENEW);
+        }
+        Validity::Until(until) => out.ok(time_check, format!("valid until {until}")),
+    }
+}
+
+fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
+    if name.ends_with(".localhost") {
+        // RFC 6761 §6.3
+        return out.ok(check, format!("{name}: this machine, whatever DNS says"));
+    }
+    // The resolver has no time limit of its own.
+    let (tell, told) = std::sync::mpsc::channel();
+    let asked = name.to_owned();
+    std::thread::spawn(move || tell.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)));
+    let advice = "point both the apex and a wildcard below it at this gateway";
+    match told.recv_timeout(TIME_LIMIT) {
+        Ok(Ok(addresses)) if !addresses.is_empty() => {
+            let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
+            out.ok(check, format!("{name} is {}", addresses.join(", ")));
+        }
+        Ok(Ok(_)) => out.failed(check, format!("{name} has no address"), advice),
+        Ok(Err(error)) => out.failed(check, format!("{name}: {error}"), advice),
+        Err(_) => out.failed(check, format!("{name}: no answer within {TIME_LIMIT:?}"), advice),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use gw_shared::doctor::Verdict;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+
+    use super::*;
+
+    fn verdicts(examine: impl FnOnce(&mut Examination)) -> BTreeMap<String, Verdict> {
+        let mut out = Examination::default();
+        examine(&mut out);
+        out.checks().iter().map(|finding| (finding.check.clone(), finding.verdict)).collect()
+    }
+
+    /// A chain of a server's certificate for `names`, its authority and the root; and the key.
+    fn chain(names: &[&str]) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let authority = |name: &str| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            params
+        };
+        let (root, between) = (authority("root"), authority("between"));
+        let (root_key, between_key, key) =
+            (KeyPair::generate().unwrap(), KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let root_der = root.self_signed(&root_key).unwrap().der().clone();
+        let between_der = between.signed_by(&between_key, &Issuer::new(root, root_key)).unwrap().der().clone();
+        let mut leaf = CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+        leaf.not_after = date_time_ymd(2030, 1, 1);
+        let leaf = leaf.signed_by(&key, &Issuer::new(between, between_key)).unwrap().der().clone();
+        (vec![leaf, between_der, root_der], PrivateKeyDer::from(key))
+    }
+
+    const NAMES: [&str; 2] = ["eu1.example.com", "*.eu1.example.com"];
+    const IN_2029: Timestamp = Timestamp(1_861_920_000);
+
+    #[test]
+    fn a_certificate_has_its_key_names_order_and_time() {
+        let (chain, key) = chain(&NAMES);
+        let region = Region::new("eu1", "example.com");
+        let of = |chain: &[CertificateDer<'static>], region: &Region, now| {
+            verdicts(|out| server_certificate(out, chain, &key, region, now)).into_values().collect::<Vec<_>>()
+        };
+        use Verdict::{Failed, Ok, Warning};
+        // Chain, key, names, time.
+        assert_eq!(of(&chain, &region, IN_2029), [Ok, Ok, Ok, Ok]);
+        assert_eq!(of(&chain[..1], &region, IN_2029), [Warning, Ok, Ok, Ok]);
+        let swapped = [chain[0].clone(), chain[2].clone(), chain[1].clone()];
+        assert_eq!(of(&swapped, &region, IN_2029), [Failed, Ok, Ok, Ok]);
+        assert_eq!(of(&chain, &Region::new("eu2", "example.com"), IN_2029), [Ok, Ok, Failed, Ok]);
+        assert_eq!(of(&chain, &region, Timestamp(1_893_456_000 - 86_400)), [Ok, Ok, Ok, Warning]);
+        assert_eq!(of(&chain, &region, Timestamp(1_893_456_000)), [Ok, Ok, Ok, Failed]);
+        // rcgen's certificates begin in 1975.
+        assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
+        let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
+        let found = verdicts(|out| server_certificate(out, &chain, &other, &region, IN_2029));
+        assert_eq!(found["certificate: key"], Failed);
+    }
+
+    #[test]
+    fn a_certificate_for_the_apex_alone_is_not_enough() {
+        let (chain, key) = chain(&NAMES[..1]);
+        let mut out = Examination::default();
+        server_certificate(&mut out, &chain, &key, &Region::new("eu1", "example.com"), IN_2029);
+        let names = out.checks().iter().find(|finding| finding.check == "certificate: names").unwrap();
+        assert_eq!((names.verdict, names.found.as_str()), (Verdict::Failed, "not valid for *.eu1.example.com"));
+    }
+
+    #[test]
+    fn ports_are_free_ours_or_in_the_way() {
+        let address: SocketAddr = "127.0.0.1:443".parse().unwrap();
+        for (error, runs, verdict) in [
+            (None, false, Verdict::Ok),
+            (Some(io::ErrorKind::AddrInUse), true, Verdict::Ok),
+            (Some(io::ErrorKind::AddrInUse), false, Verdict::Failed),
+            (Some(io::ErrorKind::PermissionDenied), true, Verdict::Failed),
+            (Some(io::ErrorKind::AddrNotAvailable), true, Verdict::Failed),
+        ] {
+            let error = error.map(io::Error::from);
+            let found = verdicts(|out| port(out, "listen", address, error.as_ref(), runs));
+            assert_eq!(found["listen"], verdict, "{error:?} {runs}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_is_looked_at_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, data_dir) = (folder.path().join("gateway.toml"), folder.path().join("data"));
+        let minimal = format!("region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n", data_dir.display());
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ports = format!("listen = \"{}\"\nadmin_listen = \"127.0.0.1:0\"\n", taken.local_addr().unwrap());
+        std::fs::write(&file, format!("{minimal}{ports}")).unwrap();
+        let examine = || examine(Some(&file), |_| None);
+        let found = verdicts(|out| *out = examine());
+        for (check, verdict) in [
+            ("configuration", Verdict::Ok),
+            ("data_dir", Verdict::Ok),
+            ("listen", Verdict::Failed),
+            ("admin_listen", Verdict::Ok),
+            ("certificate", Verdict::Warning),
+            ("names of tenants", Verdict::Ok),
+        ] {
+            assert_eq!(found.get(check), Some(&verdict), "{check}: {found:?}");
+        }
+        std::fs::write(&file, "region = 7\ncolour = 1\n").unwrap();
+        let out = examine();
+        let last = out.checks().last().unwrap();
+        assert!(last.verdict == Verdict::Failed && last.found.contains("region") && last.found.contains("colour"));
+    }
+}

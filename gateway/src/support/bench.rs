@@ -1,0 +1,234 @@
+//! What benches/ measures of the crate-private parts: workers with nothing to do, reached through their mailboxes, and
+//! pipes between them. Not an interface.
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gw_shared::runtime::{self, Driver};
+use rustls::ServerConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::server::{NoClientAuth, ResolvesServerCertUsingSni};
+
+use crate::config::Config;
+use crate::control;
+use crate::hostname::Region;
+use crate::limits;
+use crate::mailbox::{Mailbox, Message, mailbox};
+use crate::memory::sockets::SocketBudget;
+use crate::ownership::WorkerId;
+use crate::pipe::{self, Frame};
+use crate::process::server::policy;
+use crate::store::Directory;
+use crate::telemetry::counters::Scrape;
+use crate::telemetry::counters::services::{Sample, Services};
+use crate::telemetry::request_log::LogQueue;
+use crate::tls::ServerConfigs;
+use crate::worker::{self, Peers, Setup};
+
+/// Longest wait for a worker: only one that has ended takes longer.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// A worker of the product without services or connections, on a thread of its own.
+pub struct IdleWorker {
+    mailbox: Mailbox,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl IdleWorker {
+    /// Starts worker number `id`, pinned to the core of that number.
+    pub fn start(id: usize) -> io::Result<Self> {
+        let driver = Driver::choose().map_err(io::Error::other)?;
+        let (mailbox, inbox) = mailbox(limits::MAILBOX);
+        let peers = Peers {
+            mailboxes: vec![mailbox.clone(); id + 1],
+            busy: std::iter::repeat_with(Default::default).take(id + 1).collect(),
+        };
+        let setup = Setup {
+            id: WorkerId(id),
+            inbox,
+            peers: Arc::new(peers),
+            listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
+            listeners_are_ours: true,
+            region: Region::new("bench", "localhost"),
+            directory: Arc::default(),
+            certificates: Arc::new(no_certificates()?),
+            expected: Arc::default(),
+            levels: Some(Arc::default()),
+            policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
+            desk: control::desk().0,
+            log: LogQueue::to_nowhere(),
+            traces: None,
+            up: crossbeam_channel::bounded(1).0,
+            socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
+            connection_limit: 1,
+        };
+        let thread = std::thread::Builder::new().spawn(move || worker::run(setup, &driver))?;
+        Ok(Self { mailbox, thread: Some(thread) })
+    }
+
+    /// Posts `messages` messages as fast as there is room for them and waits until the worker has handled them all.
+    ///
+    /// Each is an empty directory of its own: the cheapest message that owns memory, as a request does.
+    pub fn post_and_drain(&self, messages: usize) -> io::Result<()> {
+        for _ in 0..messages {
+            self.post(Message::Directory(Arc::new(Directory::default())))?;
+        }
+        self.round_trip()
+    }
+
+    /// Has the worker report, and waits for it: everything posted before has been handled then.
+    pub fn round_trip(&self) -> io::Result<()> {
+        let (reply, report) = crossbeam_channel::bounded(1);
+        self.post(Message::Scrape(Scrape { reply, with_services: false }))?;
+        report.recv_timeout(WITHIN).map(drop).map_err(io::Error::other)
+    }
+
+    /// Runs a task on the worker's reactor.
+    fn run<F>(&self, task: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let errand = Errand(Mutex::new(Some(Box::new(move || runtime::spawn(task())))));
+        let (sender, mut receiver) = pipe::pipe(&self.mailbox, &self.mailbox);
+        let waker = Waker::from(Arc::new(errand));
+        // Finds nothing, and registers the waker; dropping the other end then has the worker wake it.
+        drop(receiver.poll_receive(&mut Context::from_waker(&waker)));
+        drop(sender);
+    }
+
+    fn post(&self, message: Message) -> io::Result<()> {
+        self.mailbox.post_blocking(message).map_err(|()| io::Error::other("the worker has ended"))
+    }
+}
+
+impl Drop for IdleWorker {
+    fn drop(&mut self) {
+        // Fails only when it has ended already.
+        let _ = self.post(Message::Stop);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A configuration that no handshake succeeds with: none is tried.
+fn no_certificates() -> io::Result<ServerConfigs> {
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(ResolvesServerCertUsingSni::new()));
+    let config = Arc::new(config);
+    let agents = Arc::new(NoClientAuth);
+    Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config, agents })
+}
+
+/// Passes `frames` frames of `size` bytes round and round through a pipe each way between two workers, `hops` hops in
+/// all, and returns how long that took. At most as many frames as a pipe has room for.
+pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
+    let (mut to_far, from_near) = pipe::pipe(&near.mailbox, &far.mailbox);
+    let (to_near, from_far) = pipe::pipe(&far.mailbox, &near.mailbox);
+    let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
+    let (done, wait) = crossbeam_channel::bounded(2);
+    let (left, over) = (Arc::clone(&hops_left), done.clone());
+    far.run(move || play(from_near, to_near, left, over));
+    let start = Instant::now();
+    near.run(move || async move {
+        for _ in 0..frames.clamp(1, limits::PIPE_FRAMES) {
+            drop(to_far.send(Frame::Data(vec![0; size].into())).await);
+        }
+        play(from_far, to_far, hops_left, done).await;
+    });
+    wait.recv_timeout(WITHIN).map(|()| start.elapsed()).map_err(io::Error::other)
+}
+
+/// Plays back what arrives. Whoever takes the last hop ends the rally, and by leaving has the other one leave too.
+async fn play(
+    mut receiver: pipe::Receiver,
+    mut sender: pipe::Sender,
+    hops_left: Arc<AtomicUsize>,
+    done: crossbeam_channel::Sender<()>,
+) {
+    while let Ok(frame) = receiver.receive().await {
+        if hops_left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Fails only when nobody waits any more.
+            let _ = done.try_send(());
+            return;
+        }
+        if sender.send(frame).await.is_err() {
+            return;
+        }
+        // As everything that a frame leads to in the product does: other tasks get their turn.
+        runtime::yield_now().await;
+    }
+}
+
+/// What a worker does when this wake is delivered to it. Wakes are the only messages that can carry anything.
+struct Errand(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Wake for Errand {
+    fn wake(self: Arc<Self>) {
+        let errand = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(errand) = errand {
+            errand();
+        }
+    }
+}
+
+/// Sends a frame that there is room for.
+fn send_now(sender: &mut pipe::Sender, frame: Frame) -> bool {
+    let sending = pin!(sender.send(frame));
+    matches!(sending.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(())))
+}
+
+/// One frame through a pipe whose ends are on the same thread and never wait: queue and credit alone.
+pub struct LocalPipe(pipe::Sender, pipe::Receiver);
+
+impl LocalPipe {
+    pub fn new(worker: &IdleWorker) -> Self {
+        let (sender, receiver) = pipe::pipe(&worker.mailbox, &worker.mailbox);
+        Self(sender, receiver)
+    }
+
+    /// Sends `data` and receives it; whether it came through.
+    pub fn pass(&mut self, data: Bytes) -> bool {
+        send_now(&mut self.0, Frame::Data(data))
+            && matches!(self.1.poll_receive(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(Frame::Data(_))))
+    }
+}
+
+/// The counts that a worker keeps of its services' requests.
+pub struct ServiceCounts {
+    services: Services,
+    labels: Vec<Arc<str>>,
+}
+
+impl ServiceCounts {
+    /// Of so many services, each with a request already.
+    pub fn new(services: usize) -> Self {
+        let labels = (0..services).map(|number| format!("acme--svc{number}").into()).collect();
+        let counts = Self { services: Services::default(), labels };
+        (0..services).for_each(|number| counts.count(number));
+        counts
+    }
+
+    /// A request of the service of that number has ended.
+    pub fn count(&self, number: usize) {
+        let sample = Sample {
+            status: Some(200),
+            code: None,
+            bytes_in: 10,
+            bytes_out: 1000,
+            total: Duration::from_micros(900),
+            response_head: Some(Duration::from_micros(800)),
+        };
+        self.services.ended(&self.labels[number % self.labels.len()], sample);
+    }
+}

@@ -1,0 +1,4 @@
+//! Entry points for fuzz targets and benchmarks.
+
+pub mod bench;
+pub mod fuzz;

@@ -1,0 +1,6 @@
+//! Observation: counters, time series, traces, request log.
+
+pub mod counters;
+pub mod request_log;
+pub mod timeseries;
+pub(crate) mod trace;

@@ -1,0 +1,460 @@
+//! Blocks: records that began in one second and were written together, encoded as one value, grouped by service.
+//!
+//! A block is a byte for the version, then (version 1) [`Header`] and [`Row`]s in postcard's format, or (version 2) the
+//! same compressed by zstd. What is repeated (method, error code, agent, caller) is in the header once.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use gw_shared::id::RequestId;
+use gw_shared::telemetry::mask::Masker;
+use postcard::ser_flavors::Flavor;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::macros::format_description;
+use zstd::bulk::{Compressor, Decompressor};
+
+use super::LogError;
+use super::record::{CallerId, Ended, METHOD_MAX, Protocol, Record, TARGET_MAX};
+use super::view::{DurationsView, RequestView};
+use super::zone_map::Zone;
+
+/// What one block covers, in milliseconds.
+pub(super) const SLOT_MS: u64 = 1000;
+/// A block that has this much is full: what reads one record of it must decode all.
+const FULL_BYTES: usize = 128 * 1024;
+pub(super) const FULL_ROWS: usize = 2048;
+/// A full block, its last row, and the strings of all rows, with room to spare.
+const RAW_MAX: usize = 8 * FULL_BYTES;
+/// Blocks below this, in bytes, are not worth compressing.
+const COMPRESSED_FROM: usize = 512;
+/// Repeated values are looked for among this many of the latest.
+const INTERNED: usize = 16;
+
+/// First byte of a block.
+const PLAIN: u8 = 1;
+const COMPRESSED: u8 = 2;
+/// Of zstd's: a third less CPU per record than 1, for a seventh more bytes.
+const COMPRESSION_LEVEL: i32 = -3;
+
+#[derive(Serialize, Deserialize)]
+struct Header<'a> {
+    /// Beginning of the second, Unix time.
+    second_ms: u64,
+    groups: Vec<Group>,
+    #[serde(borrow)]
+    strings: Vec<&'a str>,
+}
+
+/// Rows of one service, beside one another.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Group {
+    /// Its number in the file.
+    service: i64,
+    rows: u32,
+    /// That the rows take.
+    bytes: u32,
+}
+
+/// A record. Indexes are of [`Header::strings`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Row<'a> {
+    /// Since the beginning of the second.
+    ms: u16,
+    /// The rest of the id.
+    random: [u8; 10],
+    method: u16,
+    #[serde(borrow)]
+    pub(super) target: Cow<'a, str>,
+    caller: IpAddr,
+    protocol: Protocol,
+    by: By,
+    pub(super) status: Option<u16>,
+    code: Option<u16>,
+    ended: Ended,
+    bytes_in: u64,
+    bytes_out: u64,
+    authenticate: u32,
+    wait: Option<u32>,
+    agent_us: Option<u32>,
+    backend_first_byte: Option<u32>,
+    response_head: Option<u32>,
+    pub(super) total: u64,
+    agent: Option<u16>,
+    replayed_from: Option<[u8; 16]>,
+    trace_id: Option<[u8; 16]>,
+    /// Key of what was captured.
+    pub(super) capture: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum By {
+    Nobody,
+    Client(u16),
+    ServiceKey(u16),
+    Admin,
+}
+
+/// Makes blocks, one after the other; keeps its buffers.
+pub(super) struct Encoder {
+    rows: Vec<u8>,
+    raw: Vec<u8>,
+    block: Vec<u8>,
+    compressor: Compressor<'static>,
+}
+
+/// A block in the making.
+pub(super) struct Builder<'e, 'r> {
+    encoder: &'e mut Encoder,
+    second_ms: u64,
+    strings: Vec<&'r str>,
+    strings_bytes: usize,
+    groups: Vec<Group>,
+    count: usize,
+    zone: Zone,
+}
+
+impl Encoder {
+    pub(super) fn new() -> Result<Self, LogError> {
+        let compressor = Compressor::new(COMPRESSION_LEVEL)?;
+        Ok(Self { rows: Vec::new(), raw: Vec::new(), block: Vec::new(), compressor })
+    }
+
+    /// Begins the block of the second that begins at `second_ms` (Unix time).
+    pub(super) fn begin<'r>(&mut self, second_ms: u64) -> Builder<'_, 'r> {
+        self.rows.clear();
+        Builder {
+            encoder: self,
+            second_ms,
+            strings: Vec::new(),
+            strings_bytes: 0,
+            groups: Vec::new(),
+            count: 0,
+            zone: Zone::default(),
+        }
+    }
+}
+
+impl<'e, 'r> Builder<'e, 'r> {
+    /// Adds a record of the block's second, of the service with this number. `capture` is the key of what was captured.
+    pub(super) fn add(
+        &mut self,
+        service: i64,
+        record: &'r Record,
+        capture: Option<i64>,
+        masker: &Masker,
+    ) -> Result<(), LogError> {
+        let id = record.id.as_bytes();
+        let mut random = [0; 10];
+        random.copy_from_slice(&id[6..]);
+        // Masked first: a cut within a secret would leave a part that is not recognised.
+        let target = match masker.mask(record.target.as_bytes()) {
+            None => Cow::Borrowed(&record.target[..record.target.floor_char_boundary(TARGET_MAX)]),
+            Some(masked) => {
+                let mut masked = String::from_utf8_lossy(&masked).into_owned();
+                masked.truncate(masked.floor_char_boundary(TARGET_MAX));
+                Cow::Owned(masked)
+            }
+        };
+        let row = Row {
+            ms: u16::try_from(record.id.unix_ms() - self.second_ms)
+                .map_err(|_| LogError::Encode("a record of another second"))?,
+            random,
+            method: self.intern(&record.method.as_str()[..record.method.as_str().len().min(METHOD_MAX)]),
+            target,
+            caller: record.caller,
+            protocol: record.protocol,
+            by: match &record.by {
+                None => By::Nobody,
+                Some(CallerId::Client(id)) => By::Client(self.intern(id.as_str())),
+                Some(CallerId::ServiceKey(id)) => By::ServiceKey(self.intern(id.as_str())),
+                Some(CallerId::Admin) => By::Admin,
+            },
+            status: record.status,
+            code: record.code.map(|code| self.intern(code)),
+            ended: record.ended,
+            bytes_in: record.bytes_in,
+            bytes_out: record.bytes_out,
+            authenticate: record.timing.authenticate,
+            wait: record.timing.wait,
+            agent_us: record.timing.agent,
+            backend_first_byte: record.timing.backend_first_byte,
+            response_head: record.timing.response_head,
+            total: record.timing.total,
+            agent: record.agent.as_ref().map(|agent| self.intern(agent.as_str())),
+            replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
+            trace_id: record.trace_id,
+            capture,
+        };
+        let begin = self.encoder.rows.len();
+        append(&row, &mut self.encoder.rows)?;
+        let bytes = (self.encoder.rows.len() - begin) as u32;
+        match self.groups.last_mut().filter(|group| group.service == service) {
+            Some(group) => {
+                group.rows += 1;
+                group.bytes += bytes;
+            }
+            None => self.groups.push(Group { service, rows: 1, bytes }),
+        }
+        self.count += 1;
+        self.zone.add(row.status, row.code.is_some(), row.total);
+        Ok(())
+    }
+
+    /// Where `text` is among the strings; newly there if it is not among the latest.
+    fn intern(&mut self, text: &'r str) -> u16 {
+        let from = self.strings.len().saturating_sub(INTERNED);
+        let found = self.strings[from..].iter().position(|known| *known == text);
+        let index = found.map_or_else(
+            || {
+                self.strings.push(text);
+                self.strings_bytes += text.len();
+                self.strings.len() - 1
+            },
+            |found| from + found,
+        );
+        // At most four for each of `FULL_ROWS`.
+        index as u16
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.encoder.rows.len() + self.strings_bytes >= FULL_BYTES || self.count >= FULL_ROWS
+    }
+
+    /// The block, and what it may be passed over by.
+    pub(super) fn finish(self) -> Result<(&'e [u8], Zone), LogError> {
+        let Encoder { rows, raw, block, compressor } = self.encoder;
+        let header = Header { second_ms: self.second_ms, groups: self.groups, strings: self.strings };
+        raw.clear();
+        append(&header, raw)?;
+        raw.extend_from_slice(rows);
+        block.clear();
+        if raw.len() >= COMPRESSED_FROM {
+            block.push(COMPRESSED);
+            block.resize(1 + zstd::zstd_safe::compress_bound(raw.len()), 0);
+            let length = compressor.compress_to_buffer(raw.as_slice(), &mut block[1..])?;
+            block.truncate(1 + length);
+        } else {
+            block.push(PLAIN);
+            block.extend_from_slice(raw);
+        }
+        Ok((block, self.zone))
+    }
+}
+
+/// Encodes `value` behind what is in `buffer` already. [`postcard::to_extend`] does the same, at twice the cost.
+fn append(value: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), LogError> {
+    postcard::serialize_with_flavor(value, Append(buffer)).map_err(|_| LogError::Encode("a block"))
+}
+
+struct Append<'a>(&'a mut Vec<u8>);
+
+impl Flavor for Append<'_> {
+    type Output = ();
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes blocks readable; keeps its buffers.
+pub(super) struct Unpacker(Decompressor<'static>);
+
+/// A block that has been read and checked.
+pub(super) struct Block<'a> {
+    second_ms: u64,
+    strings: Vec<&'a str>,
+    /// With the numbers of their services.
+    pub(super) rows: Vec<(i64, Row<'a>)>,
+}
+
+impl Unpacker {
+    pub(super) fn new() -> Result<Self, LogError> {
+        Ok(Self(Decompressor::new()?))
+    }
+
+    /// What [`Block::read`] takes.
+    pub(super) fn unpack(&mut self, block: &[u8]) -> Result<Vec<u8>, LogError> {
+        match block.split_first() {
+            Some((&PLAIN, raw)) => Ok(raw.to_vec()),
+            Some((&COMPRESSED, frame)) => {
+                let length = zstd::zstd_safe::get_frame_content_size(frame).ok().flatten();
+                let length = length.and_then(|length| usize::try_from(length).ok()).filter(|length| *length <= RAW_MAX);
+                let length = length.ok_or(LogError::Damaged("a block's length"))?;
+                self.0.decompress(frame, length).map_err(|_| LogError::Damaged("a block's compression"))
+            }
+            _ => Err(LogError::Damaged("a block of an unknown version")),
+        }
+    }
+}
+
+impl<'a> Block<'a> {
+    /// Reads the rows of those services that are `wanted`.
+    pub(super) fn read(raw: &'a [u8], wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
+        let damaged = |_| LogError::Damaged("a block's contents");
+        let (header, mut rest) = postcard::take_from_bytes::<Header<'a>>(raw).map_err(damaged)?;
+        let mut rows = Vec::new();
+        for group in header.groups {
+            let Some((mut bytes, behind)) = rest.split_at_checked(group.bytes as usize) else {
+                return Err(LogError::Damaged("a block's length"));
+            };
+            rest = behind;
+            if !wanted(group.service) {
+                continue;
+            }
+            // A row takes more than 32 bytes.
+            if group.rows as usize > bytes.len() / 32 {
+                return Err(LogError::Damaged("a block's number of rows"));
+            }
+            rows.reserve(group.rows as usize);
+            for _ in 0..group.rows {
+                let (row, behind) = postcard::take_from_bytes::<Row<'a>>(bytes).map_err(damaged)?;
+                row.check(header.strings.len())?;
+                rows.push((group.service, row));
+                bytes = behind;
+            }
+            if !bytes.is_empty() {
+                return Err(LogError::Damaged("a block's group"));
+            }
+        }
+        let in_range = header.second_ms < 1 << 47;
+        if !rest.is_empty() || !in_range {
+            return Err(LogError::Damaged("a block's end"));
+        }
+        Ok(Self { second_ms: header.second_ms, strings: header.strings, rows })
+    }
+
+    pub(super) fn id(&self, row: &Row<'_>) -> [u8; 16] {
+        let mut id = [0; 16];
+        id[..6].copy_from_slice(&(self.second_ms + u64::from(row.ms)).to_be_bytes()[2..]);
+        id[6..].copy_from_slice(&row.random);
+        id
+    }
+
+    pub(super) fn unix_ms(&self, row: &Row<'_>) -> u64 {
+        self.second_ms + u64::from(row.ms)
+    }
+
+    pub(super) fn code(&self, row: &Row<'_>) -> Option<&'a str> {
+        row.code.map(|code| self.string(code))
+    }
+
+    pub(super) fn caller_id(&self, row: &Row<'_>) -> Option<&'a str> {
+        match row.by {
+            By::Client(id) | By::ServiceKey(id) => Some(self.string(id)),
+            By::Nobody | By::Admin => None,
+        }
+    }
+
+    pub(super) fn method(&self, row: &Row<'_>) -> &'a str {
+        self.string(row.method)
+    }
+
+    /// [`Block::read`] has seen to it that there is one.
+    fn string(&self, index: u16) -> &'a str {
+        self.strings.get(usize::from(index)).copied().unwrap_or_default()
+    }
+
+    /// `row`, of the service of this label; without what was captured.
+    pub(super) fn view(&self, row: &Row<'_>, label: &str) -> RequestView {
+        let (account, service) = label.split_once("--").unwrap_or((label, ""));
+        let (path, query) = match row.target.split_once('?') {
+            Some((path, query)) => (path, Some(query.to_owned())),
+            None => (row.target.as_ref(), None),
+        };
+        RequestView {
+            id: uuid_text(self.id(row)),
+            time: time_text(self.unix_ms(row)),
+            account: account.to_owned(),
+            service: service.to_owned(),
+            method: self.method(row).to_owned(),
+            path: path.to_owned(),
+            query,
+            caller_address: row.caller.to_string(),
+            protocol: match row.protocol {
+                Protocol::Http10 => "HTTP/1.0",
+                Protocol::Http11 => "HTTP/1.1",
+                Protocol::Http2 => "HTTP/2",
+                Protocol::Replay => "replay",
+            }
+            .to_owned(),
+            auth_mode: match row.by {
+                By::Nobody => None,
+                By::Client(_) => Some("jwt".to_owned()),
+                By::ServiceKey(_) => Some("service_key".to_owned()),
+                By::Admin => Some("admin".to_owned()),
+            },
+            caller_id: self.caller_id(row).map(str::to_owned),
+            status: row.status,
+            code: self.code(row).map(str::to_owned),
+            ended: match row.ended {
+                Ended::Complete => "complete",
+                Ended::Cut => "cut",
+                Ended::CallerGone => "caller_gone",
+            }
+            .to_owned(),
+            bytes_in: row.bytes_in,
+            bytes_out: row.bytes_out,
+            durations_us: DurationsView {
+                authenticate: row.authenticate,
+                wait: row.wait,
+                agent: row.agent_us,
+                backend_first_byte: row.backend_first_byte,
+                response_head: row.response_head,
+                total: row.total,
+            },
+            agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
+            replayed_from: row.replayed_from.map(uuid_text),
+            trace_id: row.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
+            captured_request: None,
+            captured_response: None,
+        }
+    }
+}
+
+impl Row<'_> {
+    /// Whether the row is one that [`Builder::add`] can have made.
+    fn check(&self, strings: usize) -> Result<(), LogError> {
+        let by = match self.by {
+            By::Client(id) | By::ServiceKey(id) => Some(id),
+            By::Nobody | By::Admin => None,
+        };
+        let mut indexes = [Some(self.method), self.code, self.agent, by].into_iter().flatten();
+        let is_v7 = |id: [u8; 16]| RequestId::from_bytes(id).is_some();
+        let mut id = [0; 16];
+        id[6..].copy_from_slice(&self.random);
+        if u64::from(self.ms) < SLOT_MS
+            && is_v7(id)
+            && self.replayed_from.is_none_or(is_v7)
+            && indexes.all(|index| usize::from(index) < strings)
+        {
+            Ok(())
+        } else {
+            Err(LogError::Damaged("a row of a block"))
+        }
+    }
+}
+
+fn uuid_text(id: [u8; 16]) -> String {
+    RequestId::from_bytes(id).map_or_else(String::new, |id| id.to_string())
+}
+
+/// RFC 3339, UTC, milliseconds.
+pub(super) fn time_text(unix_ms: u64) -> String {
+    let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
+    let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000);
+    time.ok().and_then(|time| time.format(format).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! What was captured of a request, as it is kept: heads and bodies apart, so that one is read without the other.
+
+use std::borrow::Cow;
+
+use gw_shared::telemetry::mask::Masker;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
+use zstd::bulk::Compressor;
+
+use super::LogError;
+use super::record::{CAPTURE_MAX, CapturedMessage, Truncation};
+use super::view::CapturedView;
+
+/// Bodies below this, in bytes, are not worth compressing.
+const COMPRESSED_FROM: usize = 128;
+
+/// A captured message without its body.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Head<'a> {
+    /// Names and values in order.
+    #[serde(borrow)]
+    headers: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
+    /// Length of what is kept of the body.
+    bytes: u64,
+    pub(super) truncated: bool,
+    /// The body is compressed, by us.
+    packed: bool,
+    /// Follows the other fields, of truncated bodies only. Versions before it neither write nor read it.
+    #[serde(skip)]
+    pub(super) truncated_by: Option<Truncation>,
+}
+
+/// Head and body of `message` as columns.
+pub(super) fn pack<'a>(
+    message: &'a CapturedMessage,
+    masker: &Masker,
+    compressor: &mut Compressor<'_>,
+) -> Result<(Vec<u8>, Cow<'a, [u8]>), LogError> {
+    let body = &message.body.bytes[..message.body.bytes.len().min(CAPTURE_MAX)];
+    let encoded = message.headers.get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity");
+    let packed = if encoded || body.len() < COMPRESSED_FROM { None } else { Some(compressor.compress(body)?) };
+    let packed = packed.filter(|packed| packed.len() < body.len());
+    let headers = message.headers.iter().map(|(name, value)| {
+        let value = value.as_bytes();
+        (Cow::Borrowed(name.as_str()), masker.mask(value).map_or(Cow::Borrowed(value), Cow::Owned))
+    });
+    let beyond = body.len() < message.body.bytes.len();
+    let truncated_by = if beyond { Some(Truncation::Size) } else { message.body.truncated_by };
+    let head = Head {
+        headers: headers.collect(),
+        bytes: body.len() as u64,
+        truncated: message.body.truncated || beyond,
+        packed: packed.is_some(),
+        truncated_by,
+    };
+    let encode = |_| LogError::Encode("what was captured");
+    let mut head = postcard::to_allocvec(&head).map_err(encode)?;
+    if let Some(truncated_by) = truncated_by {
+        head = postcard::to_extend(&truncated_by, head).map_err(encode)?;
+    }
+    Ok((head, packed.map_or(Cow::Borrowed(body), Cow::Owned)))
+}
+
+impl<'a> Head<'a> {
+    pub(super) fn read(column: &'a [u8]) -> Result<Self, LogError> {
+        let damaged = |_| LogError::Damaged("the head of what was captured");
+        let (mut head, rest) = postcard::take_from_bytes::<Self>(column).map_err(damaged)?;
+        if !rest.is_empty() {
+            head.truncated_by = Some(postcard::from_bytes(rest).map_err(damaged)?);
+        }
+        Ok(head)
+    }
+
+    pub(super) fn body(&self, column: Vec<u8>) -> Result<Vec<u8>, LogError> {
+        let bytes = usize::try_from(self.bytes).ok().filter(|bytes| *bytes <= CAPTURE_MAX);
+        let body = match bytes {
+            Some(bytes) if self.packed => zstd::bulk::decompress(&column, bytes).ok(),
+            _ => Some(column),
+        };
+        body.filter(|body| body.len() as u64 == self.bytes).ok_or(LogError::Damaged("a captured body"))
+    }
+
+    pub(super) fn view(&self) -> CapturedView {
+        let text = |value: &[u8]| String::from_utf8_lossy(value).into_owned();
+        CapturedView {
+            headers: self.headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect(),
+            bytes: self.bytes,
+            truncated: self.truncated,
+            truncated_by: self.truncated_by,
+        }
+    }
+
+    /// First value of a header, as text.
+    pub(super) fn header(&self, wanted: &HeaderName) -> Option<String> {
+        let (_, value) = self.headers.iter().find(|(name, _)| name == wanted.as_str())?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    }
+
+    pub(super) fn header_map(&self) -> Result<HeaderMap, LogError> {
+        let mut map = HeaderMap::with_capacity(self.headers.len());
+        for (name, value) in &self.headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).ok();
+            let value = HeaderValue::from_bytes(value).ok();
+            let (Some(name), Some(value)) = (name, value) else {
+                return Err(LogError::Damaged("a captured header"));
+            };
+            map.append(name, value);
+        }
+        Ok(map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::super::record::CapturedBody;
+    use super::*;
+
+    /// The head as the versions before `truncated_by` had it.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct OldHead {
+        headers: Vec<(String, Vec<u8>)>,
+        bytes: u64,
+        truncated: bool,
+        packed: bool,
+    }
+
+    fn packed(truncated_by: Option<Truncation>) -> Vec<u8> {
+        let body = CapturedBody { bytes: Bytes::from_static(b"abc"), truncated: truncated_by.is_some(), truncated_by };
+        let headers = [(header::ACCEPT, HeaderValue::from_static("a"))].into_iter().collect();
+        let message = CapturedMessage { headers, body };
+        pack(&message, &Masker::default(), &mut Compressor::new(1).unwrap()).unwrap().0
+    }
+
+    #[test]
+    fn heads_are_read_across_versions() {
+        for truncated in [false, true] {
+            let old =
+                OldHead { headers: vec![("accept".to_owned(), b"a".to_vec())], bytes: 3, truncated, packed: false };
+            let column = postcard::to_allocvec(&old).unwrap();
+            let read = Head::read(&column).unwrap().view();
+            assert_eq!((read.bytes, read.truncated, read.truncated_by), (3, truncated, None));
+            let new = packed(truncated.then_some(Truncation::Memory));
+            assert_eq!(postcard::from_bytes::<OldHead>(&new).unwrap(), old);
+        }
+        for reason in [None, Some(Truncation::Size), Some(Truncation::Memory), Some(Truncation::Interrupted)] {
+            let column = packed(reason);
+            let read = Head::read(&column).unwrap();
+            assert_eq!((read.truncated, read.truncated_by), (reason.is_some(), reason));
+        }
+        let mut unknown = packed(None);
+        unknown.push(9);
+        assert!(Head::read(&unknown).unwrap_err().is_damage());
+    }
+}

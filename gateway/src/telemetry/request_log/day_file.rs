@@ -1,0 +1,367 @@
+//! One day of the log: a SQLite file in WAL mode, written by one process or, while it is replaced, two.
+//!
+//! Survives the death of the process at once, and of the machine up to the last checkpoint (see [`DayFile::checkpoint`]).
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gw_shared::telemetry::mask::Masker;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
+use serde::{Deserialize, Serialize};
+use zstd::bulk::Compressor;
+
+use super::LogError;
+use super::block::{Encoder, SLOT_MS};
+use super::capture;
+use super::day::Day;
+use super::record::{Capture, Record};
+use super::zone_map::Zone;
+
+/// Where a second's keys begin in those of its blocks: `service` · second of the day · number.
+const NUMBER_BITS: u32 = 26;
+const LAST_NUMBER: i64 = (1 << NUMBER_BITS) - 1;
+const SECOND_BITS: u32 = 17;
+/// Stands for all services that have no blocks of their own. Above all numbers: what is appended at a table's end leaves
+/// full pages behind.
+pub(super) const MIXED: i64 = SERVICES_MAX - 1;
+/// A service has a block of its own if a commit brings this many records of a second.
+const OWN_BLOCK_FROM: usize = 64;
+const MINUTE_BITS: u32 = 11;
+/// Of [`DayFile::present`]: then it is forgotten, and everything once said again.
+const PRESENT_MAX: usize = 100_000;
+/// So many fit the key.
+const SERVICES_MAX: i64 = 1 << (63 - NUMBER_BITS - SECOND_BITS);
+
+/// `arrival` has a row for what one commit brought of one second: which blocks, and the last four bytes of each id in
+/// their order. `block` has services of which one commit brings many records of a second each for itself, the rest
+/// together: a row for each of a thousand services costs ten times as much as its records. `present` tells in which
+/// minutes a service has records at all.
+const SCHEMA: &str = "
+    CREATE TABLE service (number INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
+    CREATE TABLE block (
+        key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL, data BLOB NOT NULL
+    ) STRICT;
+    CREATE TABLE arrival (
+        key INTEGER PRIMARY KEY, zone INTEGER NOT NULL, longest_us INTEGER NOT NULL,
+        blocks BLOB NOT NULL, fingerprints BLOB NOT NULL
+    ) STRICT;
+    CREATE TABLE present (key INTEGER PRIMARY KEY) STRICT;
+    CREATE TABLE capture (
+        key INTEGER PRIMARY KEY, request BLOB, response BLOB, request_body BLOB, response_body BLOB
+    ) STRICT;
+    PRAGMA user_version = 1;
+";
+const SCHEMA_VERSION: u32 = 1;
+
+/// Holds several blocks of a quiet gateway.
+const PAGE_BYTES: u32 = 8192;
+/// The WAL is copied into the file when it has this much: pages that many flushes write are copied once.
+const WAL_BYTES: u32 = 64 * 1024 * 1024;
+/// What the WAL may keep of its length afterwards, if readers held it up.
+const WAL_KEPT_BYTES: u32 = 2 * WAL_BYTES;
+/// Pages held in memory for writing, and by each reader, in KiB.
+const CACHE_KIB: i32 = 8 * 1024;
+const READER_CACHE_KIB: i32 = 4 * 1024;
+/// How long one process waits for another's commit.
+const BUSY: Duration = Duration::from_secs(2);
+
+/// A day, open for writing.
+pub(super) struct DayFile {
+    path: PathBuf,
+    connection: Connection,
+    day: Day,
+    services: HashMap<Arc<str>, i64>,
+    /// Some keys that are in the table of that name.
+    present: HashSet<i64>,
+    /// Something was written since the last checkpoint.
+    pub(super) dirty: bool,
+}
+
+/// A record on its way into a file, in the order of seconds and services.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a> {
+    /// Second (Unix time) · position of the service in the flush.
+    pub(super) order: u64,
+    pub(super) label: &'a Arc<str>,
+    pub(super) record: &'a Record,
+}
+
+/// A block of an arrival.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Arrived {
+    /// Or [`MIXED`].
+    pub(super) service: i64,
+    number: u32,
+    pub(super) rows: u32,
+}
+
+/// Buffers and contexts that outlive one flush.
+pub(super) struct Tools {
+    pub(super) encoder: Encoder,
+    pub(super) compressor: Compressor<'static>,
+    pub(super) masker: Masker,
+}
+
+impl Entry<'_> {
+    pub(super) fn second(&self) -> u64 {
+        self.order >> ORDER_SERVICE_BITS
+    }
+}
+
+/// Of [`Entry::order`], for the service.
+pub(super) const ORDER_SERVICE_BITS: u32 = 24;
+
+impl Arrived {
+    pub(super) fn key(&self, second_of_day: i64) -> i64 {
+        block_keys(self.service, second_of_day) + i64::from(self.number)
+    }
+}
+
+/// First key of the blocks of a service's second.
+pub(super) fn block_keys(service: i64, second_of_day: i64) -> i64 {
+    (service << (SECOND_BITS + NUMBER_BITS)) + arrival_keys(second_of_day)
+}
+
+/// First key of the arrivals of a second.
+pub(super) fn arrival_keys(second_of_day: i64) -> i64 {
+    second_of_day << NUMBER_BITS
+}
+
+/// Key of a service's minute of the day.
+pub(super) fn present_key(service: i64, minute: i64) -> i64 {
+    (service << MINUTE_BITS) + minute
+}
+
+pub(super) fn minute_of_key(key: i64) -> i64 {
+    key & ((1 << MINUTE_BITS) - 1)
+}
+
+pub(super) fn second_of_key(key: i64) -> i64 {
+    (key >> NUMBER_BITS) & ((1 << SECOND_BITS) - 1)
+}
+
+impl DayFile {
+    /// Opens or creates the file of `day` (mode 0600).
+    pub(super) fn open(folder: &Path, day: Day) -> Result<Self, LogError> {
+        let path = folder.join(day.file_name());
+        // SQLite gives the files beside it the same permissions.
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        let mut connection = Connection::open_with_flags(&path, flags())?;
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "page_size", PAGE_BYTES)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", WAL_BYTES / PAGE_BYTES)?;
+        connection.pragma_update(None, "journal_size_limit", WAL_KEPT_BYTES)?;
+        connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        match transaction.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? {
+            0 => transaction.execute_batch(SCHEMA)?,
+            SCHEMA_VERSION => {}
+            _ => return Err(LogError::OtherSchema),
+        }
+        transaction.commit()?;
+        Ok(Self { path, connection, day, services: HashMap::new(), present: HashSet::new(), dirty: false })
+    }
+
+    /// Writes `entries`, all or none. They are of this day and in order.
+    pub(super) fn write(&mut self, entries: &[Entry<'_>], tools: &mut Tools) -> Result<(), LogError> {
+        let Self { connection, day, services, present, .. } = self;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let (mut new_services, mut new_present) = (Vec::new(), Vec::new());
+        for arrival in entries.chunk_by(|a, b| a.second() == b.second()) {
+            let second_ms = arrival[0].second() * SLOT_MS;
+            let second = ((second_ms - day.start_ms()) / SLOT_MS) as i64;
+            let mut own = Vec::new();
+            let mut mixed = Vec::new();
+            for entries in arrival.chunk_by(|a, b| a.order == b.order) {
+                let label = entries[0].label;
+                let service = match services.get(label) {
+                    Some(service) => *service,
+                    None => {
+                        let service = service_number(&transaction, label)?;
+                        new_services.push((Arc::clone(label), service));
+                        service
+                    }
+                };
+                let key = present_key(service, second / 60);
+                if !present.contains(&key) {
+                    transaction.prepare_cached("INSERT OR IGNORE INTO present VALUES (?1)")?.execute([key])?;
+                    new_present.push(key);
+                }
+                if entries.len() >= OWN_BLOCK_FROM { &mut own } else { &mut mixed }.push((service, entries));
+            }
+            let mut arrived = Arrival { second, second_ms, ..Arrival::default() };
+            for (service, entries) in own {
+                arrived.write_blocks(&transaction, service, &[(service, entries)], tools)?;
+            }
+            arrived.write_blocks(&transaction, MIXED, &mixed, tools)?;
+            arrived.write(&transaction)?;
+        }
+        transaction.commit()?;
+        self.services.extend(new_services);
+        if self.present.len() > PRESENT_MAX {
+            self.present.clear();
+        }
+        self.present.extend(new_present);
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Copies what was written into the file and syncs it: the machine may die now. What was written since the
+    /// checkpoint before may be lost with it.
+    pub(super) fn checkpoint(&mut self) -> Result<(), LogError> {
+        self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        self.dirty = false;
+        Ok(())
+    }
+
+    /// Whether the file is still where it was opened: somebody may have removed it.
+    pub(super) fn is_there(&self) -> bool {
+        self.path.exists()
+    }
+}
+
+/// What one commit brings of one second.
+#[derive(Default)]
+struct Arrival {
+    /// Of the day.
+    second: i64,
+    /// Unix time.
+    second_ms: u64,
+    zone: Zone,
+    blocks: Vec<Arrived>,
+    fingerprints: Vec<u8>,
+}
+
+impl Arrival {
+    /// Writes the records of some services, each with its number, into as many blocks as they need, under the keys of
+    /// `service`.
+    fn write_blocks(
+        &mut self,
+        connection: &Connection,
+        service: i64,
+        records: &[(i64, &[Entry<'_>])],
+        tools: &mut Tools,
+    ) -> Result<(), LogError> {
+        let records =
+            records.iter().flat_map(|(service, entries)| entries.iter().map(|entry| (*service, entry.record)));
+        let mut records = records.peekable();
+        while records.peek().is_some() {
+            let mut builder = tools.encoder.begin(self.second_ms);
+            let mut rows = 0;
+            while !builder.is_full()
+                && let Some((service, record)) = records.next()
+            {
+                let capture = record.capture.as_deref();
+                let capture =
+                    capture.map(|capture| write_capture(connection, capture, &tools.masker, &mut tools.compressor));
+                builder.add(service, record, capture.transpose()?, &tools.masker)?;
+                self.fingerprints.extend_from_slice(&fingerprint(record.id.as_bytes()));
+                rows += 1;
+            }
+            let (data, zone) = builder.finish()?;
+            self.zone.merge(zone);
+            let first = block_keys(service, self.second);
+            let mut insert = connection.prepare_cached(
+                "INSERT INTO block VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM block
+                 WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5)",
+            )?;
+            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone.columns());
+            let key = insert.insert(params![first, last, bits, longest_us, data])?;
+            self.blocks.push(Arrived { service, number: (key - first) as u32, rows });
+        }
+        Ok(())
+    }
+
+    fn write(self, connection: &Connection) -> Result<(), LogError> {
+        let blocks = postcard::to_allocvec(&self.blocks).map_err(|_| LogError::Encode("the list of blocks"))?;
+        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone.columns());
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO arrival VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM arrival
+             WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5, ?6)",
+        )?;
+        insert.execute(params![first, first + LAST_NUMBER, bits, longest_us, blocks, self.fingerprints])?;
+        Ok(())
+    }
+}
+
+/// Returns the key under which it is kept.
+fn write_capture(
+    connection: &Connection,
+    capture: &Capture,
+    masker: &Masker,
+    compressor: &mut Compressor<'static>,
+) -> Result<i64, LogError> {
+    let mut pack = |side: &'_ Option<_>| match side {
+        Some(message) => {
+            capture::pack(message, masker, compressor).map(|(head, body)| (Some(head), Some(body.into_owned())))
+        }
+        None => Ok((None, None)),
+    };
+    let (request, request_body) = pack(&capture.request)?;
+    let (response, response_body) = pack(&capture.response)?;
+    let mut insert = connection.prepare_cached("INSERT INTO capture VALUES (NULL, ?1, ?2, ?3, ?4)")?;
+    Ok(insert.insert(params![request, response, request_body, response_body])?)
+}
+
+/// The number of a service in this file; it gets one if it has none.
+fn service_number(connection: &Connection, label: &str) -> Result<i64, LogError> {
+    if let Some(number) = find_service(connection, label)? {
+        return Ok(number);
+    }
+    connection.prepare_cached("INSERT INTO service (label) VALUES (?1)")?.execute([label])?;
+    let number = connection.last_insert_rowid();
+    if number < MIXED { Ok(number) } else { Err(LogError::Encode("too many services in one day")) }
+}
+
+pub(super) fn find_service(connection: &Connection, label: &str) -> Result<Option<i64>, LogError> {
+    let mut select = connection.prepare_cached("SELECT number FROM service WHERE label = ?1")?;
+    Ok(select.query_row([label], |row| row.get(0)).optional()?)
+}
+
+/// What [`DayFile`] keeps of an id to find it: random bits.
+pub(super) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
+    [id[12], id[13], id[14], id[15]]
+}
+
+/// Opens the file of `day` for reading; `None` if there is none, or nothing in it yet.
+pub(super) fn open_for_reading(folder: &Path, day: Day) -> Result<Option<Connection>, LogError> {
+    let path = folder.join(day.file_name());
+    if !path.try_exists()? {
+        return Ok(None);
+    }
+    let connection = Connection::open_with_flags(&path, flags())?;
+    connection.busy_timeout(BUSY)?;
+    connection.pragma_update(None, "query_only", true)?;
+    connection.pragma_update(None, "cache_size", -READER_CACHE_KIB)?;
+    match connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? {
+        0 => Ok(None),
+        SCHEMA_VERSION => Ok(Some(connection)),
+        _ => Err(LogError::OtherSchema),
+    }
+}
+
+/// Without `CREATE`: readers must not make an empty file, and ours are made private before.
+fn flags() -> OpenFlags {
+    OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
+}
+
+/// Moves a file that cannot be used out of the way, with what belongs to it. Returns its new name.
+pub(super) fn set_aside(folder: &Path, day: Day) -> Result<String, LogError> {
+    let name = day.file_name();
+    let mut names = (0u32..).map(|n| if n == 0 { format!("{name}.corrupt") } else { format!("{name}.corrupt{n}") });
+    let new_name = names.find(|name| !folder.join(name).exists()).unwrap_or_default();
+    for suffix in ["", "-wal", "-shm"] {
+        match fs::rename(folder.join(format!("{name}{suffix}")), folder.join(format!("{new_name}{suffix}"))) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(new_name)
+}

@@ -1,0 +1,187 @@
+//! What a search asks for, checked.
+
+use std::ops::RangeInclusive;
+
+use gw_shared::id::{AccountId, ClientId, KeyId, RequestId, ServiceId};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::block::{Block, Row};
+use super::view::SearchQuery;
+use super::zone_map::Zone;
+use super::{APEX_LABEL, LogError};
+use crate::control::{LIMIT_DEFAULT, LIMIT_MAX};
+use crate::hostname::tenant_label;
+
+/// What records are searched for.
+pub(super) struct Criteria {
+    pub(super) services: Services,
+    status: Option<Status>,
+    code: Option<String>,
+    path_prefix: Option<String>,
+    caller_id: Option<String>,
+    min_us: u64,
+    /// Unix time in milliseconds, inclusive.
+    pub(super) since_ms: u64,
+    /// The same, exclusive.
+    until_ms: u64,
+    /// Only ids below this one.
+    before: Option<RequestId>,
+    pub(super) limit: usize,
+}
+
+/// Whose records.
+pub(super) enum Services {
+    All,
+    /// Labels begin with this.
+    Account(String),
+    Label(String),
+    /// All but those of the apex.
+    NotApex,
+}
+
+enum Status {
+    Missing,
+    /// 2xx is 2.
+    Class(u16),
+    Exactly(u16),
+}
+
+impl Criteria {
+    pub(super) fn check(query: &SearchQuery) -> Result<Self, LogError> {
+        let account =
+            query.account.as_deref().map(|text| AccountId::new(text).map_err(invalid("account"))).transpose()?;
+        let service =
+            query.service.as_deref().map(|text| ServiceId::new(text).map_err(invalid("service"))).transpose()?;
+        let services = match (account, service) {
+            (None, None) => match query.apex {
+                None => Services::All,
+                Some(true) => Services::Label(APEX_LABEL.to_owned()),
+                Some(false) => Services::NotApex,
+            },
+            (None, Some(_)) => return Err(invalid("account")("needed beside `service`")),
+            (Some(account), None) => Services::Account(format!("{account}--")),
+            (Some(account), Some(service)) => Services::Label(
+                tenant_label(&account, &service)
+                    .ok_or_else(|| invalid("service")("too long together with the account"))?,
+            ),
+        };
+        if query.apex == Some(true) && !matches!(&services, Services::Label(label) if label == APEX_LABEL) {
+            return Err(invalid("apex")("true only without `account`: the apex is no account's"));
+        }
+        let caller_id = query.caller_id.as_deref().map(|text| {
+            let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
+            let expected =
+                "a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or the 16 of a service key's id";
+            if known { Ok(text.to_owned()) } else { Err(invalid("caller_id")(expected)) }
+        });
+        let before = query
+            .cursor
+            .as_deref()
+            .map(|text| text.parse::<RequestId>().map_err(|_| invalid("cursor")("`next_cursor` of the page before")));
+        let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
+        if !(1..=LIMIT_MAX).contains(&limit) {
+            return Err(invalid("limit")(format!("a whole number from 1 to {LIMIT_MAX}")));
+        }
+        Ok(Self {
+            services,
+            status: query.status.as_deref().map(Status::parse).transpose()?,
+            code: query.code.as_deref().map(code).transpose()?,
+            path_prefix: query.path_prefix.as_deref().map(path_prefix).transpose()?,
+            caller_id: caller_id.transpose()?,
+            min_us: u64::from(query.min_ms.unwrap_or(0)) * 1000,
+            since_ms: time_ms("since", query.since.as_deref())?.unwrap_or(0),
+            until_ms: time_ms("until", query.until.as_deref())?.unwrap_or(u64::MAX),
+            before: before.transpose()?,
+            limit,
+        })
+    }
+
+    /// Times that can match at all, Unix time in milliseconds.
+    pub(super) fn range_ms(&self) -> RangeInclusive<u64> {
+        // A search that ended early ended between two seconds: the later one must not be looked through again.
+        let before_ms = self.before.map_or(u64::MAX, |before| {
+            let ms = before.unix_ms();
+            if before > RequestId::first_of_ms(ms) { ms + 1 } else { ms }
+        });
+        match before_ms.min(self.until_ms) {
+            0 => RangeInclusive::new(1, 0),
+            end => self.since_ms..=end - 1,
+        }
+    }
+
+    /// Bits that a zone must have, and its longest duration at least.
+    pub(super) fn zone(&self) -> (u64, u64) {
+        let status = match self.status {
+            None => 0,
+            Some(Status::Missing) => Zone::NO_STATUS,
+            Some(Status::Class(class)) => Zone::class(class),
+            Some(Status::Exactly(status)) => Zone::class(status / 100) | Zone::status(status),
+        };
+        (status | if self.code.is_some() { Zone::CODE } else { 0 }, self.min_us)
+    }
+
+    pub(super) fn takes(&self, block: &Block<'_>, row: &Row<'_>) -> bool {
+        let time = block.unix_ms(row);
+        time >= self.since_ms
+            && time < self.until_ms
+            && row.total >= self.min_us
+            && self.status.as_ref().is_none_or(|status| status.is(row.status))
+            && self.code.as_deref().is_none_or(|code| block.code(row) == Some(code))
+            && self.caller_id.as_deref().is_none_or(|caller| block.caller_id(row) == Some(caller))
+            && self.path_prefix.as_deref().is_none_or(|prefix| path(&row.target).starts_with(prefix))
+            && self.before.is_none_or(|before| block.id(row) < *before.as_bytes())
+    }
+}
+
+impl Status {
+    fn parse(text: &str) -> Result<Self, LogError> {
+        let expected = "a status like `502`, a class like `5xx`, or `none` for no response";
+        match text.as_bytes() {
+            b"none" => Ok(Self::Missing),
+            [class @ b'1'..=b'5', b'x', b'x'] => Ok(Self::Class(u16::from(class - b'0'))),
+            [b'1'..=b'5', b'0'..=b'9', b'0'..=b'9'] => {
+                text.parse().map(Self::Exactly).map_err(|_| invalid("status")(expected))
+            }
+            _ => Err(invalid("status")(expected)),
+        }
+    }
+
+    fn is(&self, status: Option<u16>) -> bool {
+        match self {
+            Self::Missing => status.is_none(),
+            Self::Class(class) => status.is_some_and(|status| status / 100 == *class),
+            Self::Exactly(wanted) => status == Some(*wanted),
+        }
+    }
+}
+
+fn path(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
+}
+
+/// `*` is what OPTIONS may ask for.
+fn path_prefix(text: &str) -> Result<String, LogError> {
+    let valid = text.starts_with('/') || text == "*";
+    if valid { Ok(text.to_owned()) } else { Err(invalid("path_prefix")("a path: begins with `/`")) }
+}
+
+fn code(text: &str) -> Result<String, LogError> {
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    if !text.is_empty() && text.bytes().all(valid) {
+        Ok(text.to_owned())
+    } else {
+        Err(invalid("code")("an error code like `GW_RATE_LIMITED`"))
+    }
+}
+
+fn time_ms(field: &'static str, text: Option<&str>) -> Result<Option<u64>, LogError> {
+    let Some(text) = text else { return Ok(None) };
+    let time = OffsetDateTime::parse(text, &Rfc3339).ok();
+    let time = time.and_then(|time| u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok());
+    time.map(Some).ok_or_else(|| invalid(field)("a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
+}
+
+fn invalid<T: ToString>(field: &'static str) -> impl Fn(T) -> LogError {
+    move |message| LogError::Invalid { field, message: message.to_string() }
+}

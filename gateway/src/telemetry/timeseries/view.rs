@@ -1,0 +1,301 @@
+//! Points as the administration API and the console show them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use gw_shared::id::{AccountId, ServiceId};
+use gw_shared::telemetry::metrics::Histogram;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use utoipa::{IntoParams, ToSchema};
+
+use super::file::{KEPT, step_at};
+use super::totals::Sums;
+use super::{STEP, Selection};
+use crate::clock::Timestamp;
+use crate::control::ControlError;
+use crate::hostname::tenant_label;
+use crate::telemetry::counters::services::CLASSES;
+
+/// Most points that are shown, more or less.
+const POINTS: i64 = 500;
+/// Seconds that points may be apart. Coarser ones are whole numbers of those that the file has.
+const STEPS: [i64; 14] = [STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400];
+/// What is shown if nothing else is asked for, in seconds.
+const SPAN: i64 = 3600;
+
+/// Which points.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct SeriesQuery {
+    /// Of the services of this account together; of all accounts if not given.
+    #[param(pattern = "^[a-z0-9]{3,15}$")]
+    pub account: Option<String>,
+    /// Service id; needs `account`.
+    #[param(pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
+    pub service: Option<String>,
+    /// RFC 3339; an hour before `until` if not given.
+    #[param(format = DateTime)]
+    pub since: Option<String>,
+    /// RFC 3339; now if not given.
+    #[param(format = DateTime)]
+    pub until: Option<String>,
+    /// Seconds between points, at least. There may be more of them: at most some 500 points are shown, and what is older
+    /// than three hours is known by the minute, what is older than two days by ten minutes.
+    #[param(minimum = 1, maximum = 86400)]
+    pub step: Option<i64>,
+}
+
+/// What happened in one step of time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    /// When the step begins.
+    pub at: Timestamp,
+    /// Requests that ended.
+    pub requests: u64,
+    /// The same by [`CLASSES`].
+    pub classes: [u64; CLASSES.len()],
+    /// Errors of the gateway by code.
+    pub errors: BTreeMap<String, u64>,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    /// Milliseconds that a half, nine tenths and 99 hundredths of the requests took at most; `None` without any.
+    pub quantiles_ms: Option<[f64; 3]>,
+}
+
+/// What happened, in points of even length without gaps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Series)]
+pub struct SeriesView {
+    #[schema(format = DateTime)]
+    pub since: String,
+    #[schema(format = DateTime)]
+    pub until: String,
+    pub step_seconds: i64,
+    pub points: Vec<PointView>,
+}
+
+/// What happened from `at` on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Point)]
+pub struct PointView {
+    #[schema(format = DateTime)]
+    pub at: String,
+    /// Requests that ended.
+    pub requests: u64,
+    /// The same by the class of their status (`1xx` to `5xx`; `none`: the caller left before there was one).
+    pub classes: BTreeMap<String, u64>,
+    /// Errors of the gateway by code.
+    pub errors: BTreeMap<String, u64>,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    /// Milliseconds that half of the requests took at most; null without any.
+    pub p50_ms: Option<f64>,
+    pub p90_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+}
+
+/// From when to when, in whole steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) since: i64,
+    pub(super) until: i64,
+    step: i64,
+}
+
+impl SeriesQuery {
+    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), ControlError> {
+        let selection = match (&self.account, &self.service) {
+            (None, None) => Selection::All,
+            (None, Some(_)) => return Err(ControlError::invalid("service", "needs an account")),
+            (Some(account), service) => {
+                let account = AccountId::new(account).map_err(ControlError::bad_id("account"))?;
+                match service {
+                    None => Selection::Account(account.to_string()),
+                    Some(service) => {
+                        let service = ServiceId::new(service).map_err(ControlError::bad_id("service"))?;
+                        let too_long = || ControlError::invalid("service", "there is no service of so long a name");
+                        Selection::Service(tenant_label(&account, &service).ok_or_else(too_long)?)
+                    }
+                }
+            }
+        };
+        let until = time("until", self.until.as_deref())?.unwrap_or(now.0);
+        let since = time("since", self.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
+        if since >= until {
+            return Err(ControlError::invalid("since", "it must be before `until`"));
+        }
+        let step = self.step.unwrap_or(STEP);
+        if !(1..=86_400).contains(&step) {
+            return Err(ControlError::invalid("step", "a whole number of seconds from 1 to 86400"));
+        }
+        Ok((selection, Span::new(since, until, step, now)))
+    }
+}
+
+fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, ControlError> {
+    let expected = || ControlError::invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
+    let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
+    text.map(parse).transpose().map_err(|_| expected())
+}
+
+impl Span {
+    /// Of steps of at least `step` seconds, in the order of time and none empty.
+    pub(super) fn new(since: i64, until: i64, step: i64, now: Timestamp) -> Self {
+        // There is nothing before and after.
+        let oldest = now.0 - KEPT;
+        let until = until.clamp(oldest + 1, now.0 + STEP);
+        let since = since.clamp(oldest, until - 1);
+        let least = step.max((until - since) / POINTS).max(step_at(now.0 - since));
+        let step = STEPS.into_iter().find(|step| *step >= least).unwrap_or(STEPS[STEPS.len() - 1]);
+        let since = since.div_euclid(step) * step;
+        Self { since, until: since + (until - since + step - 1).div_euclid(step) * step, step }
+    }
+
+    /// Its points, with nothing in them yet.
+    pub(super) fn points(self) -> Points {
+        let count = (self.until - self.since) / self.step;
+        Points { span: self, sums: (0..count).map(|_| Sums::default()).collect() }
+    }
+}
+
+pub(super) struct Points {
+    span: Span,
+    sums: Vec<Sums>,
+}
+
+impl Points {
+    pub(super) fn add(&mut self, at: i64, sums: &Sums) {
+        let index = usize::try_from((at - self.span.since).div_euclid(self.span.step)).ok();
+        if let Some(point) = index.and_then(|index| self.sums.get_mut(index)) {
+            point.add(sums);
+        }
+    }
+
+    pub(super) fn into_vec(self) -> Vec<Point> {
+        let times = (self.span.since..).step_by(usize::try_from(self.span.step).unwrap_or(1));
+        times.zip(self.sums).map(|(at, sums)| Point::new(Timestamp(at), sums)).collect()
+    }
+}
+
+impl Point {
+    fn new(at: Timestamp, sums: Sums) -> Self {
+        let durations = Histogram::from_counts(sums.durations);
+        let quantiles = [0.5, 0.9, 0.99].map(|quantile| durations.quantile(quantile).map(rounded_ms));
+        Self {
+            at,
+            requests: sums.requests(),
+            classes: sums.classes,
+            bytes_in: sums.bytes_in,
+            bytes_out: sums.bytes_out,
+            errors: sums.codes,
+            quantiles_ms: match quantiles {
+                [Some(p50), Some(p90), Some(p99)] => Some([p50, p90, p99]),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl SeriesView {
+    pub(super) fn new(span: Span, points: Vec<Point>) -> Self {
+        Self {
+            since: Timestamp(span.since).to_string(),
+            until: Timestamp(span.until).to_string(),
+            step_seconds: span.step,
+            points: points.into_iter().map(PointView::from).collect(),
+        }
+    }
+}
+
+impl From<Point> for PointView {
+    fn from(point: Point) -> Self {
+        let classes = CLASSES.into_iter().zip(point.classes).filter(|(_, count)| *count > 0);
+        let ms = |at: usize| point.quantiles_ms.map(|quantiles| quantiles[at]);
+        Self {
+            at: point.at.to_string(),
+            requests: point.requests,
+            classes: classes.map(|(class, count)| (class.to_owned(), count)).collect(),
+            bytes_in: point.bytes_in,
+            bytes_out: point.bytes_out,
+            p50_ms: ms(0),
+            p90_ms: ms(1),
+            p99_ms: ms(2),
+            errors: point.errors,
+        }
+    }
+}
+
+/// To the microsecond.
+fn rounded_ms(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp(1_800_000_000);
+
+    #[test]
+    fn points_are_few_and_as_fine_as_they_can_be() {
+        for (age, length, wanted, step) in [
+            (3600, 3600, 10, 10),
+            (3600, 3600, 45, 60),
+            (3 * 3600, 3 * 3600, 1, 30),
+            (86_400, 3600, 10, 60),
+            (86_400, 86_400, 10, 300),
+            (7 * 86_400, 600, 10, 600),
+            (7 * 86_400, 7 * 86_400, 10, 1800),
+            (99 * 86_400, 99 * 86_400, 10, 1800),
+            // Before there was anything, and after.
+            (99 * 86_400, 600, 10, 600),
+            (-3600, 600, 10, 10),
+        ] {
+            let span = Span::new(NOW.0 - age, NOW.0 - age + length, wanted, NOW);
+            assert_eq!(span.step, step, "{age} {length} {wanted}");
+            let count = (span.until - span.since) / step;
+            assert!((1..=POINTS + 1).contains(&count) && span.since % step == 0, "{span:?}");
+        }
+    }
+
+    #[test]
+    fn points_are_merged_with_what_was_slow_and_what_failed() {
+        let span = Span::new(NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
+        let mut points = span.points();
+        let mut sums = Sums { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Sums::default() };
+        sums.codes.insert("GW_X".into(), 1);
+        (sums.durations[2], sums.durations[9]) = (9, 1);
+        points.add(NOW.0, &sums);
+        points.add(NOW.0 + 20, &sums);
+        points.add(NOW.0 - 1, &sums);
+        points.add(NOW.0 + 60, &sums);
+        let view = SeriesView::new(span, points.into_vec());
+        assert_eq!((view.points.len(), view.step_seconds), (2, 30));
+        let [first, second] = &view.points[..] else { panic!() };
+        assert_eq!((first.requests, first.bytes_in, first.errors["GW_X"]), (20, 6, 2));
+        assert_eq!(first.classes, BTreeMap::from([("2xx".into(), 18), ("5xx".into(), 2)]));
+        assert!(first.p50_ms.unwrap() <= 1.0 && first.p99_ms.unwrap() > 100.0, "{first:?}");
+        assert_eq!((second.requests, second.p50_ms), (0, None));
+        assert_eq!(second.at, Timestamp(NOW.0 + 30).to_string());
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_by_its_name() {
+        let refused = |query: SeriesQuery| query.check(NOW).unwrap_err().to_string();
+        let query = SeriesQuery::default;
+        assert!(query().check(NOW).is_ok());
+        for (query, field) in [
+            (SeriesQuery { service: Some("api".into()), ..query() }, "service: "),
+            (SeriesQuery { account: Some("*".into()), ..query() }, "account: "),
+            (SeriesQuery { since: Some("yesterday".into()), ..query() }, "since: "),
+            (SeriesQuery { until: Some(Timestamp(0).to_string()), since: Some(NOW.to_string()), ..query() }, "since: "),
+            (SeriesQuery { step: Some(0), ..query() }, "step: "),
+        ] {
+            let error = refused(query);
+            assert!(error.starts_with(field), "{error}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The gateway's span of a request, from its head to the end of its response.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use gw_shared::id::{AgentId, RequestId};
+use gw_shared::telemetry::mask::Masker;
+use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
+use http::Method;
+use http::header::HeaderMap;
+use http::uri::Authority;
+
+use crate::telemetry::request_log::{Ended, Protocol, Timing};
+
+/// Where a worker's spans go, and how many of the traces that begin here are recorded.
+#[derive(Clone)]
+pub(crate) struct Destination {
+    pub(crate) queue: Queue<GatewaySpan>,
+    pub(crate) sample_ratio: f64,
+    pub(crate) masker: Masker,
+}
+
+/// Tracing on one worker. Without a collector there is nothing in it, and requests' fields pass as they are.
+#[derive(Default)]
+pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>, Masker);
+
+impl Tracing {
+    pub(crate) fn new(destination: Option<Destination>) -> Self {
+        let masker = destination.as_ref().map(|to| to.masker.clone()).unwrap_or_default();
+        Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))), masker)
+    }
+
+    /// As much of a request's path as a span keeps, masked.
+    pub(crate) fn path(&self, path: &str) -> Box<str> {
+        trace::masked_path(path, &self.1)
+    }
+
+    /// The place in its trace of a request with these fields; [`SpanContext::write_to`] says it to the next hop.
+    pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<SpanContext> {
+        self.0.as_ref().map(|tracer| tracer.begin(headers))
+    }
+
+    /// Takes the span of a request that has ended. One that is not recorded is left.
+    pub(crate) fn end(&self, span: GatewaySpan) {
+        if let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) {
+            tracer.end(span);
+        }
+    }
+
+    /// Hands over what there is.
+    pub(crate) fn flush(&self) {
+        if let Some(tracer) = &self.0 {
+            tracer.flush();
+        }
+    }
+
+    /// Keeps spans from waiting for long, for as long as the worker runs.
+    pub(crate) fn keep_flushing(&self) -> Option<impl Future<Output = ()> + use<>> {
+        self.0.as_ref().map(|tracer| Rc::clone(tracer).keep_flushing())
+    }
+}
+
+/// What is known of a request when it has ended. Nothing of the query: it may hold secrets.
+#[derive(Debug, Clone)]
+pub(crate) struct GatewaySpan {
+    pub(crate) context: SpanContext,
+    /// When its head had been read.
+    pub(crate) start: SystemTime,
+    /// As the request log has it.
+    pub(crate) timing: Timing,
+    pub(crate) id: RequestId,
+    pub(crate) method: Method,
+    /// See [`trace::masked_path`].
+    pub(crate) path: Box<str>,
+    /// `Host` or `:authority`, unless it is longer than a host name can be.
+    pub(crate) authority: Option<Authority>,
+    pub(crate) client: IpAddr,
+    pub(crate) protocol: Protocol,
+    /// Label of the service, `{account}--{service}`, if there is one of that name.
+    pub(crate) service: Option<Arc<str>>,
+    pub(crate) agent: Option<AgentId>,
+    /// Of the final response; `None` if there was none.
+    pub(crate) status: Option<u16>,
+    /// Of a gateway error.
+    pub(crate) code: Option<&'static str>,
+    pub(crate) ended: Ended,
+}
+
+impl Finished for GatewaySpan {
+    fn into_span(self) -> Span {
+        let mut attributes = Vec::with_capacity(24);
+        let name = trace::http_method(&self.method, &mut attributes);
+        if let Some(authority) = &self.authority {
+            trace::server(authority, &mut attributes);
+        }
+        let mut add = |name: &'static str, value: String| attributes.push(KeyValue::new(name, value));
+        add("url.scheme", "https".to_owned());
+        add("url.path", self.path.into());
+        add("client.address", self.client.to_canonical().to_string());
+        add("gw.request_id", self.id.to_string());
+        let version = match self.protocol {
+            Protocol::Http10 => Some("1.0"),
+            Protocol::Http11 => Some("1.1"),
+            Protocol::Http2 => Some("2"),
+            Protocol::Replay => None,
+        };
+        if let Some(version) = version {
+            add("network.protocol.version", version.to_owned());
+        }
+        if let Some((account, service)) = self.service.as_deref().and_then(|label| label.split_once("--")) {
+            add("gw.account", account.to_owned());
+            add("gw.service", service.to_owned());
+        }
+        if let Some(agent) = &self.agent {
+            add("gw.agent_id", agent.to_string());
+        }
+        match self.ended {
+            Ended::Complete => {}
+            Ended::Cut => add("gw.ended", "cut".to_owned()),
+            Ended::CallerGone => add("gw.ended", "caller_gone".to_owned()),
+        }
+        if self.protocol == Protocol::Replay {
+            attributes.push(KeyValue::new("gw.replay", true));
+        }
+        if let Some(status) = self.status {
+            attributes.push(KeyValue::new("http.response.status_code", i64::from(status)));
+        }
+        let failure = failure(self.status, self.code, self.ended);
+        if let Some(error) = self.code.map(str::to_owned).or_else(|| failure.clone()) {
+            attributes.push(KeyValue::new("error.type", error));
+        }
+        let stages = [
+            ("gw.authenticate_us", Some(self.timing.authenticate)),
+            ("gw.wait_us", self.timing.wait),
+            ("gw.agent_us", self.timing.agent),
+            ("gw.backend_first_byte_us", self.timing.backend_first_byte),
+        ];
+        let stages = stages.into_iter().filter_map(|(name, micros)| Some(KeyValue::new(name, i64::from(micros?))));
+        attributes.extend(stages);
+        Span {
+            context: self.context,
+            kind: SpanKind::Server,
+            name,
+            start: self.start,
+            end: self.start + Duration::from_micros(self.timing.total),
+            attributes,
+            events: events(self.start, &self.timing),
+            failure,
+        }
+    }
+}
+
+/// What happened on the way, in order.
+fn events(start: SystemTime, timing: &Timing) -> Vec<(&'static str, SystemTime)> {
+    let after = |micros: u32| start + Duration::from_micros(micros.into());
+    let authenticated = ("gw.authenticated", after(timing.authenticate));
+    let opened = timing.wait.map(|wait| ("gw.opened", after(timing.authenticate.saturating_add(wait))));
+    let responded = timing.response_head.map(|micros| ("gw.response_head", after(micros)));
+    [Some(authenticated), opened, responded].into_iter().flatten().collect()
+}
+
+/// Why it counts as failed, if it does: a server's span does not for what a caller did wrong.
+fn failure(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> Option<String> {
+    let status = status.filter(|status| *status >= 500).map(|status| status.to_string());
+    let cut = (ended == Ended::Cut).then(|| "cut".to_owned());
+    cut.or(status).map(|failure| code.map_or(failure, str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::UNIX_EPOCH;
+
+    use gw_shared::id::RequestIds;
+    use gw_shared::telemetry::trace::TraceContext;
+
+    use super::*;
+
+    fn span(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> GatewaySpan {
+        let mut headers = HeaderMap::new();
+        headers.insert("traceparent", TraceContext::root([1, 2, 3], true).to_value());
+        let (queue, _) = Queue::bounded(1);
+        let tracing = Tracing::new(Some(Destination { queue, sample_ratio: 0.0, masker: Masker::default() }));
+        GatewaySpan {
+            context: tracing.begin(&headers).unwrap(),
+            start: UNIX_EPOCH,
+            timing: Timing {
+                authenticate: 10,
+                wait: Some(5),
+                agent: Some(7),
+                backend_first_byte: Some(100),
+                response_head: Some(150),
+                total: 200,
+            },
+            id: RequestIds::new().next_id(),
+            method: Method::GET,
+            path: trace::path("/a"),
+            authority: "acme--api.eu1.example.com:8443".parse().ok(),
+            client: "::ffff:192.0.2.1".parse().unwrap(),
+            protocol: Protocol::Http2,
+            service: Some("acme--api".into()),
+            agent: None,
+            status,
+            code,
+            ended,
+        }
+    }
+
+    fn attributes(span: &Span) -> BTreeMap<String, String> {
+        span.attributes.iter().map(|it| (it.key.to_string(), it.value.to_string())).collect()
+    }
+
+    #[test]
+    fn a_span_says_what_the_conventions_say() {
+        let finished = span(Some(200), None, Ended::Complete);
+        let id = finished.id.to_string();
+        let span = finished.into_span();
+        assert_eq!((&*span.name, &span.failure), ("GET", &None));
+        let expected = [
+            ("client.address", "192.0.2.1"),
+            ("gw.account", "acme"),
+            ("gw.agent_us", "7"),
+            ("gw.authenticate_us", "10"),
+            ("gw.backend_first_byte_us", "100"),
+            ("gw.request_id", id.as_str()),
+            ("gw.service", "api"),
+            ("gw.wait_us", "5"),
+            ("http.request.method", "GET"),
+            ("http.response.status_code", "200"),
+            ("network.protocol.version", "2"),
+            ("server.address", "acme--api.eu1.example.com"),
+            ("server.port", "8443"),
+            ("url.path", "/a"),
+            ("url.scheme", "https"),
+        ];
+        let expected: BTreeMap<_, _> = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        assert_eq!(attributes(&span), expected);
+        let at = |micros| UNIX_EPOCH + Duration::from_micros(micros);
+        assert_eq!(span.events, [("gw.authenticated", at(10)), ("gw.opened", at(15)), ("gw.response_head", at(150))]);
+        assert_eq!(span.end, at(200));
+    }
+
+    #[test]
+    fn what_is_the_callers_own_fault_is_no_failure() {
+        for (status, code, ended, failure, error) in [
+            (Some(404), None, Ended::Complete, None, None),
+            (Some(429), Some("GW_X"), Ended::Complete, None, Some("GW_X")),
+            (Some(500), None, Ended::Complete, Some("500"), Some("500")),
+            (Some(502), Some("GW_X"), Ended::Complete, Some("GW_X"), Some("GW_X")),
+            (Some(200), None, Ended::Cut, Some("cut"), Some("cut")),
+            (None, None, Ended::CallerGone, None, None),
+        ] {
+            let span = span(status, code, ended).into_span();
+            assert_eq!(span.failure.as_deref(), failure, "{status:?} {code:?} {ended:?}");
+            assert_eq!(attributes(&span).get("error.type").map(String::as_str), error, "{status:?} {code:?} {ended:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_collector_nothing_is_done() {
+        assert_eq!(Tracing::default().begin(&HeaderMap::new()), None);
+        Tracing::default().end(span(None, None, Ended::Complete));
+    }
+}

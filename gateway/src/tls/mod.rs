@@ -1,0 +1,160 @@
+//! TLS configurations: one for callers, one for tunnels; both of the same server certificate.
+
+pub(crate) mod certificate;
+pub(crate) mod pki;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gw_shared::tunnel;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ProducesTickets, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, crypto};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use self::certificate::{Mistakes, Pair};
+use self::pki::{Issued, PkiError};
+use crate::clock::Timestamp;
+use crate::downstream::h2;
+use crate::hostname::Region;
+
+/// What connections are accepted with.
+pub(crate) struct ServerConfigs {
+    /// TLS 1.3 and 1.2, no client certificates.
+    pub(crate) public: Arc<ServerConfig>,
+    /// TLS 1.3, client certificates of the agents' authority. Absent ones are refused after the handshake, by a
+    /// readable error. Where agents sign a challenge instead, none is asked for.
+    pub(crate) tunnel: Arc<ServerConfig>,
+    /// What verifies an agent's certificate.
+    pub(crate) agents: Arc<dyn ClientCertVerifier>,
+}
+
+/// Where the server certificate comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CertificateSource {
+    Files { certificate: PathBuf, key: PathBuf },
+    Development { data_dir: PathBuf },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{path}: {error}")]
+    Pem { path: String, error: rustls_pki_types::pem::Error },
+    #[error(transparent)]
+    Mistakes(#[from] Mistakes),
+    #[error("server certificate: {0}")]
+    Rustls(#[from] rustls::Error),
+    #[error("agents' authority: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+}
+
+/// Makes [`ServerConfigs`], again on every reload. Session tickets survive a reload: their keys are made once.
+pub(crate) struct TlsMaterial {
+    source: CertificateSource,
+    region: Region,
+    agent_authority: CertificateDer<'static>,
+    agent_mtls: bool,
+    tickets: Arc<dyn ProducesTickets>,
+    /// When the certificate expires that was loaded last.
+    not_after: Mutex<Option<Timestamp>>,
+}
+
+impl TlsMaterial {
+    pub(crate) fn new(
+        source: CertificateSource,
+        region: Region,
+        agent_authority_pem: &str,
+        agent_mtls: bool,
+    ) -> Result<Self, TlsError> {
+        let agent_authority = CertificateDer::from_pem_slice(agent_authority_pem.as_bytes())
+            .map_err(|error| TlsError::Pem { path: "agent-ca.crt".into(), error })?;
+        let tickets = crypto::aws_lc_rs::Ticketer::new()?;
+        Ok(Self { source, region, agent_authority, agent_mtls, tickets, not_after: Mutex::default() })
+    }
+
+    /// When the certificate that was loaded last, or an authority in its chain, expires.
+    pub(crate) fn not_after(&self) -> Option<Timestamp> {
+        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the certificate and builds both configurations. One that some callers will refuse is served, and the log
+    /// says why they do: the clock may be wrong.
+    pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source {
+            for warning in pair.warnings(certificate, Timestamp::now()) {
+                tracing::warn!("{warning}");
+            }
+        }
+        self.build(pair)
+    }
+
+    /// As [`Self::load`], for a running gateway: refuses a certificate that is not valid now.
+    pub(crate) fn reload(&self) -> Result<ServerConfigs, TlsError> {
+        let pair = self.read()?;
+        if let CertificateSource::Files { certificate, .. } = &self.source
+            && let Some(untimely) = pair.untimely(Timestamp::now())
+        {
+            return Err(Mistakes(vec![format!("tls_certificate: {}: {untimely}", certificate.display())]).into());
+        }
+        self.build(pair)
+    }
+
+    fn build(&self, Pair { chain, key }: Pair) -> Result<ServerConfigs, TlsError> {
+        let expiry = chain.iter().filter_map(pki::not_after).min();
+        let provider = Arc::new(crypto::aws_lc_rs::default_provider());
+        let mut public = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain.clone(), key.clone_key())?;
+        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
+        public.ticketer = Arc::clone(&self.tickets);
+        public.send_tls13_tickets = 2;
+
+        let mut roots = RootCertStore::empty();
+        roots.add(self.agent_authority.clone())?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()?;
+        let tunnel =
+            ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+        let mut tunnel = if self.agent_mtls {
+            tunnel.with_client_cert_verifier(Arc::clone(&verifier))
+        } else {
+            tunnel.with_no_client_auth()
+        }
+        .with_single_cert(chain, key)?;
+        tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
+        // A resumed session would carry over a certificate that has expired since.
+        tunnel.send_tls13_tickets = 0;
+        // An authority that expires first takes the certificate along.
+        *self.not_after.lock().unwrap_or_else(PoisonError::into_inner) = expiry;
+        Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier })
+    }
+
+    /// The file of the authority that was made here, if the certificate is of that one.
+    pub(crate) fn development_ca(&self) -> Option<PathBuf> {
+        match &self.source {
+            CertificateSource::Files { .. } => None,
+            CertificateSource::Development { data_dir } => Some(data_dir.join("dev-ca.crt")),
+        }
+    }
+
+    fn read(&self) -> Result<Pair, TlsError> {
+        match &self.source {
+            CertificateSource::Files { certificate, key } => {
+                Ok(certificate::read_pair(certificate, key, Some(&self.region))?)
+            }
+            CertificateSource::Development { data_dir } => {
+                let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;
+                let pem = |error| TlsError::Pem { path: "development certificate".into(), error };
+                let leaf = CertificateDer::from_pem_slice(certificate_pem.as_bytes()).map_err(pem)?;
+                let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(pem)?;
+                Ok(Pair { chain: vec![leaf], key })
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Secrets, and the messages of an enrollment.
+
+pub mod enrollment;
+pub mod secret;

@@ -1,0 +1,370 @@
+//! The thread that exports spans: takes batches from the queue, puts them into OpenTelemetry's words, sends them. A
+//! collector that is away or slow costs spans, never requests.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use opentelemetry::InstrumentationScope;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+
+use super::collector::{self, Answer};
+use super::settings::Settings;
+use super::span::Finished;
+
+/// Batches that wait for the exporter. Times the 128 spans of a batch, about 4 MiB where paths are short and 8 MiB where
+/// they are not: whoever makes spans bounds their texts.
+const QUEUED_BATCHES: usize = 32;
+/// Spans that are sent together, at least as many as one batch.
+const EXPORTED_TOGETHER: usize = 512;
+/// At most one line of log about spans that were lost in so long.
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Who exports: one running program.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub service_name: &'static str,
+    /// Differs between programs of this name that run at the same time.
+    pub instance_id: String,
+    pub region: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("traces: {0}")]
+    Exporter(String),
+    #[error("traces: cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// What became of finished spans so far.
+#[derive(Debug, Default)]
+pub struct SpanCounts {
+    exported: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl SpanCounts {
+    /// Sent, and taken by the collector.
+    pub fn exported(&self) -> u64 {
+        self.exported.load(Ordering::Relaxed)
+    }
+
+    /// Lost: the queue was full, or the collector did not take them.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn count(counter: &AtomicU64, spans: usize) {
+        counter.fetch_add(spans as u64, Ordering::Relaxed);
+    }
+}
+
+/// The way to the exporter; each thread has its own clone.
+pub struct Queue<T> {
+    batches: Sender<Vec<T>>,
+    counts: Arc<SpanCounts>,
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Self { batches: self.batches.clone(), counts: Arc::clone(&self.counts) }
+    }
+}
+
+impl<T> Queue<T> {
+    /// A queue with room for so many batches, and its other end.
+    pub fn bounded(batches: usize) -> (Self, Receiver<Vec<T>>) {
+        let (sender, receiver) = bounded(batches);
+        (Self { batches: sender, counts: Arc::default() }, receiver)
+    }
+
+    /// Never waits.
+    pub(super) fn hand_over(&self, batch: Vec<T>) {
+        if let Err(refused) = self.batches.try_send(batch) {
+            SpanCounts::count(&self.counts.dropped, refused.into_inner().len());
+        }
+    }
+
+    pub fn counts(&self) -> &Arc<SpanCounts> {
+        &self.counts
+    }
+}
+
+/// The exporting thread. Dropped, it still sends what it has, if the process lives on.
+pub struct Exporter {
+    /// Nothing is ever sent: it is dropped to stop the thread.
+    stop: Sender<Infallible>,
+    ended: Receiver<Infallible>,
+    counts: Arc<SpanCounts>,
+}
+
+impl Exporter {
+    /// Starts the thread. Whether the collector is there shows when the first spans are sent.
+    pub fn start<T: Finished>(settings: &Settings, identity: &Identity) -> Result<(Self, Queue<T>), StartError> {
+        let (exporter, answers) = collector::connect(&settings.endpoint, identity)?;
+        let endpoint = settings.endpoint.to_string();
+        tracing::info!(endpoint, sample_ratio = settings.sample_ratio, "traces");
+        Self::start_with(exporter, identity.service_name, move || answers.last())
+    }
+
+    fn start_with<T: Finished>(
+        exporter: impl SpanExporter + 'static,
+        scope: &'static str,
+        last_answer: impl Fn() -> Answer + Send + 'static,
+    ) -> Result<(Self, Queue<T>), StartError> {
+        let (queue, batches) = Queue::bounded(QUEUED_BATCHES);
+        let (stop, stopped) = bounded(0);
+        let (alive, ended) = bounded(0);
+        let counts = Arc::clone(&queue.counts);
+        let thread = Thread {
+            exporter,
+            scope: InstrumentationScope::builder(scope).with_version(crate::version::VERSION).build(),
+            last_answer,
+            batches,
+            stopped,
+            counts: Arc::clone(&counts),
+            losses: Losses::default(),
+        };
+        std::thread::Builder::new().name("gw-traces".to_owned()).spawn(move || {
+            thread.run();
+            drop(alive);
+        })?;
+        Ok((Self { stop, ended, counts }, queue))
+    }
+
+    pub fn counts(&self) -> &Arc<SpanCounts> {
+        &self.counts
+    }
+
+    /// Sends what has been handed over, but for no longer than `within`.
+    pub fn stop(self, within: Duration) {
+        drop(self.stop);
+        if self.ended.recv_timeout(within) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the last spans could not be exported in time");
+        }
+    }
+}
+
+struct Thread<T, E, A> {
+    exporter: E,
+    scope: InstrumentationScope,
+    last_answer: A,
+    batches: Receiver<Vec<T>>,
+    stopped: Receiver<Infallible>,
+    counts: Arc<SpanCounts>,
+    losses: Losses,
+}
+
+impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
+    fn run(mut self) {
+        loop {
+            crossbeam_channel::select! {
+                recv(self.batches) -> batch => match batch {
+                    Ok(batch) => self.export(batch),
+                    Err(_) => return,
+                },
+                recv(self.stopped) -> _ => break,
+            }
+            if let Some(until) = (self.last_answer)().hold_until {
+                // Cut short by a stop, which is seen above. The queue takes what comes meanwhile, as far as it goes.
+                let _ = self.stopped.recv_deadline(until);
+            }
+        }
+        while let Ok(batch) = self.batches.try_recv() {
+            self.export(batch);
+        }
+    }
+
+    fn export(&mut self, mut spans: Vec<T>) {
+        while spans.len() < EXPORTED_TOGETHER
+            && let Ok(more) = self.batches.try_recv()
+        {
+            spans.extend(more);
+        }
+        let count = spans.len();
+        let spans: Vec<SpanData> = spans.into_iter().map(|span| span.into_span().into_data(&self.scope)).collect();
+        // Everything in there blocks.
+        let exported: OTelSdkResult = futures_executor::block_on(self.exporter.export(spans));
+        let counter = if exported.is_ok() { &self.counts.exported } else { &self.counts.dropped };
+        SpanCounts::count(counter, count);
+        if let Some(lost) = self.losses.due(self.counts.dropped(), Instant::now()) {
+            let failure = exported.err().map(|error| (self.last_answer)().failure.unwrap_or_else(|| error.to_string()));
+            let reason = failure.unwrap_or_else(|| "more than the collector takes".to_owned());
+            tracing::warn!(lost, reason, "spans are lost");
+        }
+    }
+}
+
+/// What has been said about lost spans.
+#[derive(Default)]
+struct Losses {
+    told: u64,
+    last: Option<Instant>,
+}
+
+impl Losses {
+    /// How many there are to tell of now, if any.
+    fn due(&mut self, dropped: u64, now: Instant) -> Option<u64> {
+        let is_time = self.last.is_none_or(|last| now.duration_since(last) >= LOSS_LOG_INTERVAL);
+        let lost = dropped - self.told;
+        (lost > 0 && is_time).then(|| {
+            (self.told, self.last) = (dropped, Some(now));
+            lost
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use opentelemetry::trace::SpanKind;
+    use opentelemetry_sdk::error::OTelSdkError;
+
+    use super::*;
+    use crate::telemetry::trace::context::TraceContext;
+    use crate::telemetry::trace::span::Span;
+    use crate::telemetry::trace::tracer::Tracer;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A span of this name.
+    struct Named(String);
+
+    impl Finished for Named {
+        fn into_span(self) -> Span {
+            let (queue, _) = Queue::<()>::bounded(1);
+            let context = Tracer::new(queue, 1.0).begin(&http::HeaderMap::new());
+            Span {
+                context,
+                kind: SpanKind::Server,
+                name: self.0.into(),
+                start: std::time::UNIX_EPOCH,
+                end: std::time::UNIX_EPOCH,
+                attributes: Vec::new(),
+                events: Vec::new(),
+                failure: None,
+            }
+        }
+    }
+
+    /// Stops at each batch until it is told how that one ends.
+    #[derive(Debug)]
+    struct Told {
+        seen: Sender<Vec<String>>,
+        verdicts: Receiver<bool>,
+    }
+
+    impl SpanExporter for Told {
+        async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+            self.seen.send(batch.into_iter().map(|span| span.name.into_owned()).collect()).unwrap();
+            let taken = self.verdicts.recv_timeout(SOON).unwrap();
+            if taken { Ok(()) } else { Err(OTelSdkError::InternalFailure("no".to_owned())) }
+        }
+    }
+
+    fn told() -> (Told, Receiver<Vec<String>>, Sender<bool>) {
+        let (seen, sees) = crossbeam_channel::unbounded();
+        let (decide, verdicts) = crossbeam_channel::unbounded();
+        (Told { seen, verdicts }, sees, decide)
+    }
+
+    fn named(names: &[&str]) -> Vec<Named> {
+        names.iter().map(|name| Named((*name).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_the_collector_does_not_take_is_counted_and_the_rest_goes_on() {
+        let (exporter, sees, decide) = told();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
+        queue.hand_over(named(&["a", "b"]));
+        assert_eq!(sees.recv_timeout(SOON).unwrap(), ["a", "b"]);
+        // While the collector thinks, what is handed over waits and goes together.
+        queue.hand_over(named(&["c"]));
+        queue.hand_over(named(&["d"]));
+        decide.send(false).unwrap();
+        assert_eq!(sees.recv_timeout(SOON).unwrap(), ["c", "d"]);
+        decide.send(true).unwrap();
+        exporter.stop(SOON);
+        assert_eq!((queue.counts().exported(), queue.counts().dropped()), (2, 2));
+    }
+
+    #[test]
+    fn a_full_queue_drops_without_waiting() {
+        let (exporter, sees, decide) = told();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
+        queue.hand_over(named(&["first"]));
+        sees.recv_timeout(SOON).unwrap();
+        for _ in 0..QUEUED_BATCHES + 3 {
+            queue.hand_over(named(&["x", "y"]));
+        }
+        assert_eq!(queue.counts().dropped(), 6);
+        for _ in 0..2 {
+            decide.send(true).unwrap();
+        }
+        exporter.stop(SOON);
+        assert_eq!(queue.counts().exported(), 1 + 2 * QUEUED_BATCHES as u64);
+    }
+
+    #[test]
+    fn a_stop_sends_what_is_there_but_waits_no_longer_than_it_may() {
+        let (exporter, sees, decide) = told();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
+        queue.hand_over(named(&["stuck"]));
+        sees.recv_timeout(SOON).unwrap();
+        queue.hand_over(named(&["late"]));
+        exporter.stop(Duration::from_millis(1));
+        decide.send(true).unwrap();
+        assert_eq!(sees.recv_timeout(SOON).unwrap(), ["late"]);
+        decide.send(true).unwrap();
+    }
+
+    #[test]
+    fn a_collector_that_wants_a_pause_has_it_until_the_stop() {
+        let (exporter, sees, decide) = told();
+        let (asks, asked) = bounded(1);
+        let answer = move || {
+            // The thread has ended the batch when it asks.
+            let _ = asks.try_send(());
+            Answer { failure: None, hold_until: Some(Instant::now() + Duration::from_secs(3600)) }
+        };
+        let (exporter, queue) = Exporter::start_with(exporter, "test", answer).unwrap();
+        queue.hand_over(named(&["throttled"]));
+        sees.recv_timeout(SOON).unwrap();
+        decide.send(true).unwrap();
+        asked.recv_timeout(SOON).unwrap();
+        queue.hand_over(named(&["waits"]));
+        decide.send(true).unwrap();
+        exporter.stop(SOON);
+        assert_eq!(sees.try_recv().unwrap(), ["waits"]);
+        assert_eq!(queue.counts().exported(), 2);
+    }
+
+    #[test]
+    fn losses_are_told_of_once_a_minute() {
+        let (mut losses, start) = (Losses::default(), Instant::now());
+        assert_eq!(losses.due(0, start), None);
+        assert_eq!(losses.due(3, start), Some(3));
+        assert_eq!(losses.due(9, start + LOSS_LOG_INTERVAL / 2), None);
+        assert_eq!(losses.due(10, start + LOSS_LOG_INTERVAL), Some(7));
+        assert_eq!(losses.due(10, start + 3 * LOSS_LOG_INTERVAL), None);
+    }
+
+    #[test]
+    fn spans_keep_their_place() {
+        let (queue, _) = Queue::<()>::bounded(1);
+        let mut headers = http::HeaderMap::new();
+        let caller = TraceContext::root([1, 2, 3], true);
+        headers.insert("traceparent", caller.to_value());
+        let context = Tracer::new(queue, 0.0).begin(&headers);
+        let span = Span { context, failure: Some("GW_X".to_owned()), ..Named("GET".to_owned()).into_span() };
+        let data = span.into_data(&InstrumentationScope::builder("test").build());
+        assert_eq!(data.span_context.trace_id().to_bytes(), caller.trace_id);
+        assert_eq!(data.parent_span_id.to_bytes(), caller.span_id);
+        assert!(data.parent_span_is_remote && data.span_context.is_sampled());
+        assert_eq!(data.status, opentelemetry::trace::Status::error("GW_X"));
+    }
+}

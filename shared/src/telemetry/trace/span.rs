@@ -1,0 +1,121 @@
+//! A finished span in OpenTelemetry's words. Made on the exporting thread.
+
+use std::borrow::Cow;
+use std::time::SystemTime;
+
+use http::Method;
+use http::uri::Authority;
+use opentelemetry::trace::{self, Event, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+
+use super::tracer::SpanContext;
+use crate::telemetry::mask::Masker;
+
+/// What a thread that serves requests knows when a span ends: plain figures, cheap to make and to move.
+pub trait Finished: Send + 'static {
+    /// Puts it into OpenTelemetry's words.
+    fn into_span(self) -> Span;
+}
+
+/// A span, by its semantic conventions.
+#[derive(Debug)]
+pub struct Span {
+    pub context: SpanContext,
+    pub kind: SpanKind,
+    pub name: Cow<'static, str>,
+    pub start: SystemTime,
+    pub end: SystemTime,
+    pub attributes: Vec<KeyValue>,
+    /// What happened in between, and when.
+    pub events: Vec<(&'static str, SystemTime)>,
+    /// It failed, and so.
+    pub failure: Option<String>,
+}
+
+impl Span {
+    pub(super) fn into_data(self, scope: &InstrumentationScope) -> SpanData {
+        let SpanContext { context, parent, .. } = self.context;
+        let flags = if context.sampled { TraceFlags::SAMPLED } else { TraceFlags::NOT_SAMPLED };
+        let (trace_id, span_id) = (TraceId::from_bytes(context.trace_id), SpanId::from_bytes(context.span_id));
+        let mut events = SpanEvents::default();
+        events.events = self.events.into_iter().map(|(name, at)| Event::new(name, at, Vec::new(), 0)).collect();
+        SpanData {
+            span_context: trace::SpanContext::new(trace_id, span_id, flags, false, TraceState::NONE),
+            parent_span_id: parent.map_or(SpanId::INVALID, SpanId::from_bytes),
+            parent_span_is_remote: parent.is_some(),
+            span_kind: self.kind,
+            name: self.name,
+            start_time: self.start,
+            end_time: self.end,
+            attributes: self.attributes,
+            dropped_attributes_count: 0,
+            events,
+            links: SpanLinks::default(),
+            status: self.failure.map_or(Status::Unset, Status::error),
+            instrumentation_scope: scope.clone(),
+        }
+    }
+}
+
+/// The name of a span for a request with this method, and the attributes that say which it was: others than those of
+/// RFC 9110 and PATCH are not to become names.
+pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'static, str> {
+    const KNOWN: [Method; 9] = [
+        Method::GET,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::HEAD,
+        Method::OPTIONS,
+        Method::PATCH,
+        Method::TRACE,
+        Method::CONNECT,
+    ];
+    if KNOWN.contains(method) {
+        attributes.push(KeyValue::new("http.request.method", method.as_str().to_owned()));
+        return Cow::Owned(method.as_str().to_owned());
+    }
+    attributes.push(KeyValue::new("http.request.method", "_OTHER"));
+    attributes.push(KeyValue::new("http.request.method_original", method.as_str().to_owned()));
+    Cow::Borrowed("HTTP")
+}
+
+/// Longest path that a span tells, in bytes.
+const PATH_MAX: usize = 1024;
+
+/// As much of a request's path as a span keeps, without secrets of the gateway.
+pub fn path(path: &str) -> Box<str> {
+    masked_path(path, &Masker::default())
+}
+
+/// As [`path`], without the secrets that `masker` knows.
+pub fn masked_path(path: &str, masker: &Masker) -> Box<str> {
+    let cut = |path: &str| path[..path.floor_char_boundary(PATH_MAX)].into();
+    // Masked first: a cut within a secret would leave a part that is not recognised.
+    masker.mask(path.as_bytes()).map_or_else(|| cut(path), |masked| cut(&String::from_utf8_lossy(&masked)))
+}
+
+/// The attributes that say whom a request was for.
+pub fn server(authority: &Authority, attributes: &mut Vec<KeyValue>) {
+    attributes.push(KeyValue::new("server.address", authority.host().to_owned()));
+    if let Some(port) = authority.port_u16() {
+        attributes.push(KeyValue::new("server.port", i64::from(port)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::secret::Secret;
+
+    #[test]
+    fn paths_are_cut_between_characters_and_tell_no_secret() {
+        let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
+        assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
+        assert_eq!(&*masked_path("/a/gw_sk_b.c/d/0123456789", &masker), "/a/gw_sk_b.***/d/gw_admin.***");
+        // The cut is within the secret.
+        let before = format!("/{}", "a".repeat(PATH_MAX - 6));
+        assert_eq!(*masked_path(&format!("{before}0123456789"), &masker), format!("{before}gw_ad"));
+    }
+}
