@@ -3,8 +3,8 @@
 use gw_shared::http::Part;
 use gw_shared::runtime;
 
-use crate::downstream::{BodyError, CallerGone, RequestBody};
 use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, RequestBody};
 use crate::limits;
 
 /// Reads a body of at most [`limits::PLATFORM_BODY`] bytes within [`limits::PLATFORM_BODY_WITHIN`].

@@ -3,7 +3,6 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,18 +14,17 @@ use http::{Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
-use super::address_limits::{Endpoint, charge};
+use super::address_limits::Endpoint;
 use super::scope::Scope;
-use super::{body, json};
+use super::{Apex, body, json};
 use crate::auth::jwt::Claims;
 use crate::clock::Timestamp;
-use crate::downstream::{CallerGone, RequestBody};
 use crate::error::Error;
 use crate::hostname::tenant_label;
-use crate::request_scope::Journey;
+use crate::http_message::{CallerGone, RequestBody};
+use crate::request_scope::{RequestScope, Stage};
 use crate::store::Directory;
 use crate::strict_json;
-use crate::worker::Core;
 
 /// Request of a client, before any check. Unknown fields are ignored; a field must not appear twice. In a form, fields
 /// without a value count as omitted (RFC 6749 §3.2). In JSON, only `null` counts as omitted: an empty string is a value.
@@ -63,45 +61,47 @@ pub(crate) enum Denial {
     Unavailable(&'static str),
 }
 
-pub(super) async fn serve(
-    journey: &Journey,
-    request: &RequestHead,
-    body: &mut impl RequestBody,
-) -> Result<Response<Vec<u8>>, CallerGone> {
-    let core = &journey.core;
-    let minted = match admit(core, request, journey.client).await {
-        Ok(()) => match body::read(body).await? {
-            Ok(body) => parse(&request.headers, &body).and_then(|asked| {
-                mint(&core.directory(), &core.issuer, &asked, Timestamp::now(), core.policy.token_lifetime)
-            }),
-            Err(error) => Err(Denial::InvalidRequest(error.to_string())),
-        },
-        Err(denial) => Err(denial),
-    };
-    Ok(match minted {
-        Ok(token) => {
-            core.counters.tokens_minted.increment();
-            let mut response = json(StatusCode::OK, serde_json::to_vec(&token).unwrap_or_default(), "no-store");
-            response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
-            response
-        }
-        Err(denial) => {
-            core.counters.tokens_denied.increment();
-            let (_, code, _) = denial.parts();
-            journey.has_code(code);
-            denial.response(core.region.apex())
-        }
-    })
-}
-
-async fn admit(core: &Rc<Core>, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
-    if request.method != Method::POST {
-        return Err(Denial::MethodNotAllowed);
+impl Apex {
+    pub(super) async fn serve_token(
+        &self,
+        request_scope: &RequestScope,
+        request: &RequestHead,
+        body: &mut impl RequestBody,
+    ) -> Result<Response<Vec<u8>>, CallerGone> {
+        let minted = match self.admit_token_request(request, request_scope.client).await {
+            Ok(()) => match body::read(body).await? {
+                Ok(body) => parse(&request.headers, &body).and_then(|token_request| {
+                    mint(&self.directory.get(), &self.issuer, &token_request, Timestamp::now(), self.token_lifetime)
+                }),
+                Err(error) => Err(Denial::InvalidRequest(error.to_string())),
+            },
+            Err(denial) => Err(denial),
+        };
+        Ok(match minted {
+            Ok(token) => {
+                self.counters.tokens_minted.increment();
+                let mut response = json(StatusCode::OK, serde_json::to_vec(&token).unwrap_or_default(), "no-store");
+                response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
+                response
+            }
+            Err(denial) => {
+                self.counters.tokens_denied.increment();
+                let (_, code, _) = denial.parts();
+                request_scope.note(Stage::RefusedWithCode(code));
+                denial.response(self.region.apex())
+            }
+        })
     }
-    charge(core, Endpoint::Token, client).await.map_err(|error| match error.retry_after_seconds() {
-        Some(seconds) if matches!(error, Error::AddressRateLimited { .. }) => Denial::RateLimited { seconds },
-        _ => Denial::Unavailable("the gateway is overloaded; try again"),
-    })
+
+    async fn admit_token_request(&self, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
+        if request.method != Method::POST {
+            return Err(Denial::MethodNotAllowed);
+        }
+        self.charge(Endpoint::Token, client).await.map_err(|error| match error.retry_after_seconds() {
+            Some(seconds) if matches!(error, Error::AddressRateLimited { .. }) => Denial::RateLimited { seconds },
+            _ => Denial::Unavailable("the gateway is overloaded; try again"),
+        })
+    }
 }
 
 /// Reads a token request out of body and `Authorization`.

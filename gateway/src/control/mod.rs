@@ -16,13 +16,14 @@ mod page;
 mod replay;
 mod service;
 mod signing_key;
+mod workers;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::files;
@@ -39,28 +40,24 @@ pub use inventory::Inventory;
 use name::checked_name;
 pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
 pub use page::{Page, PageQuery};
-pub(crate) use replay::not_captured;
+pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
+pub(crate) use workers::Workers;
 
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
 use crate::limit::{Bucket, Rate};
-use crate::mailbox::Message;
-use crate::ownership::WorkerId;
 use crate::store::{
     AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
 };
-use crate::telemetry::counters::{Scrape, WorkerReport};
+use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
 use crate::tls::pki::{Authority, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
-use crate::worker::Peers;
 
-/// How long a worker may take to report.
-const REPORT_WITHIN: Duration = Duration::from_secs(2);
 /// 43 of base62 hold 256 bits: the length of every secret we make.
 pub(crate) const SECRET_LENGTH: usize = 43;
 
@@ -76,7 +73,7 @@ pub struct Control {
     tls: TlsMaterial,
     admin_token: Secret,
     admin_hosts: Vec<String>,
-    peers: Arc<Peers>,
+    workers: Arc<dyn Workers>,
 }
 
 /// The records, and where they are kept: always the same.
@@ -195,7 +192,7 @@ impl<T> Plan<T> {
 
 impl Control {
     /// Opens the data folder: records, authority, admin token; makes what is not there.
-    pub(crate) fn open(config: &Config, peers: Arc<Peers>) -> Result<Self, ControlError> {
+    pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
         files::create_private_dir(&config.data_dir)?;
         // First: it says whether another process uses the folder.
         let store_path = config.data_dir.join("gw.sqlite");
@@ -224,7 +221,7 @@ impl Control {
             tls,
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
             admin_hosts: config.admin_hosts.clone(),
-            peers,
+            workers,
         };
         if let Err(error) = control.maintain(Timestamp::now()) {
             // What is due can wait, as on a full disk; without any key there would be no tokens at all.
@@ -330,7 +327,7 @@ impl Control {
         let directory = Arc::new(self.directory(&state.records));
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
-        self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
+        self.workers.publish_directory(&directory);
         if let Some(watcher) = &state.watcher {
             // Full: told already. Disconnected: not wanted any more.
             let _ = watcher.try_send(());
@@ -380,7 +377,7 @@ impl Control {
     /// Reads the server certificate again. On failure the old one stays in use.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
         let certificates = Arc::new(self.tls.reload()?);
-        self.tell_workers(|| Message::Certificates(Arc::clone(&certificates)));
+        self.workers.publish_certificates(&certificates);
         Ok(())
     }
 
@@ -395,42 +392,14 @@ impl Control {
     }
 
     fn scrape(&self, with_services: bool) -> Vec<WorkerReport> {
-        let mut received = self.ask_workers(|reply| Message::Scrape(Scrape { reply, with_services }));
+        let mut received = self.workers.reports(with_services);
         received.sort_by_key(|report: &WorkerReport| report.worker);
         received
     }
 
-    /// Asks every worker; the answers of those that answer in time.
-    pub(crate) fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
-        self.ask_workers_within(REPORT_WITHIN, question)
-    }
-
-    /// As [`Self::ask_workers`], with another time limit for all answers together.
-    pub(crate) fn ask_workers_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
-        let deadline = Instant::now() + within;
-        let (reply, answers) = crossbeam_channel::bounded(self.peers.mailboxes.len());
-        self.tell_workers(|| question(reply.clone()));
-        drop(reply);
-        std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
-    }
-
-    /// How many there are.
+    /// Number of workers.
     pub fn workers(&self) -> usize {
-        self.peers.mailboxes.len()
-    }
-
-    pub(crate) fn tell_workers(&self, message: impl Fn() -> Message) {
-        for mailbox in &self.peers.mailboxes {
-            // Fails only for a worker that has ended.
-            let _ = mailbox.post_blocking(message());
-        }
-    }
-
-    pub(crate) fn tell_worker(&self, worker: WorkerId, message: Message) {
-        if let Some(mailbox) = self.peers.mailboxes.get(worker.0) {
-            // Fails only for a worker that has ended.
-            let _ = mailbox.post_blocking(message);
-        }
+        self.workers.count()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -439,7 +408,7 @@ impl Control {
     }
 
     fn directory(&self, records: &Records) -> Directory {
-        Directory::new(records, &self.region, self.peers.mailboxes.len())
+        Directory::new(records, &self.region, self.workers.count())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Requests that were kept, to be relayed again.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +9,9 @@ use bytes::Bytes;
 use gw_shared::http::InvalidHead;
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::uri::PathAndQuery;
+use http::Method;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
@@ -17,10 +19,27 @@ use utoipa::ToSchema;
 use super::{Actor, Control, ControlError};
 use crate::hostname::tenant_label;
 use crate::limits;
-use crate::mailbox::Message;
 use crate::ownership;
-use crate::relay::Replay;
 use crate::telemetry::request_log::CapturedRequest;
+
+/// Fields of a replayed request that its body decides.
+pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [header::EXPECT, header::TRANSFER_ENCODING, header::CONTENT_LENGTH];
+
+/// A captured request to relay again.
+pub(crate) struct Replay {
+    pub(crate) original: RequestId,
+    /// Label of the service.
+    pub(crate) label: String,
+    pub(crate) hostname: Authority,
+    pub(crate) method: Method,
+    pub(crate) target: PathAndQuery,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// Client address of the original.
+    pub(crate) caller: IpAddr,
+    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the request.
+    pub(crate) reply: oneshot::Sender<RequestId>,
+}
 
 /// What is to be different this time. What is left out stays as it was.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -83,7 +102,7 @@ impl Control {
             None => method,
             Some(method) => method.parse().map_err(|_| ControlError::invalid("method", "a method, like POST"))?,
         };
-        if method == http::Method::CONNECT {
+        if method == Method::CONNECT {
             return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
@@ -106,8 +125,8 @@ impl Control {
             caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
             reply,
         };
-        let owner = ownership::owner(&service.hostname, self.workers());
-        let posted = self.peers.mailboxes[owner.0].post(Message::Replay(Box::new(replay)));
+        let owner = ownership::owner(&service.hostname, self.workers.count());
+        let posted = self.workers.replay(owner, Box::new(replay));
         posted.map_err(|_| ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned()))?;
         Ok(ended)
     }

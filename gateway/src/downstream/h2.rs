@@ -23,17 +23,16 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode};
 
+use super::Refusals;
 use super::upload_window::UploadWindow;
-use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
 use crate::client_address::Peer;
-use crate::connections::Registered;
+use crate::connections::ConnectionGuard;
 use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
 use crate::http2::frame_meter::{CALLER, Meter, Metered};
 use crate::limit::Bucket;
 use crate::limits;
-use crate::relay::{self, Outcome};
-use crate::upstream::ResponseHead;
-use crate::worker::Core;
+use crate::route::Router;
 
 /// ALPN protocol (RFC 9113 §3.3).
 pub(crate) const ALPN: &[u8] = b"h2";
@@ -53,8 +52,8 @@ fn settings() -> h2::server::Builder {
 }
 
 /// Serves one connection until either side ends it.
-pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
-    registered.expect_by(Instant::now() + limits::HEAD);
+pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
+    guard.expect_by(Instant::now() + limits::HEAD);
     let peer_end = stream.socket().closer();
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
     let meter = Rc::new(Meter::new(CALLER, Instant::now()));
@@ -63,13 +62,13 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         Ok(http2) => http2,
         Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
     };
-    registered.idle_until(Instant::now() + limits::IDLE);
+    guard.idle_until(Instant::now() + limits::IDLE);
     let connection = Rc::new(Connection {
-        peer: Peer::new(peer, Some(registered.socket_use())),
-        registered,
+        peer: Peer::new(peer, Some(guard.socket_use())),
+        guard,
         open: Cell::new(0),
         resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-        refusals: RefCell::new(Refusals::new(&core, peer)),
+        refusals: RefCell::new(Refusals::new(&router, peer)),
         abuse: Cell::new(None),
         meter,
         driver: RefCell::default(),
@@ -81,12 +80,12 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 return Poll::Ready(Either::Left(reason));
             }
             upload_window.look(&mut http2, connection.open.get());
-            connection.registered.carried();
+            connection.guard.carried();
             loop {
                 match ready!(http2.poll_accept(cx)) {
                     Some(Ok((request, respond))) => {
-                        let (core, open) = (Rc::clone(&core), connection.begin());
-                        runtime::spawn(serve_request(core, request, respond, open));
+                        let (router, open) = (Rc::clone(&router), connection.begin());
+                        runtime::spawn(serve_request(router, request, respond, open));
                     }
                     Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
                     None => return Poll::Ready(Either::Right(None)),
@@ -97,15 +96,15 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             // GOAWAY; what runs still ends.
             Either::Left(End::Goodbye) => http2.graceful_shutdown(),
             Either::Left(End::Abuse(reason)) => {
-                core.counters.abused(reason);
+                router.observers.counters.abused(reason);
                 tracing::debug!(%peer, "connection ended: too many {reason}");
-                connection.registered.expect_by(Instant::now() + limits::LINGER);
+                connection.guard.expect_by(Instant::now() + limits::LINGER);
                 http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
             }
             Either::Right(None) => break,
             Either::Right(Some(error)) => {
                 if error.is_go_away() && error.is_library() {
-                    core.counters.abused("http2");
+                    router.observers.counters.abused("http2");
                     ending.abuse = true;
                 }
                 tracing::debug!(%peer, %error, "HTTP/2 ended");
@@ -113,11 +112,11 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         }
     }
-    connection.registered.closes();
+    connection.guard.closes();
     drop(http2);
     if ending.abuse {
         // It has sent more than was read, and is to see why that was enough.
-        connection.registered.expect_by(Instant::now() + limits::LINGER);
+        connection.guard.expect_by(Instant::now() + limits::LINGER);
         peer_end.linger(limits::LINGER_BYTES).await;
     }
 }
@@ -125,7 +124,7 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
 /// What the requests of one connection share.
 struct Connection {
     peer: Peer,
-    registered: Registered,
+    guard: ConnectionGuard,
     /// Requests being served.
     open: Cell<usize>,
     /// Requests that the caller may still take back.
@@ -159,7 +158,7 @@ impl Connection {
     fn begin(self: &Rc<Self>) -> Open {
         self.meter.became_request();
         self.open.set(self.open.get() + 1);
-        self.registered.busy();
+        self.guard.busy();
         Open(Rc::clone(self))
     }
 
@@ -175,7 +174,7 @@ impl Connection {
         if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
             *driver = Some(cx.waker().clone());
         }
-        if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
+        if !ending.goodbye && self.guard.poll_leave(cx).is_ready() {
             ending.goodbye = true;
             return Poll::Ready(End::Goodbye);
         }
@@ -210,12 +209,17 @@ impl Drop for Open {
         let open = self.0.open.get() - 1;
         self.0.open.set(open);
         if open == 0 && self.0.abuse().is_none() {
-            self.0.registered.idle_until(Instant::now() + limits::IDLE);
+            self.0.guard.idle_until(Instant::now() + limits::IDLE);
         }
     }
 }
 
-async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: SendResponse<Bytes>, connection: Open) {
+async fn serve_request(
+    router: Rc<Router>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    connection: Open,
+) {
     let (parts, mut body) = request.into_parts();
     if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
         // The h2 crate has reset the stream, or the caller has; else dropping it does.
@@ -227,18 +231,18 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
         Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
     let mut body = Body { body: Incoming::new(body), unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
-        Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
+        Ok(head) => router.serve(head, &connection.0.peer, &mut body, &mut response).await,
         Err(refused) => {
             let (invalid, parts) = *refused;
             let error = Error::invalid_head(invalid.clone());
             if let InvalidHead::Malformed(reason) = invalid {
                 tracing::debug!(reason, "malformed request of HTTP/2");
-                core.counters.refused(&error);
+                router.observers.counters.refused(&error);
                 stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 return connection.0.count_refusal();
             }
             let head = UnreadHead::of_http2(parts);
-            relay::refuse_unread(&core, head, &connection.0.peer, &error, &mut response).await
+            router.refuse_unread(head, &connection.0.peer, &error, &mut response).await
         }
     };
     match outcome {

@@ -16,7 +16,7 @@ pub(crate) struct Arrivals {
 }
 
 /// One connection of an address; no longer counted when dropped.
-pub(crate) struct Place {
+pub(crate) struct AddressSlot {
     arrivals: Rc<Arrivals>,
     address: AddressKey,
 }
@@ -45,14 +45,14 @@ impl Arrivals {
     }
 
     /// Counts a new connection in.
-    pub(crate) fn admit(self: &Rc<Self>, address: IpAddr, now: Instant) -> Result<Place, TooMany> {
+    pub(crate) fn admit(self: &Rc<Self>, address: IpAddr, now: Instant) -> Result<AddressSlot, TooMany> {
         let place = self.keep(address)?;
         self.rate.borrow_mut().take(address, now).map_err(|_| TooMany::New)?;
         Ok(place)
     }
 
     /// Counts in a connection that another worker has admitted.
-    pub(crate) fn keep(self: &Rc<Self>, address: IpAddr) -> Result<Place, TooMany> {
+    pub(crate) fn keep(self: &Rc<Self>, address: IpAddr) -> Result<AddressSlot, TooMany> {
         let address = address.into();
         let mut open = self.open.borrow_mut();
         let of_address = open.entry(address).or_default();
@@ -60,11 +60,11 @@ impl Arrivals {
             return Err(TooMany::Open);
         }
         *of_address += 1;
-        Ok(Place { arrivals: Rc::clone(self), address })
+        Ok(AddressSlot { arrivals: Rc::clone(self), address })
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressSlot {
     fn drop(&mut self) {
         let mut open = self.arrivals.open.borrow_mut();
         if let Some(of_address) = open.get_mut(&self.address) {
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_flood_of_addresses_leaves_nothing_behind() {
         let arrivals = Arrivals::new(1, Rate::new(1, 1).unwrap());
-        let places: Vec<Place> = (0..10_000u32).map(|n| arrivals.keep(IpAddr::V4(n.into())).unwrap()).collect();
+        let places: Vec<AddressSlot> = (0..10_000u32).map(|n| arrivals.keep(IpAddr::V4(n.into())).unwrap()).collect();
         assert_eq!(arrivals.open.borrow().len(), 10_000);
         drop(places);
         assert!(arrivals.open.borrow().capacity() < 100);

@@ -6,14 +6,11 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::Sender;
 use gw_shared::files;
 use serde::{Deserialize, Serialize};
 
 use super::Rate;
-use crate::control::Control;
 use crate::limits;
-use crate::mailbox::Message;
 
 /// Age beyond which a file is not used.
 const AGE_MAX: Duration = Duration::from_hours(24);
@@ -59,16 +56,6 @@ pub(crate) fn bounded(mut levels: Vec<Level>) -> Vec<Level> {
         levels.truncate(limits::LEVELS);
     }
     levels
-}
-
-/// Asks the workers for their levels. Logs how many workers did not answer.
-pub(crate) fn of_workers(control: &Control, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
-    let levels = control.ask_workers_within(limits::LEVELS_WITHIN, question);
-    let missing = control.workers() - levels.len();
-    if missing > 0 {
-        tracing::warn!("levels of {missing} workers are missing: their limits start full");
-    }
-    levels.concat()
 }
 
 /// Removes the file after a start. Used once: after a crash the file would be out of date.

@@ -1,6 +1,7 @@
 //! The buckets of the services that one worker owns. While one process takes over from another they are in one of the
 //! two, and requests of both are taken out of them there.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,13 +10,11 @@ use std::time::{Duration, Instant};
 use gw_shared::runtime;
 use tokio::sync::watch;
 
-use super::{Bucket, Level};
+use super::{Bucket, Level, PredecessorCharge, SuccessorBuckets};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::ownership::WorkerId;
-use crate::process::takeover::{Charges, Take};
 use crate::store::{Directory, Service};
-use crate::worker::Core;
 
 /// A request that was authenticated and then admitted by its service's bucket, on the service's owner.
 pub(crate) struct Admitted(pub(crate) Authenticated);
@@ -32,7 +31,7 @@ enum Place {
     /// Here, once the predecessor has told their levels.
     Coming(watch::Sender<()>),
     /// In the process that has taken over from this one.
-    AtSuccessor(Charges),
+    AtSuccessor(SuccessorBuckets),
 }
 
 impl Buckets {
@@ -64,9 +63,9 @@ impl Buckets {
     }
 
     /// Leaves the buckets to the process that takes over: the levels of those that are not full.
-    pub(crate) fn hand_over(&mut self, charges: Charges, now: Instant) -> Vec<Level> {
+    pub(crate) fn hand_over(&mut self, successor: SuccessorBuckets, now: Instant) -> Vec<Level> {
         let levels = self.levels(now);
-        self.place = Place::AtSuccessor(charges);
+        self.place = Place::AtSuccessor(successor);
         self.by_label.clear();
         levels
     }
@@ -110,47 +109,48 @@ impl Buckets {
 }
 
 /// Admits a request, wherever its bucket is.
-pub(crate) async fn admit(core: &Core, request: Authenticated) -> Result<Admitted, Error> {
-    take(core, &request.service).await?;
+pub(crate) async fn admit(buckets: &RefCell<Buckets>, request: Authenticated) -> Result<Admitted, Error> {
+    take(buckets, &request.service).await?;
     Ok(Admitted(request))
 }
 
-async fn take(core: &Core, service: &Service) -> Result<(), Error> {
+async fn take(buckets: &RefCell<Buckets>, service: &Service) -> Result<(), Error> {
     loop {
-        let (mut coming, at_successor) = match &core.buckets.borrow().place {
+        let (mut coming, at_successor) = match &buckets.borrow().place {
             Place::Here => (None, None),
             Place::Coming(levels) => (Some(levels.subscribe()), None),
-            Place::AtSuccessor(charges) => (None, Some(charges.clone())),
+            Place::AtSuccessor(successor) => (None, Some(successor.clone())),
         };
         if let Some(levels) = &mut coming {
-            // An error is the end of the wait, too.
+            // A dropped sender ends the wait, too.
             let _ = levels.changed().await;
-        } else if let Some(charges) = at_successor {
-            return charges.take(&service.label).await;
+        } else if let Some(successor) = at_successor {
+            return successor.take(&service.label).await;
         } else {
-            let taken = core.buckets.borrow_mut().take(service, Instant::now());
+            let taken = buckets.borrow_mut().take(service, Instant::now());
             return taken.map_err(|retry_after| Error::RateLimited { retry_after });
         }
     }
 }
 
-/// Takes a request of the predecessor out of its bucket.
-pub(crate) fn serve_predecessor(core: &Rc<Core>, request: Take) {
-    let Some(service) = core.directory().service(&request.service).cloned() else {
-        // Deleted: it has no bucket, and the predecessor is told that it is gone.
-        return request.answer(None);
+/// Admits a request of the predecessor by the bucket of its service.
+pub(crate) fn admit_for_predecessor(buckets: &Rc<RefCell<Buckets>>, directory: &Directory, request: PredecessorCharge) {
+    let PredecessorCharge { service, answer } = request;
+    let Some(service) = directory.service(&service).cloned() else {
+        // The service was deleted: it has no bucket, and no tunnel will take the request.
+        return answer(None);
     };
-    if core.buckets.borrow().are_here() {
-        let taken = core.buckets.borrow_mut().take(&service, Instant::now());
-        return request.answer(taken.err());
+    if buckets.borrow().are_here() {
+        let taken = buckets.borrow_mut().take(&service, Instant::now());
+        return answer(taken.err());
     }
-    let core = Rc::clone(core);
+    let buckets = Rc::clone(buckets);
     runtime::spawn(async move {
-        match take(&core, &service).await {
-            Ok(()) => request.answer(None),
-            Err(Error::RateLimited { retry_after }) => request.answer(Some(retry_after)),
-            // The predecessor sees the end of this process soon.
-            Err(_) => request.answer(Some(Duration::from_secs(1))),
+        match take(&buckets, &service).await {
+            Ok(()) => answer(None),
+            Err(Error::RateLimited { retry_after }) => answer(Some(retry_after)),
+            // The predecessor will see the end of this process.
+            Err(_) => answer(Some(Duration::from_secs(1))),
         }
     });
 }

@@ -23,7 +23,7 @@ use crate::limits;
 use crate::memory::relay::AccountMemory;
 
 /// The pace of one tunnel.
-pub(crate) struct Pace {
+pub(crate) struct FlowControl {
     gauge: Gauge,
     /// The time, as of the last bytes: nothing else makes it worth looking.
     last_received: Rc<Cell<Instant>>,
@@ -49,7 +49,7 @@ pub(crate) struct Pace {
     connection_streams: Cell<usize>,
 }
 
-impl Pace {
+impl FlowControl {
     pub(crate) fn new(socket: &Socket, memory: AccountMemory) -> Self {
         let last_received = socket.last_received();
         Self {
@@ -228,7 +228,7 @@ fn connection_streams(open: usize, before: usize) -> usize {
     open.next_power_of_two().clamp(settings::FIRST_STREAMS, settings::STREAMS_MAX.next_power_of_two())
 }
 
-impl Drop for Pace {
+impl Drop for FlowControl {
     fn drop(&mut self) {
         self.set_excess(0);
     }

@@ -19,10 +19,10 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 
-use super::{Passage, ResponseHead, Source};
+use super::{Frame, Progress, Source};
 use crate::error::Error;
+use crate::http_message::ResponseHead;
 use crate::limits;
-use crate::pipe::Frame;
 use crate::tunnel::session::InFlight;
 
 /// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
@@ -30,14 +30,14 @@ const ADDED_FIELDS: usize = 2;
 
 /// What of a request decides how its response is read.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestTraits {
     is_head: bool,
     /// The protocol to switch to. Boxed, as is what else is rare: every request keeps room for it.
     protocol: Option<Box<Protocol>>,
 }
 
-impl Asked {
-    pub(super) fn by(request: &Request<()>) -> Self {
+impl RequestTraits {
+    pub(super) fn of(request: &Request<()>) -> Self {
         let was_head = request.headers().get(X_GW_UPGRADE_METHOD).is_some_and(|method| method == "HEAD");
         Self {
             is_head: request.method() == Method::HEAD || was_head,
@@ -47,29 +47,29 @@ impl Asked {
 }
 
 /// A response that is still to come on a stream of a tunnel.
-pub(crate) struct FromTunnel {
+pub(crate) struct TunnelResponse {
     /// `None` once the agent has sent something that no response may have.
     stream: Option<(h2::client::ResponseFuture, InFlight)>,
-    invalid: Option<Box<(InvalidResponse, Passage)>>,
-    asked: Asked,
+    invalid: Option<Box<(InvalidResponse, Progress)>>,
+    request: RequestTraits,
     budget: InterimBudget,
     /// Interim responses that arrived while an earlier one was being passed on. The budget bounds them.
     waiting: VecDeque<ResponseHead>,
 }
 
-impl FromTunnel {
-    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, asked: Asked) -> Self {
+impl TunnelResponse {
+    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, request: RequestTraits) -> Self {
         Self {
             stream: Some((response, in_flight)),
             invalid: None,
-            asked,
+            request,
             budget: InterimBudget::default(),
             waiting: VecDeque::new(),
         }
     }
 
-    pub(super) fn passage(&self) -> Passage {
-        self.stream.as_ref().map(|(_, in_flight)| in_flight.passage()).unwrap_or_default()
+    pub(super) fn progress(&self) -> Progress {
+        self.stream.as_ref().map(|(_, in_flight)| Progress::opened_here(in_flight.stream())).unwrap_or_default()
     }
 
     /// The next interim response; `None` when the next thing is a final one or an error.
@@ -102,44 +102,47 @@ impl FromTunnel {
             Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
             Err(invalid) => {
                 // Resets the stream, and with it goes what the agent has sent beyond.
-                self.invalid = self.stream.take().map(|(_, in_flight)| Box::new((invalid, in_flight.passage())));
+                self.invalid = self
+                    .stream
+                    .take()
+                    .map(|(_, in_flight)| Box::new((invalid, Progress::opened_here(in_flight.stream()))));
                 Poll::Ready(None)
             }
         }
     }
 
     /// The final head; to be called when there are no more interim ones.
-    pub(super) async fn head(self) -> (Passage, Result<(ResponseHead, Source), Error>) {
+    pub(super) async fn head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         let (response, in_flight) = match (self.stream, self.invalid) {
             (Some(stream), _) => stream,
             (None, Some(invalid)) => {
-                let (invalid, passage) = *invalid;
-                return (passage, Err(Error::invalid_response(invalid)));
+                let (invalid, progress) = *invalid;
+                return (progress, Err(Error::invalid_response(invalid)));
             }
-            (None, None) => return (Passage::default(), Err(Error::TunnelLost)),
+            (None, None) => return (Progress::default(), Err(Error::TunnelLost)),
         };
-        let mut passage = in_flight.passage();
+        let mut progress = Progress::opened_here(in_flight.stream());
         let received = match response.await {
-            Ok(response) => receive(response, in_flight, &self.asked, &mut passage).await,
+            Ok(response) => receive(response, in_flight, &self.request, &mut progress).await,
             // The h2 crate found the stream's frames to be malformed (RFC 9113 §8.1.1).
             Err(error) if error.is_reset() && error.is_library() => {
                 Err(Error::invalid_response(InvalidResponse::Http2))
             }
             Err(_) => Err(Error::TunnelLost),
         };
-        (passage, received)
+        (progress, received)
     }
 }
 
 async fn receive(
     response: Response<h2::RecvStream>,
     mut in_flight: InFlight,
-    asked: &Asked,
-    passage: &mut Passage,
+    request: &RequestTraits,
+    progress: &mut Progress,
 ) -> Result<(ResponseHead, Source), Error> {
     let (parts, mut body) = response.into_parts();
     let took = in_flight.open_for();
-    passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
+    progress.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
     if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
         let code = code.to_str().unwrap_or_default();
         return Err(match Error::from_agent(code, "") {
@@ -147,7 +150,7 @@ async fn receive(
             error => error,
         });
     }
-    let head = final_head(parts, asked, body.is_end_stream()).map_err(Error::invalid_response)?;
+    let head = final_head(parts, request, body.is_end_stream()).map_err(Error::invalid_response)?;
     if !head.has_body {
         // What the agent sends nevertheless is reset with the stream.
         return Ok((head, Source::Nothing));
@@ -157,10 +160,10 @@ async fn receive(
 }
 
 /// Checks a final head and cleans its fields for the next hop.
-fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
+fn final_head(parts: Parts, request: &RequestTraits, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
     let Parts { status, headers, .. } = parts;
     let switches = headers.contains_key(X_GW_UPGRADE);
-    let upgrade = if switches { Some(switched_to(status, &headers, asked)?) } else { None };
+    let upgrade = if switches { Some(switched_to(status, &headers, request)?) } else { None };
     check_status(status)?;
     let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
     check_fields(&headers)?;
@@ -171,7 +174,7 @@ fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHea
     }
     // Written in the one way where the head is written.
     content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
-    let never_has_body = asked.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let never_has_body = request.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
 }
 
@@ -180,9 +183,13 @@ fn check_values(fields: &HeaderMap) -> Result<(), InvalidResponse> {
     check_values_of_http2(fields).map_err(|_| InvalidResponse::Http2)
 }
 
-/// The protocol that the backend has switched to: the one that was asked for.
-fn switched_to(status: StatusCode, headers: &HeaderMap, asked: &Asked) -> Result<UpgradeProtocol, InvalidResponse> {
-    let protocol = asked.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
+/// The protocol that the backend has switched to: the one that the request asked for.
+fn switched_to(
+    status: StatusCode,
+    headers: &HeaderMap,
+    request: &RequestTraits,
+) -> Result<UpgradeProtocol, InvalidResponse> {
+    let protocol = request.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
     let mut named = headers.get_all(X_GW_UPGRADE).iter();
     let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_bytes());
     match (named.next(), named.next()) {

@@ -17,8 +17,7 @@ use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::requests::{not_kept, target};
 use crate::admin::{Admin, read_body};
-use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
-use crate::relay;
+use crate::control::{Control, ControlError, REPLAY_FRAMING, ReplayEdits, ReplayField, not_captured};
 use crate::telemetry::request_log::{RequestLog, Side};
 
 #[derive(Template)]
@@ -97,8 +96,7 @@ impl Recorded {
             (None, text) => ("as recorded", self.bytes, text.clone().unwrap_or_default()),
         };
         // The framing is the body's.
-        let is_framing =
-            |name: &str| relay::REPLAY_FRAMING.iter().any(|framing| framing.as_str().eq_ignore_ascii_case(name));
+        let is_framing = |name: &str| REPLAY_FRAMING.iter().any(|framing| framing.as_str().eq_ignore_ascii_case(name));
         headers.retain(|(name, _)| !is_framing(name));
         if length > 0 {
             headers.push(("content-length".to_owned(), length.to_string()));

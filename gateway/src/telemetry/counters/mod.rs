@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::Error;
+use crate::http_message::Outcome;
 use crate::ownership::WorkerId;
-use crate::relay::Outcome;
 use services::{ServiceReport, Services};
 
 /// A count that only its own worker touches.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use crate::auth::Principal as CallerId;
-use crate::relay::Outcome;
+use crate::http_message::Outcome;
 
 /// Longest request target that is kept, in bytes: all that pass (8 KiB).
 pub const TARGET_MAX: usize = 8 * 1024;
