@@ -15,6 +15,7 @@ use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::limit::Rate;
 use crate::limits;
+use crate::memory::process;
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 
@@ -111,7 +112,7 @@ impl Config {
             agent_certificate_lifetime: 24 * HOUR,
             token_lifetime: HOUR,
             signing_key_rotation: Some(30 * DAY),
-            relay_memory: limits::relay_memory(),
+            relay_memory: process::default_relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
             traces: None,

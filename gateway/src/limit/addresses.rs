@@ -40,6 +40,16 @@ impl From<IpAddr> for AddressKey {
     }
 }
 
+/// Places in the hash table of a full table. hashbrown fills seven eighths, half of them possibly with removed entries,
+/// before it cleans up.
+const PLACES: usize = limits::ADDRESSES.get() * 16 / 7;
+/// Bytes of a full table: entries with their two links, and for each place of the hash table two pointers and a byte.
+const TABLE_BYTES: usize =
+    limits::ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + PLACES * (2 * size_of::<usize>() + 1);
+
+// Bounds the memory of a flood of addresses.
+const _: () = assert!(PLACES.is_power_of_two() && TABLE_BYTES <= 3 * 1024 * 1024 / 2);
+
 impl AddressKey {
     /// The worker out of `workers` (at least one) that counts what this client asks of the platform.
     pub(crate) fn owner(self, workers: usize) -> WorkerId {

@@ -139,7 +139,7 @@ impl Gateway {
         let tunnel_grace = Arc::new(tunnel_grace);
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
-        let socket_budget = Arc::new(SocketBudget::new(limits::socket_memory(config.relay_memory), config.workers));
+        let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
         let mut workers = Vec::with_capacity(config.workers);
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
         for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {

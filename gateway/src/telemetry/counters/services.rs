@@ -166,6 +166,9 @@ pub(crate) fn merged<'a>(reports: impl IntoIterator<Item = &'a ServiceReport>) -
     sums.into_iter().map(|(label, stats)| ServiceReport { label: Arc::clone(label), stats }).collect()
 }
 
+// The counts of all services, and a copy of them for a report, stay below 2 MiB.
+const _: () = assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 
 pub use crate::auth::Principal as CallerId;
 use crate::http_message::Outcome;
+use crate::limits;
 
 /// Longest request target that is kept, in bytes: all that pass (8 KiB).
 pub const TARGET_MAX: usize = 8 * 1024;
@@ -190,3 +191,6 @@ impl Record {
         }
     }
 }
+
+// As many records as may wait fit into the bytes that may wait: the bound on bytes is never the only one.
+const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<Record>() + 64) <= limits::LOG_QUEUE_BYTES);
