@@ -1,4 +1,4 @@
-//! One request and its response between a connection of any HTTP version and the code that answers it.
+//! One request and its response, between the connection of a caller (of any HTTP version) and the code that serves it.
 
 use std::cell::RefCell;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,9 +15,9 @@ pub(crate) enum Outcome {
     Complete,
     /// The response went out whole and refused a caller that had not authenticated.
     Refused,
-    /// The response began and could not be completed: it must not look complete.
+    /// The response began and broke off: it must not look complete.
     Cut,
-    /// The caller went away.
+    /// The caller closed the connection or reset the stream.
     CallerGone,
 }
 
@@ -26,13 +26,13 @@ pub(crate) enum Outcome {
 pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// Data or trailers follow. Known before they arrive.
+    /// Data or trailers follow.
     pub(crate) has_body: bool,
-    /// The backend has switched to this protocol: its half of that follows.
+    /// The backend has switched to this protocol: the body is its direction of the connection.
     pub(crate) upgrade: Option<UpgradeProtocol>,
 }
 
-/// The caller closed the connection, or cannot be written to any more.
+/// The caller closed the connection, or cannot be written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallerGone;
 
@@ -43,41 +43,41 @@ pub(crate) enum BodyError {
     Malformed(InvalidBody),
 }
 
-/// The body of a request as it arrives.
+/// The body of a request.
 pub(crate) trait RequestBody {
-    /// The next part; [`Part::End`] again and again once it is complete.
+    /// The next part; [`Part::End`] repeatedly once the body is complete.
     async fn part(&mut self) -> Result<Part, BodyError>;
-    /// Nothing more will come: the part just returned was the last.
+    /// Whether the part just returned was the last.
     fn is_done(&self) -> bool;
-    /// Resolves when the caller is gone, and not before. Can be dropped and called again.
+    /// Resolves when the caller is gone. Can be dropped and called again.
     async fn gone(&mut self) -> CallerGone;
-    /// The caller has taken the request back already, as far as can be seen at no cost.
+    /// Whether the caller has already reset the request, as far as that is known without I/O.
     fn was_taken_back(&mut self) -> bool {
         false
     }
-    /// What follows is the caller's half of another protocol, until it ends that.
+    /// After an upgrade: further bytes are the caller's direction of the other protocol, until it ends.
     fn switch_protocols(&mut self);
 }
 
-/// Where the response to one request is written.
+/// Writer of the response to one request.
 pub(crate) trait ResponseSink {
-    /// Sends an interim response (1xx) at once, to a caller that understands such.
+    /// Sends an interim response (1xx) at once, if the version of the caller has them.
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
-    /// Writes the final head. With [`ResponseHead::upgrade`], data is our half of another protocol from here on.
+    /// Writes the final head. With [`ResponseHead::upgrade`], later data belongs to the other protocol.
     async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
-    /// Writes a piece of the body; `last` says that neither another one nor trailers follow.
+    /// Writes a piece of the body; `last` announces that neither data nor trailers follow.
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
-    /// Completes the response and sends what is left of it.
+    /// Completes the response and sends the rest of it.
     async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone>;
-    /// Sends what was written so far.
+    /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
-    /// A final head has been written: it is too late for another response.
+    /// Whether a final head was written: another response is impossible then.
     fn has_begun(&self) -> bool;
-    /// An error of ours comes next: a caller that does not take it is not waited for. Where the rest of the request
-    /// cannot be told from what follows, nothing may follow.
+    /// Announces an error response: the caller has a time limit to read it. If the rest of the request cannot be told
+    /// from a following request, the connection closes.
     fn begin_refusal(&mut self, request_is_readable: bool);
 
-    /// Writes a whole response of ours.
+    /// Writes a whole response of the gateway.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
         let head =

@@ -82,13 +82,13 @@ pub(crate) fn pipe<F: Frame>(
 }
 
 impl End {
-    /// Registers before the caller looks once more: what changes after that look raises a wake.
+    /// Registers before the caller checks again: a change after that check raises a wake.
     fn wait(&self, cx: &Context<'_>) {
         self.waker.register(cx.waker());
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// The second look found something: no wake is needed for what comes next.
+    /// The second check found a change: no wake is needed for the next one.
     fn stop_waiting(&self) {
         self.waiting.store(false, Ordering::SeqCst);
     }
@@ -151,7 +151,7 @@ impl<F: Frame> Sender<F> {
             *frame = Some(next);
             return Poll::Pending;
         }
-        // Counted before it can be received: the count never runs below zero.
+        // Counted before it can be received: the count never drops below zero.
         self.shared.in_flight.fetch_add(bytes, Ordering::SeqCst);
         match queue.try_send(next) {
             Ok(()) => {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_goes_away_is_noticed() {
+    fn a_dropped_end_is_noticed() {
         let (mail, inbox) = mailbox(16);
         let wakes: Arc<dyn Post<Wake>> = Arc::new(Mailboxes(vec![mail]));
         let pipe = move || pipe::<Body>(WorkerId(0), WorkerId(0), Arc::clone(&wakes));
@@ -337,7 +337,7 @@ mod tests {
             sender.closed().await;
             assert_eq!(sender.send(Body::End).await, Err(Closed));
 
-            // One that waits for credit too.
+            // Also a sender that waits for credit.
             let (mut sender, receiver) = pipe();
             sender.send(Body::Data(vec![0; limits::PIPE_BYTES])).await.unwrap();
             runtime::spawn(async move {

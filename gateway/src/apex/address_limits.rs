@@ -10,7 +10,7 @@ use super::Apex;
 use crate::error::Error;
 use crate::limit::{AddressKey, AddressLimits, Exhausted, Rate};
 
-/// What is counted separately.
+/// Endpoints that are limited separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Token,

@@ -1,4 +1,4 @@
-//! Reading a small request body whole.
+//! Reads a small request body whole.
 
 use gw_shared::http::Part;
 use gw_shared::runtime;

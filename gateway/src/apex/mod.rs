@@ -31,7 +31,7 @@ use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 
 const JWKS_PATH: &str = "/.well-known/jwks.json";
-/// How long verifiers may keep the key set: shorter than a new key is published before it signs.
+/// Cache time of the key set: shorter than the time between publication and first use of a key.
 const JWKS_CACHE: &str = "public, max-age=300";
 
 /// The apex endpoints of one worker.

@@ -1,5 +1,5 @@
-//! `POST /oauth/token`: access tokens by client credentials (RFC 6749 §4.4). Answered on the worker: everything it needs
-//! is in the directory, and a signature takes some 20 µs (benches/).
+//! `POST /oauth/token`: access tokens for client credentials (RFC 6749 §4.4). Served on the worker: the directory has
+//! everything it needs, and a signature takes about 20 µs (benches/).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -48,7 +48,7 @@ struct TokenResponse {
     scope: Option<String>,
 }
 
-/// Why no token is issued (RFC 6749 §5.2), with what to do about it.
+/// Why no token is issued (RFC 6749 §5.2), and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Denial {
     InvalidRequest(String),
@@ -104,7 +104,7 @@ impl Apex {
     }
 }
 
-/// Reads a token request out of body and `Authorization`.
+/// Parses a token request from the body and `Authorization`.
 pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, Denial> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -117,18 +117,18 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
             return Err(Denial::InvalidRequest(message.to_owned()));
         }
     };
-    // An empty `grant_type` in JSON was sent and is another one than `client_credentials`.
+    // An empty `grant_type` in JSON is an unsupported value, not an omitted one.
     for field in [&mut request.client_id, &mut request.scope] {
         field.take_if(|value| value.is_empty());
     }
     request.client_secret.take_if(|secret| secret.reveal().is_empty());
     let mut authorizations = headers.get_all(header::AUTHORIZATION).iter();
     let (authorization, None) = (authorizations.next(), authorizations.next()) else {
-        return Err(Denial::InvalidRequest("Authorization is there more than once".to_owned()));
+        return Err(Denial::InvalidRequest("Authorization appears more than once".to_owned()));
     };
     if let Some(authorization) = authorization {
         let (id, secret) = authorization.to_str().ok().and_then(parse_basic).ok_or(Denial::InvalidClient)?;
-        // One way of authenticating at a time (RFC 6749 §2.3).
+        // A client uses one authentication method per request (RFC 6749 §2.3).
         if request.client_secret.is_some() || request.client_id.as_ref().is_some_and(|other| *other != id) {
             let message = "authenticate by Authorization or in the body, not both".to_owned();
             return Err(Denial::InvalidRequest(message));
@@ -150,7 +150,7 @@ fn parse_form(body: &[u8]) -> Result<TokenRequest, Denial> {
             _ => false,
         };
         if repeated {
-            return Err(Denial::InvalidRequest(format!("{name} is there more than once")));
+            return Err(Denial::InvalidRequest(format!("{name} appears more than once")));
         }
     }
     Ok(request)
@@ -230,7 +230,7 @@ impl Denial {
 
     pub(crate) fn response(&self, realm: &str) -> Response<Vec<u8>> {
         let (status, error, description) = self.parts();
-        // RFC 6749 §5.2: of ASCII, neither quote nor backslash may stand in a description.
+        // A description has no quote and no backslash (RFC 6749 §5.2).
         let description: String = description
             .chars()
             .map(|c| match c {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn all_three_ways_of_asking_say_the_same() {
+    fn form_json_and_basic_parse_to_one_request() {
         let expected = [Some("client_credentials"), Some("a"), Some("b c"), Some("account:x service:y")];
         let json = r#"{"grant_type":"client_credentials","client_id":"a","client_secret":"b c",
             "scope":"account:x service:y","audience":"ignored"}"#;
@@ -287,7 +287,7 @@ mod tests {
         let basic = format!("basic {}", STANDARD.encode("a:b+c"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed), expected);
-        // Nothing of a secret is left out.
+        // Every part of a credential is significant.
         let basic = format!("basic {}", STANDARD.encode("a:b%26c&d=e"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed)[2], Some("b&c&d=e"));
@@ -318,7 +318,7 @@ mod tests {
         assert!(message(json, None, "[").contains("JSON"));
         assert!(message(json, None, r#"{"client_id":5}"#).contains("JSON"));
         assert!(message(json, None, r#"{"scope":"a","scope":"b"}"#).contains("duplicate field `scope`"));
-        assert_eq!(message(form, None, "scope=a&scope=b"), "scope is there more than once");
+        assert_eq!(message(form, None, "scope=a&scope=b"), "scope appears more than once");
         let basic = format!("Basic {}", STANDARD.encode("a:b"));
         assert!(message(form, Some(&basic), "client_secret=b").contains("not both"));
         assert!(message(form, Some(&basic), "client_id=other").contains("not both"));

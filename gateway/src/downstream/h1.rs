@@ -26,10 +26,10 @@ use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::route::Router;
 
-/// Largest rest of a request body that is read and thrown away to keep a connection, in bytes.
+/// Longest rest of a request body that is read and dropped to keep a connection, in bytes.
 const DISCARD_MAX: u64 = 64 * 1024;
 
-/// Serves one connection until either side ends it: requests one after another, answered in order.
+/// Serves one connection until either side ends it: requests one after another, responses in the same order.
 pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
     let mut buffer = BytesMut::new();
     let mut refusals = Refusals::new(&router, peer);
@@ -43,13 +43,14 @@ pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, g
         };
         guard.busy();
         match serve_request(&router, &stream, &mut buffer, head, &peer, &guard).await {
-            // In a drain too, if the response has promised it: the next one says that the connection ends.
+            // Also in a drain, if the response announced a persistent connection: the next response announces the
+            // close.
             Next::KeepAlive => {}
             Next::Refused if !refusals.count() => {
                 router.observers.counters.abused("refusals");
                 return http1::linger(&stream, &guard).await;
             }
-            // Of those that were sent at once, none waits for anything: others get their turn in between.
+            // Pipelined refusals never wait for I/O: yield between them.
             Next::Refused => runtime::yield_now().await,
             Next::Close => return http1::linger(&stream, &guard).await,
             Next::Abort => return,
@@ -57,19 +58,19 @@ pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, g
         guard.idle_until(Instant::now() + limits::IDLE);
     }
     guard.closes();
-    // The caller may be gone already.
+    // Fails if the caller has closed the connection.
     let _ = stream.close().await;
 }
 
-/// What becomes of a connection after a request.
+/// What happens to a connection after a request.
 enum Next {
     KeepAlive,
-    /// The same, after a refusal to a stranger.
+    /// Keep the connection, and count the refusal of an unauthenticated request.
     Refused,
-    /// The response is whole; what the caller still sends is of no use.
+    /// The response is complete; the rest of the request is not read.
     Close,
-    /// The response is not whole. The connection ends without `close_notify` (RFC 8446 §6.1) and by a reset, since some
-    /// callers take any other end for the end of a body that has no length.
+    /// The response is incomplete. The connection ends with a reset and without `close_notify` (RFC 8446 §6.1): some
+    /// callers take any other end for the end of a body without a length.
     Abort,
 }
 
@@ -106,7 +107,7 @@ async fn serve_request(
     };
     let outcome = router.serve(head, peer, &mut body, &mut response).await;
     let keep_alive = response.keep_alive;
-    // The response is written: what is left to read of the request has a time limit again.
+    // After the response, the rest of the request has a time limit again.
     guard.expect_by(Instant::now() + limits::LINGER);
     match outcome {
         Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
@@ -130,7 +131,7 @@ async fn serve_request(
     }
 }
 
-/// Answers a request that could not be understood, and closes: nothing after it can be trusted to be a request.
+/// Refuses a request whose head is invalid, and closes: bytes after it cannot be trusted to be a request.
 async fn refuse_unread(
     router: &Router,
     stream: &TlsStream,
@@ -159,20 +160,21 @@ async fn refuse_unread(
     http1::linger(stream, guard).await;
 }
 
-/// A request body, and the watch on its caller.
+/// The body of one request.
 struct Body<'a> {
     stream: &'a TlsStream,
     buffer: &'a mut BytesMut,
     decoder: BodyDecoder,
-    /// The caller may be waiting for `100 Continue`, and send nothing before.
+    /// The caller may wait for `100 Continue` before it sends the body.
     awaits_continue: &'a Cell<bool>,
-    /// The bytes are of another protocol.
+    /// An upgrade took place: the bytes are not HTTP.
     switched: bool,
     guard: &'a ConnectionGuard,
 }
 
 impl Body<'_> {
-    /// Reads the rest of the body away if that is cheaper than a new connection; whether the next request can follow.
+    /// Reads the rest of the body if that costs less than a new connection. Returns whether the next request can
+    /// follow.
     async fn discard(&mut self) -> bool {
         if self.awaits_continue.get() && !self.decoder.is_done() {
             return false;
@@ -195,15 +197,15 @@ impl Body<'_> {
                     self.guard.carried();
                     self.awaits_continue.set(false);
                 }
-                // Of another protocol this direction has ended; the other may go on.
+                // After an upgrade, this direction has ended and the other may continue.
                 Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
             }
         }
     }
 
-    /// Reads ahead a little, to see the end of the connection behind what was pipelined. Beyond that, what is not read
-    /// stays with the caller, and the connection is looked at from outside.
+    /// Reads ahead up to a limit, to notice the end of the connection behind pipelined requests. Beyond the limit,
+    /// bytes stay in the kernel and the socket is watched for a hang-up.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
         if self.switched && self.decoder.is_done() {
             return self.guard.poll_broken(cx).map(|()| CallerGone);
@@ -246,12 +248,12 @@ struct Response<'a> {
     /// The connection can take another request after this response.
     keep_alive: bool,
     framing: Framing,
-    /// Head and other small pieces, until they leave together with what follows them.
+    /// Head and other small pieces that are sent together with the next data.
     out: Vec<u8>,
     begun: bool,
     /// The end of the body was written with its last piece.
     body_ended: bool,
-    /// What is written is of another protocol.
+    /// An upgrade took place: the written bytes are not HTTP.
     switched: bool,
     awaits_continue: Option<&'a Cell<bool>>,
     guard: &'a ConnectionGuard,
@@ -265,7 +267,7 @@ impl Response<'_> {
             (Ok(None) | Err(_), Version::Http10) => Framing::UntilClose,
         };
         let framing = announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET });
-        // The stream that it came on has ended already.
+        // The upstream stream ended with the head.
         if framing.has_body() && !head.has_body { Framing::Length(0) } else { framing }
     }
 
@@ -287,7 +289,7 @@ impl Response<'_> {
 
 impl ResponseSink for Response<'_> {
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
-        // HTTP/1.0 has none (RFC 9110 §15.2). A switch is no interim response: [`Self::head`] announces it.
+        // HTTP/1.0 has no interim responses (RFC 9110 §15.2). 101 is written by [`Self::head`].
         if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
@@ -309,7 +311,7 @@ impl ResponseSink for Response<'_> {
             return Ok(());
         }
         self.framing = self.framing_of(&head);
-        // Whether a body that was not called for will come, nobody can tell.
+        // No 100 was sent, so a body may or may not follow: close.
         let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
         self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.lifecycle.is_draining();
         let connection = match (self.keep_alive, self.version) {
@@ -323,7 +325,7 @@ impl ResponseSink for Response<'_> {
     }
 
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
-        // An empty chunk would be the last; a response without a body has nothing to put data into.
+        // An empty chunk would end the body. A response without a body drops data.
         if data.is_empty() || !self.framing.has_body() {
             return Ok(());
         }
@@ -335,7 +337,7 @@ impl ResponseSink for Response<'_> {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }
         self.flush().await?;
-        // The end of our half: the caller's may go on.
+        // Ends this direction; the direction from the caller may continue.
         if self.switched { self.stream.close().await.map_err(|_| CallerGone) } else { Ok(()) }
     }
 

@@ -1,5 +1,5 @@
-//! Callers that speak HTTP/2 (RFC 9113). Each request is a task of its own and goes to its own service's owner, so a
-//! connection may be shared by the tenants that the certificate covers (RFC 9113 §9.1.1).
+//! Callers that speak HTTP/2 (RFC 9113). Each request is a task and goes to the owner of its service, so one connection
+//! can carry requests of all tenants that the certificate covers (RFC 9113 §9.1.1).
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -93,7 +93,7 @@ pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, g
             }
         });
         match next.await {
-            // GOAWAY; what runs still ends.
+            // Sends GOAWAY; running requests finish.
             Either::Left(End::Goodbye) => http2.graceful_shutdown(),
             Either::Left(End::Abuse(reason)) => {
                 router.observers.counters.abused(reason);
@@ -115,43 +115,43 @@ pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, g
     connection.guard.closes();
     drop(http2);
     if ending.abuse {
-        // It has sent more than was read, and is to see why that was enough.
+        // More bytes were received than read: deliver the GOAWAY before the close resets the connection.
         connection.guard.expect_by(Instant::now() + limits::LINGER);
         peer_end.linger(limits::LINGER_BYTES).await;
     }
 }
 
-/// What the requests of one connection share.
+/// State that the requests of one connection share.
 struct Connection {
     peer: Peer,
     guard: ConnectionGuard,
     /// Requests being served.
     open: Cell<usize>,
-    /// Requests that the caller may still take back.
+    /// Bounds the requests that the caller resets.
     resets: RefCell<Bucket>,
-    /// Refusals that a caller who has not said who it is still gets.
+    /// Bounds the refusals of unauthenticated requests.
     refusals: RefCell<Refusals>,
-    /// What the caller has done too much of.
+    /// The limit that the caller exceeded.
     abuse: Cell<Option<&'static str>>,
     meter: Rc<Meter>,
     driver: RefCell<Option<Waker>>,
 }
 
-/// Why a connection is to be ended.
+/// Why a connection ends.
 enum End {
     Goodbye,
-    /// The caller has sent too many of these.
+    /// The caller exceeded this limit.
     Abuse(&'static str),
 }
 
-/// How the connection's end was announced so far.
+/// Which ends of the connection were announced.
 #[derive(Default)]
 struct Ending {
     goodbye: bool,
     abuse: bool,
 }
 
-/// A request being served, counted.
+/// A counted request.
 struct Open(Rc<Connection>);
 
 impl Connection {
@@ -162,7 +162,7 @@ impl Connection {
         Open(Rc::clone(self))
     }
 
-    /// Ready, once each, when the connection is to be ended and why.
+    /// Ready once for each reason to end the connection.
     fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<End> {
         if let Some(abuse) = self.abuse()
             && !ending.abuse
@@ -196,7 +196,7 @@ impl Connection {
         }
     }
 
-    /// The caller took a request back. Each costs us more than it costs the caller (CVE-2023-44487).
+    /// Counts a request that the caller reset. A reset costs the gateway more than the caller (CVE-2023-44487).
     fn count_reset(&self) {
         if self.resets.borrow_mut().take(Instant::now()).is_err() {
             self.end_for("resets");
@@ -222,7 +222,7 @@ async fn serve_request(
 ) {
     let (parts, mut body) = request.into_parts();
     if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
-        // The h2 crate has reset the stream, or the caller has; else dropping it does.
+        // The h2 crate or the caller has reset the stream; otherwise dropping it does.
         return connection.0.count_reset();
     }
     let has_body = !body.is_end_stream();
@@ -254,7 +254,7 @@ async fn serve_request(
         Outcome::Cut => {
             // Flushes queued DATA first, because RST_STREAM discards it.
             runtime::yield_now().await;
-            // Where it does not, the reset that the drop of the stream brings (CANCEL) leaves behind the head.
+            // If the connection is blocked, dropping the stream resets it with CANCEL behind the head.
             if !connection.0.meter.is_blocked() {
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
@@ -263,13 +263,13 @@ async fn serve_request(
     }
 }
 
-/// Whether a request announces a body of no bytes. Bytes after an extended CONNECT are no body.
+/// Whether a request announces an empty body. Bytes after an extended CONNECT are not a body.
 fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
     *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
 }
 
-/// Waits until a body that was announced as empty has ended, trailers aside, before anything of its request goes on:
-/// data contradicts the announcement (RFC 9113 §8.1.1). As for a head, there is a time limit.
+/// Waits until a body that was announced as empty has ended, trailers aside, before the request is served: data would
+/// contradict the announcement (RFC 9113 §8.1.1). Has the time limit of a head.
 async fn ends_without_data(body: &mut RecvStream) -> bool {
     if body.is_end_stream() {
         return true;
@@ -286,7 +286,7 @@ async fn ends_without_data(body: &mut RecvStream) -> bool {
     runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
 }
 
-/// Our half of a stream.
+/// The response direction of a stream.
 enum Stream {
     /// No final head was sent.
     Asked(SendResponse<Bytes>),
@@ -313,7 +313,7 @@ impl Stream {
 
 struct Body<'a> {
     body: Incoming,
-    /// Of the part that was returned last, to be given back to the caller's window when the next one is asked for.
+    /// Bytes of the last returned part; released to the caller's window when the next part is requested.
     unreleased: usize,
     stream: &'a RefCell<Stream>,
 }
@@ -328,8 +328,8 @@ impl Body<'_> {
 }
 
 impl Body<'_> {
-    /// Reads on for a while after a response that did not wait for the whole request: the reset that ends what is left
-    /// makes some callers forget the response.
+    /// Reads on for a while after a response that precedes the end of its request: some callers drop the response when
+    /// the rest of the request is reset.
     async fn discard(mut self) {
         if self.is_done() {
             return;
@@ -341,7 +341,7 @@ impl Body<'_> {
                 discarded += data.len();
             }
         };
-        // What takes longer is reset.
+        // A longer rest is reset.
         let _ = runtime::timeout(limits::LINGER, read_on).await;
     }
 }
@@ -375,7 +375,7 @@ impl RequestBody for Body<'_> {
     }
 
     async fn gone(&mut self) -> CallerGone {
-        // While the next hop does not take the body: what arrives of it takes no more memory than its bytes.
+        // While the next hop does not read the body, received data is gathered in no more memory than its bytes.
         self.body.gather_while(std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx))).await
     }
 
@@ -384,13 +384,13 @@ impl RequestBody for Body<'_> {
     }
 
     fn switch_protocols(&mut self) {
-        // The stream goes on as it is.
+        // Stops watching; the stream continues.
     }
 }
 
 struct Sink<'a> {
     is_head: bool,
-    /// The stream was ended with its head.
+    /// The stream ended with its head.
     ended: bool,
     stream: &'a RefCell<Stream>,
     meter: &'a Meter,
@@ -407,7 +407,7 @@ impl Sink<'_> {
 
 impl ResponseSink for Sink<'_> {
     async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
-        // HTTP/2 has none (RFC 9113 §8.6).
+        // An upgraded stream has no length (RFC 9113 §8.6).
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
@@ -468,7 +468,7 @@ impl ResponseSink for Sink<'_> {
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
-        // The connection's task sends what there is.
+        // The task of the connection sends queued frames.
         Ok(())
     }
 
@@ -478,7 +478,7 @@ impl ResponseSink for Sink<'_> {
 
     fn begin_refusal(&mut self, _request_is_readable: bool) {}
 
-    /// A caller that opens no window for it is not waited for.
+    /// Does not wait for a caller without an open window.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
         let head =

@@ -1,5 +1,5 @@
-//! The buckets of the services that one worker owns. While one process takes over from another they are in one of the
-//! two, and requests of both are taken out of them there.
+//! Buckets of the services that one worker owns. During a takeover one of the two processes has the buckets, and
+//! requests of both are charged there.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,21 +16,21 @@ use crate::error::Error;
 use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
 
-/// A request that was authenticated and then admitted by its service's bucket, on the service's owner.
+/// A request that was authenticated, and admitted by the bucket of its service on the owner of the service.
 pub(crate) struct Admitted(pub(crate) Authenticated);
 
-/// Bounded by the number of services: only requests of existing ones come here.
+/// Bounded by the number of services: requests of unknown services are refused before admission.
 pub(crate) struct Buckets {
     by_label: HashMap<Arc<str>, Bucket>,
     place: Place,
 }
 
-/// Where requests are taken out of buckets.
+/// The process that has the buckets.
 enum Place {
     Here,
-    /// Here, once the predecessor has told their levels.
+    /// This process, once the predecessor has sent their levels.
     Coming(watch::Sender<()>),
-    /// In the process that has taken over from this one.
+    /// The process that took over from this one.
     AtSuccessor(SuccessorBuckets),
 }
 
@@ -47,8 +47,7 @@ impl Buckets {
         Self { by_label: HashMap::new(), place: Place::Coming(watch::Sender::new(())) }
     }
 
-    /// Takes over the levels of the services that `worker` owns. Has no effect once another process has
-    /// taken over.
+    /// Continues the levels of the services that `worker` owns. Has no effect once another process has taken over.
     pub(crate) fn take_over(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
         let ours = levels.iter().filter_map(|level| {
             let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
@@ -57,12 +56,12 @@ impl Buckets {
         });
         if !matches!(self.place, Place::AtSuccessor(_)) {
             self.by_label.extend(ours);
-            // Dropped, the sender wakes those that wait.
+            // Dropping the sender wakes the waiting requests.
             self.place = Place::Here;
         }
     }
 
-    /// Leaves the buckets to the process that takes over: the levels of those that are not full.
+    /// Leaves the buckets to the process that takes over; returns the levels of those that are not full.
     pub(crate) fn hand_over(&mut self, successor: SuccessorBuckets, now: Instant) -> Vec<Level> {
         let levels = self.levels(now);
         self.place = Place::AtSuccessor(successor);
@@ -81,12 +80,12 @@ impl Buckets {
         filling.map(level).collect()
     }
 
-    /// Whether [`Self::admit`] decides; otherwise [`admit`] does, which may wait.
+    /// Whether [`Self::admit`] can decide. Otherwise use [`admit`], which may wait.
     pub(crate) fn are_here(&self) -> bool {
         matches!(self.place, Place::Here)
     }
 
-    /// Admits a request where the buckets are here.
+    /// Admits a request while this process has the buckets.
     pub(crate) fn admit(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
         debug_assert!(self.are_here(), "the buckets are in another process");
         self.take(&request.service, now).map_err(|retry_after| Error::RateLimited { retry_after })?;
@@ -102,7 +101,7 @@ impl Buckets {
         bucket.take(now)
     }
 
-    /// Forgets the buckets of services that are gone, and full ones: a new bucket would be no different.
+    /// Removes the buckets of deleted services, and full buckets: they are equal to new ones.
     pub(crate) fn retain(&mut self, directory: &Directory, now: Instant) {
         self.by_label.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
     }

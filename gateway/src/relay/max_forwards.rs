@@ -1,4 +1,4 @@
-//! `Max-Forwards`: who answers a TRACE or OPTIONS (RFC 9110 §7.6.2).
+//! `Max-Forwards` of TRACE and OPTIONS (RFC 9110 §7.6.2).
 
 use gw_shared::http::fields::{X_GW_REQUEST_ID, is_own};
 use gw_shared::http::{Connection, Framing, RequestHead, fields, head};
@@ -8,11 +8,11 @@ use http::{Method, Response, StatusCode};
 
 use crate::error::request_id_value;
 
-/// What a TRACE does not repeat (RFC 9110 §9.3.8).
+/// Fields that the response to a TRACE leaves out (RFC 9110 §9.3.8).
 const SECRETS: [HeaderName; 3] = [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE];
 
-/// Takes one off the forwards that a TRACE or OPTIONS has left; with none left, the answer to it. A value that is not a
-/// number counts nothing.
+/// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns the response if it was 0. A value that is not a number is
+/// ignored.
 pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Response<Vec<u8>>> {
     if !matches!(request.method, Method::TRACE | Method::OPTIONS) {
         return None;

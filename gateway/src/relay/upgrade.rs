@@ -1,4 +1,4 @@
-//! Requests to switch to another protocol (RFC 9110 §7.8, RFC 8441).
+//! Upgrade requests (RFC 9110 §7.8, RFC 8441).
 
 use std::cell::Cell;
 
@@ -11,8 +11,8 @@ use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseSink};
 use crate::request_scope::{RequestScope, refuse};
 use crate::upstream::{Upload, UpstreamRequest};
 
-/// Relays the request. If the backend agrees, both halves are carried until
-/// each has ended: one may end long before the other.
+/// Carries an upgrade request. If the backend switches, carries both directions until each has ended; one may end long
+/// before the other.
 pub(super) async fn stream_upgrade(
     scope: &RequestScope,
     request: UpstreamRequest,
@@ -28,7 +28,7 @@ pub(super) async fn stream_upgrade(
             Either::Right((CallerGone, _)) => return Outcome::CallerGone,
         }
     };
-    // Counts among the requests in flight as long as it is kept: until both halves have ended.
+    // `download` counts as a request in flight until both directions have ended.
     let (head, mut download) = match received {
         Ok(received) => received,
         Err(ended) => return conclude(scope, ended, response).await,
@@ -36,7 +36,7 @@ pub(super) async fn stream_upgrade(
     let switched = head.upgrade.is_some();
     if !switched && version == Version::Http2 && head.status.is_success() {
         drop(download);
-        // To a caller of HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
+        // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
         let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
         return refuse(scope, &error, response).await;
     }
@@ -46,7 +46,7 @@ pub(super) async fn stream_upgrade(
     if switched {
         body.switch_protocols();
     } else {
-        // An ordinary response: nothing more will be sent.
+        // An ordinary response: the request has no more data.
         let _ = upload.finish(None).await;
         upload = Upload::None;
     }

@@ -108,45 +108,45 @@ pub(crate) struct UpstreamRequest {
     pub(crate) response: PendingResponse,
 }
 
-/// Where the request body goes.
+/// Destination of a request body.
 pub(crate) enum Upload {
     Tunnel(h2::SendStream<Bytes>),
     CrossCore(pipe::Sender<Frame>),
-    /// The request has none; its stream was ended with its head.
+    /// The request has no body; its stream ended with its head.
     None,
 }
 
-/// Where the response will come from.
+/// Source of a response.
 pub(crate) enum PendingResponse {
     Tunnel(TunnelResponse),
     CrossCore {
         pipe: pipe::Receiver<Frame>,
         opened: Arc<OnceLock<OpenedStream>>,
-        /// The final one, once it has come.
+        /// The final head, once received.
         head: Option<Box<HeadResult>>,
     },
 }
 
-/// A response body on its way.
+/// A response body.
 pub(crate) struct Download {
     source: Source,
-    /// Arrived with the head.
+    /// Frame that was received with the head.
     first: Option<Frame>,
 }
 
-/// Where a response body comes from.
+/// Source of a response body.
 enum Source {
     Tunnel {
         body: Incoming,
         _in_flight: InFlight,
     },
     CrossCore(pipe::Receiver<Frame>),
-    /// It has none.
+    /// The response has no body.
     Nothing,
 }
 
 impl Upload {
-    /// Sends data as fast as the agent takes it; with `last`, ends the body.
+    /// Sends data as fast as the agent reads it; with `last`, ends the body.
     pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), Closed> {
         match self {
             Self::Tunnel(stream) => stream::send(stream, data, last).await.map_err(|_| Closed),
@@ -166,19 +166,19 @@ impl Upload {
         }
     }
 
-    /// Tells the agent that the rest will not come: the backend must not take what it has for the whole.
+    /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
     pub(crate) fn abort(self) {
         match self {
             Self::Tunnel(mut stream) => stream.send_reset(h2::Reason::CANCEL),
-            // Dropped without an end, which says it.
+            // Dropping a pipe without an end has the same effect.
             Self::CrossCore(_) | Self::None => {}
         }
     }
 }
 
 impl PendingResponse {
-    /// The next interim response (1xx); `None` once [`Self::head`] has something to say. No time limit: the backend may
-    /// take as long as it likes.
+    /// The next interim response (1xx); `None` once [`Self::head`] is ready. Without a time limit: the backend decides
+    /// how long a request takes.
     pub(crate) async fn interim(&mut self) -> Option<ResponseHead> {
         match self {
             Self::Tunnel(response) => response.interim().await,
@@ -195,7 +195,7 @@ impl PendingResponse {
         }
     }
 
-    /// Waits for `passing_on` an interim response. What arrives behind that one is bounded meanwhile.
+    /// Waits for `passing_on` an interim response. Later interim responses are gathered meanwhile, within their budget.
     pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
         match self {
             Self::Tunnel(response) => match select(std::pin::pin!(passing_on), std::pin::pin!(response.gather())).await
@@ -207,7 +207,7 @@ impl PendingResponse {
         }
     }
 
-    /// How far the request has got, as far as this worker knows.
+    /// Progress of the request, as far as this worker knows it.
     pub(crate) fn progress(&self) -> Progress {
         match self {
             Self::Tunnel(response) => response.progress(),
@@ -217,8 +217,8 @@ impl PendingResponse {
         }
     }
 
-    /// Waits for the final head; to be called when there are no more interim ones. A response that is seen to be broken
-    /// behind its head is an error still: nothing of it was passed on.
+    /// Waits for the final head; call it after the last interim response. A response that is already known to be broken
+    /// behind its head is an error: nothing of it was passed on.
     pub(crate) async fn head(self) -> (Progress, Result<(ResponseHead, Download), Error>) {
         let (progress, received) = self.receive_head().await;
         let begun = match received {
@@ -240,7 +240,7 @@ impl PendingResponse {
 }
 
 impl Download {
-    /// Takes the first frame, if it is there: an error if the body is broken already.
+    /// Takes the first frame if it was received; fails if the body is already broken.
     async fn begin(source: Source) -> Result<Self, Error> {
         let mut download = Self { source, first: None };
         if let Poll::Ready(first) = futures_util::poll!(std::future::poll_fn(|cx| download.poll_frame(cx))) {
@@ -249,7 +249,7 @@ impl Download {
         Ok(download)
     }
 
-    /// The next frame of the body. An error means that it was cut short, and says why.
+    /// The next frame of the body. Fails if the body was cut short.
     pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Ok(first));
@@ -265,7 +265,7 @@ impl Download {
         }
     }
 
-    /// Whether the frame just received was the last that carries something, as far as that is known already.
+    /// Whether the frame just received was the last one with data, as far as that is known.
     pub(crate) fn is_done(&self) -> bool {
         match &self.source {
             Source::Tunnel { body, .. } => body.is_done(),
@@ -274,7 +274,8 @@ impl Download {
         }
     }
 
-    /// Waits for the next hop to take a piece. Later pieces are gathered meanwhile, in no more memory than their bytes.
+    /// Waits until the next hop has taken a piece. Later pieces are gathered meanwhile, in no more memory than their
+    /// bytes.
     pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
         match &mut self.source {
             Source::Tunnel { body, .. } => body.gather_while(passing_on).await,
@@ -282,11 +283,11 @@ impl Download {
         }
     }
 
-    /// Reports that `bytes` of the body were passed on, so that as many more may come.
+    /// Releases `bytes` of the body to the window of the stream, once they were passed on.
     pub(crate) fn release(&mut self, bytes: usize) {
         match &mut self.source {
             Source::Tunnel { body, .. } if bytes > 0 => body.release(bytes),
-            // A pipe gives credit when its frames are received.
+            // A pipe gives credit when a frame is received.
             Source::Tunnel { .. } | Source::CrossCore(_) | Source::Nothing => {}
         }
     }

@@ -1,5 +1,5 @@
-//! The response as an agent sends it. The agent may be modified: whatever the genuine one checks of a backend's
-//! response is checked here again.
+//! Responses of agents. An agent is not trusted: every check that the genuine agent applies to a backend is repeated
+//! here.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,14 +25,14 @@ use crate::http_message::ResponseHead;
 use crate::limits;
 use crate::tunnel::session::InFlight;
 
-/// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
+/// Fields that a response gets on its way to the caller: its request id, and `Date` if absent.
 const ADDED_FIELDS: usize = 2;
 
-/// What of a request decides how its response is read.
+/// The parts of a request that decide how its response is read.
 #[derive(Debug)]
 pub(crate) struct RequestTraits {
     is_head: bool,
-    /// The protocol to switch to. Boxed, as is what else is rare: every request keeps room for it.
+    /// The protocol to switch to. Boxed because it is rare: every request reserves memory for it.
     protocol: Option<Box<Protocol>>,
 }
 
@@ -46,14 +46,14 @@ impl RequestTraits {
     }
 }
 
-/// A response that is still to come on a stream of a tunnel.
+/// A response that is expected on a stream of a tunnel.
 pub(crate) struct TunnelResponse {
-    /// `None` once the agent has sent something that no response may have.
+    /// `None` once the agent has sent an invalid response.
     stream: Option<(h2::client::ResponseFuture, InFlight)>,
     invalid: Option<Box<(InvalidResponse, Progress)>>,
     request: RequestTraits,
     budget: InterimBudget,
-    /// Interim responses that arrived while an earlier one was being passed on. The budget bounds them.
+    /// Interim responses received while an earlier one was passed on. Bounded by the budget.
     waiting: VecDeque<ResponseHead>,
 }
 
@@ -72,7 +72,7 @@ impl TunnelResponse {
         self.stream.as_ref().map(|(_, in_flight)| Progress::opened_here(in_flight.stream())).unwrap_or_default()
     }
 
-    /// The next interim response; `None` when the next thing is a final one or an error.
+    /// The next interim response; `None` if a final response or an error is next.
     pub(super) async fn interim(&mut self) -> Option<ResponseHead> {
         match self.waiting.pop_front() {
             Some(waiting) => Some(waiting),
@@ -80,8 +80,8 @@ impl TunnelResponse {
         }
     }
 
-    /// Takes interim responses out of h2, which would queue them without a bound, and counts them. Never resolves: to be
-    /// polled while the previous one is passed on.
+    /// Takes interim responses out of h2, which queues them without a bound, and counts them. Never resolves: poll it
+    /// while the previous interim response is passed on.
     pub(super) async fn gather(&mut self) -> Infallible {
         std::future::poll_fn(|cx| {
             while let Poll::Ready(Some(interim)) = self.poll_interim(cx) {
@@ -101,7 +101,7 @@ impl TunnelResponse {
         match check_values(&headers).and_then(|()| self.budget.take(status, &mut headers)) {
             Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
             Err(invalid) => {
-                // Resets the stream, and with it goes what the agent has sent beyond.
+                // Resets the stream and drops later data of the agent.
                 self.invalid = self
                     .stream
                     .take()
@@ -111,7 +111,7 @@ impl TunnelResponse {
         }
     }
 
-    /// The final head; to be called when there are no more interim ones.
+    /// The final head; call it after the last interim response.
     pub(super) async fn head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         let (response, in_flight) = match (self.stream, self.invalid) {
             (Some(stream), _) => stream,
@@ -124,7 +124,7 @@ impl TunnelResponse {
         let mut progress = Progress::opened_here(in_flight.stream());
         let received = match response.await {
             Ok(response) => receive(response, in_flight, &self.request, &mut progress).await,
-            // The h2 crate found the stream's frames to be malformed (RFC 9113 §8.1.1).
+            // The h2 crate found malformed frames on the stream (RFC 9113 §8.1.1).
             Err(error) if error.is_reset() && error.is_library() => {
                 Err(Error::invalid_response(InvalidResponse::Http2))
             }
@@ -152,7 +152,7 @@ async fn receive(
     }
     let head = final_head(parts, request, body.is_end_stream()).map_err(Error::invalid_response)?;
     if !head.has_body {
-        // What the agent sends nevertheless is reset with the stream.
+        // Data that the agent sends nevertheless is reset with the stream.
         return Ok((head, Source::Nothing));
     }
     in_flight.watch(&mut body);
@@ -168,17 +168,17 @@ fn final_head(parts: Parts, request: &RequestTraits, is_whole: bool) -> Result<R
     let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
     check_fields(&headers)?;
     check_values(&headers)?;
-    // Another protocol has no length (RFC 9110 §8.6), and neither has a response that never has a body.
+    // An upgraded stream has no length (RFC 9110 §8.6), and neither has a response without a body.
     if switches || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
     }
-    // Written in the one way where the head is written.
+    // The head writer writes the length in its canonical form.
     content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
     let never_has_body = request.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
 }
 
-/// Checks what h2 does not: values that a caller of HTTP/2 would have to take for malformed.
+/// Checks that h2 leaves out: values that an HTTP/2 caller would have to treat as malformed.
 fn check_values(fields: &HeaderMap) -> Result<(), InvalidResponse> {
     check_values_of_http2(fields).map_err(|_| InvalidResponse::Http2)
 }
@@ -200,7 +200,7 @@ fn switched_to(
     }
 }
 
-/// The text of an agent's error: bounded in length and in time, and without characters that could forge a log line.
+/// The error text of an agent: bounded in length and time, without characters that could forge a log line.
 async fn read_message(body: &mut h2::RecvStream) -> String {
     let mut message = Vec::new();
     let reading = async {
@@ -216,7 +216,7 @@ async fn read_message(body: &mut h2::RecvStream) -> String {
     printable(&message, limits::AGENT_MESSAGE)
 }
 
-/// The next frame of a body that comes from a tunnel.
+/// The next frame of a body from a tunnel.
 pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Received::Data(data)) => Ok(Frame::Data(data)),
