@@ -35,7 +35,7 @@ use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Recording, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{self, Message, Peers, Policy, Setup, Succeeded};
+use crate::worker::{self, Message, Peers, Setup, Succeeded};
 
 /// How often a drain looks whether the last request has ended: in its first second, and later.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
@@ -140,6 +140,7 @@ impl Gateway {
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
         let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
+        let shared_config = Arc::new(config.clone());
         let mut workers = Vec::with_capacity(config.workers);
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
         for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
@@ -148,12 +149,11 @@ impl Gateway {
                 peers: Arc::clone(&peers),
                 listeners: share,
                 listeners_are_ours: listeners.are_ours,
-                region: config.region.clone(),
                 directory: Arc::clone(&directory),
                 certificates: Arc::clone(&certificates),
                 tunnel_grace: Arc::clone(&tunnel_grace),
                 levels: levels.clone(),
-                policy: policy(config),
+                config: Arc::clone(&shared_config),
                 desk: desk.clone(),
                 log: request_log.queue(),
                 traces: traces.clone(),
@@ -563,21 +563,6 @@ fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<(
     });
     if let Err(error) = served {
         tracing::error!(%error, "the admin listener ended");
-    }
-}
-
-pub(crate) fn policy(config: &Config) -> Policy {
-    Policy {
-        hand_over: config.hand_over,
-        trusted_proxies: config.trusted_proxies.clone(),
-        agent_mtls: config.agent_mtls,
-        token_lifetime: config.token_lifetime,
-        relay_memory: (config.relay_memory / config.workers.max(1)).max(limits::RELAY_MEMORY_LEAST),
-        token_requests: config.token_requests,
-        enrollment_requests: config.enrollment_requests,
-        auth_failures: config.auth_failures,
-        new_connections: config.new_connections,
-        connections_per_address: config.connections_per_address,
     }
 }
 

@@ -82,14 +82,14 @@ struct RequestSummary {
     method: Method,
     target: Target,
     authority: Option<Authority>,
-    /// Of the received trace, or of the one that begins here.
+    /// The received trace, or the one that begins here.
     trace_id: Option<[u8; 16]>,
 }
 
 /// Path and query.
 enum Target {
     Parsed(PathAndQuery),
-    /// Of a refused head.
+    /// From a refused head.
     Text(Box<str>),
 }
 

@@ -24,7 +24,6 @@ use crate::mailbox::{Mailbox, mailbox};
 use crate::memory::sockets::SocketBudget;
 use crate::ownership::WorkerId;
 use crate::pipe;
-use crate::process::server::policy;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::telemetry::counters::services::{Sample, Services};
@@ -53,12 +52,11 @@ impl IdleWorker {
             peers,
             listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
             listeners_are_ours: true,
-            region: Region::new("bench", "localhost"),
             directory: Arc::default(),
             certificates: Arc::new(no_certificates()?),
             tunnel_grace: Arc::default(),
             levels: Some(Arc::default()),
-            policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
+            config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
             desk: control::desk().0,
             log: LogQueue::to_nowhere(),
             traces: None,

@@ -1,11 +1,12 @@
 //! One core: a pinned thread with its own reactor, listeners, directory snapshot, buckets and tunnels. Workers share no
 //! mutable state; other threads reach a worker through its mailbox.
 
+mod build;
 mod message;
 mod peers;
 mod stop;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
@@ -14,42 +15,35 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver};
 
 pub(crate) use self::message::{Message, Succeeded};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
-use crate::apex::{AddressTables, Apex};
-use crate::client_address::TrustedProxies;
 use crate::clock::Timestamp;
-use crate::config::HandOver;
+use crate::config::Config;
 use crate::connections::Connections;
-use crate::connections::handshakes::Handshakes;
 use crate::control::Desk;
 use crate::current::Current;
-use crate::hostname::Region;
-use crate::ingress::{Acceptor, Ingress};
+use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
-use crate::limit::{self, Arrivals, Bucket, Buckets, Level, Rate};
+use crate::limit::{self, Buckets, Level};
 use crate::limits;
 use crate::mailbox::Inbox;
-use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
-use crate::relay::{AuthFailures, Relay};
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::{Counters, WorkerReport};
-use crate::telemetry::request_log::{CaptureBudget, LogQueue, Recorder};
-use crate::telemetry::trace::{self, Tracing};
+use crate::telemetry::request_log::LogQueue;
+use crate::telemetry::trace;
 use crate::tls::ServerConfigs;
+use crate::tunnel::Tunnels;
 use crate::tunnel::grace::TunnelGrace;
-use crate::tunnel::{Registry, Tunnels};
 use crate::upstream::Upstream;
 
-/// Interval of the check for tunnels whose certificate has expired.
+/// Interval of the check for expired certificates of tunnels.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the check whether the last requests have ended.
 const LAST_REQUESTS_TICK: Duration = Duration::from_millis(10);
@@ -61,14 +55,13 @@ pub(crate) struct Setup {
     pub(crate) listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub(crate) listeners_are_ours: bool,
-    pub(crate) region: Region,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
     /// Tunnels that agents had with the predecessor.
     pub(crate) tunnel_grace: Arc<TunnelGrace>,
     /// Levels from the last stop; `None` if a predecessor sends them later.
     pub(crate) levels: Option<Arc<Vec<Level>>>,
-    pub(crate) policy: Policy,
+    pub(crate) config: Arc<Config>,
     pub(crate) desk: Desk,
     pub(crate) log: LogQueue,
     /// `None` without a collector of spans.
@@ -76,24 +69,6 @@ pub(crate) struct Setup {
     pub(crate) connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub(crate) socket_budget: Arc<SocketBudget>,
-}
-
-/// The settings of the configuration that workers need.
-#[derive(Debug, Clone)]
-pub(crate) struct Policy {
-    pub(crate) hand_over: HandOver,
-    pub(crate) trusted_proxies: TrustedProxies,
-    /// Agents authenticate by client certificates; otherwise by signing a challenge.
-    pub(crate) agent_mtls: bool,
-    pub(crate) token_lifetime: Duration,
-    /// Bytes that the relayed requests of one worker may hold.
-    pub(crate) relay_memory: usize,
-    /// Per client address.
-    pub(crate) token_requests: Rate,
-    pub(crate) enrollment_requests: Rate,
-    pub(crate) auth_failures: Rate,
-    pub(crate) new_connections: Rate,
-    pub(crate) connections_per_address: usize,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
@@ -167,7 +142,7 @@ async fn keep_deadlines(worker: Rc<Worker>) {
     }
 }
 
-/// Ends the tunnels of agents whose certificate has expired. Agents renew their certificates long before.
+/// Ends the tunnels of agents with an expired certificate. Agents renew their certificates long before.
 async fn cut_expired_tunnels(worker: Rc<Worker>) {
     loop {
         runtime::sleep(EXPIRY_INTERVAL).await;
@@ -193,119 +168,6 @@ fn thread_cpu_time() -> Duration {
 }
 
 impl Worker {
-    fn new(setup: Setup) -> io::Result<Self> {
-        let Setup { id, peers, region, policy, desk, tunnel_grace, .. } = setup;
-        let now = Instant::now();
-        let lifecycle = Rc::new(Lifecycle::default());
-        let counters = Rc::new(Counters::default());
-        let ids = Rc::new(RequestIds::new());
-        let socket_memory = SocketMemory::new(id, setup.socket_budget);
-        let buckets = Rc::new(RefCell::new(match setup.levels {
-            Some(levels) => Buckets::new(&levels, &setup.directory, id, now),
-            None => Buckets::awaited(),
-        }));
-        let directory = Current::new(setup.directory);
-        let certificates = Current::new(setup.certificates);
-        let observers = Rc::new(Observers {
-            ids: Rc::clone(&ids),
-            counters: Rc::clone(&counters),
-            recorder: RefCell::new(Recorder::new(setup.log)),
-            capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
-            apex_records: RefCell::new(Bucket::new(limits::APEX_RECORDS, now)),
-            tracing: Tracing::new(setup.traces),
-            requests_in_flight: Cell::new(0),
-            lifecycle: Rc::clone(&lifecycle),
-        });
-        let tunnels = Rc::new(Tunnels {
-            worker: id,
-            region: region.clone(),
-            agent_mtls: policy.agent_mtls,
-            registry: RefCell::new(Registry::new(Arc::clone(&tunnel_grace))),
-            grace: tunnel_grace,
-            directory: Rc::clone(&directory),
-            certificates: Rc::clone(&certificates),
-            desk: desk.clone(),
-            relay_memory: RelayMemory::new(policy.relay_memory, Rc::clone(&socket_memory)),
-            counters: Rc::clone(&counters),
-            ids: Rc::clone(&ids),
-            lifecycle: Rc::clone(&lifecycle),
-        });
-        let upstream = Rc::new(Upstream {
-            worker: id,
-            buckets: Rc::clone(&buckets),
-            tunnels: Rc::clone(&tunnels),
-            counters: Rc::clone(&counters),
-            cross_core_served: Cell::new(0),
-            owners: peers.clone(),
-            wakes: peers.clone(),
-        });
-        let relay = Rc::new(Relay {
-            directory: Rc::clone(&directory),
-            issuer: region.base_url(),
-            tokens: RefCell::default(),
-            auth_failures: AuthFailures::new(policy.auth_failures),
-            upstream: Rc::clone(&upstream),
-            observers: Rc::clone(&observers),
-            lifecycle: Rc::clone(&lifecycle),
-        });
-        let router = Rc::new(Router {
-            region: region.clone(),
-            trusted_proxies: policy.trusted_proxies.clone(),
-            relay,
-            apex: Apex {
-                worker: id,
-                workers: peers.mailboxes.len(),
-                issuer: region.base_url(),
-                region: region.clone(),
-                token_lifetime: policy.token_lifetime,
-                directory: Rc::clone(&directory),
-                desk,
-                addresses: AddressTables::new(policy.token_requests, policy.enrollment_requests),
-                owners: peers.clone(),
-                counters: Rc::clone(&counters),
-            },
-            observers: Rc::clone(&observers),
-            lifecycle: Rc::clone(&lifecycle),
-        });
-        let connections = Connections::new(setup.connection_limit, Rc::clone(&socket_memory));
-        let ingress = Rc::new(Ingress {
-            worker: id,
-            workers: peers.mailboxes.len(),
-            region,
-            trusted_proxies: policy.trusted_proxies,
-            hand_over: policy.hand_over,
-            acceptor: Acceptor::new(setup.listeners, setup.listeners_are_ours)?,
-            arrivals: Arrivals::new(policy.connections_per_address, policy.new_connections),
-            connections: Rc::clone(&connections),
-            handshakes: Handshakes::new(limits::HANDSHAKES),
-            directory: Rc::clone(&directory),
-            certificates: Rc::clone(&certificates),
-            load: peers.clone(),
-            owners: peers.clone(),
-            router: Rc::clone(&router),
-            tunnels: Rc::clone(&tunnels),
-            counters: Rc::clone(&counters),
-        });
-        let stop = Stop::default();
-        Ok(Self {
-            id,
-            peers,
-            lifecycle,
-            directory,
-            certificates,
-            counters,
-            observers,
-            socket_memory,
-            connections,
-            buckets,
-            tunnels,
-            upstream,
-            router,
-            ingress,
-            stop,
-        })
-    }
-
     /// Does what a message of another thread asks. Never blocks: what takes time becomes a task.
     fn handle(&self, message: Message) {
         match message {
@@ -363,8 +225,8 @@ impl Worker {
         self.tunnels.registry.borrow().drain();
     }
 
-    /// Waits for requests whose tunnel was cut: callers are told and the end is recorded. Aborts the connections of
-    /// callers that do not read that in time.
+    /// Waits until the requests on cut tunnels have told their callers and are recorded. Aborts the connections of callers
+    /// that do not read in time.
     async fn end_last_requests(&self) {
         for has_aborted in [false, true] {
             let until = Instant::now() + limits::LAST_WORDS;
