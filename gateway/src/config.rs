@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use crate::client_address::TrustedProxies;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
-use crate::limit::Rate;
 use crate::limits;
+use crate::rate::Rate;
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 

@@ -200,7 +200,7 @@ fn mint(
     }
     let key = directory.active_signing_key(now).ok_or(Denial::Unavailable("no signing key is active"))?;
     let claims = Claims::new(issuer, client, service, now, lifetime);
-    let access_token = key.sign(&claims).map_err(|error| {
+    let access_token = claims.signed_by(key).map_err(|error| {
         tracing::error!(%error, "cannot sign access tokens");
         Denial::Unavailable("the token could not be signed")
     })?;

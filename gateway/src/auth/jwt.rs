@@ -6,14 +6,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use aws_lc_rs::digest;
-use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
-use gw_shared::identity::secret::Secret;
 use http::HeaderValue;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
+use jsonwebtoken::{Algorithm, Validation};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
@@ -21,20 +18,12 @@ use super::{Checks, bearer};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limits;
-use crate::store::{Directory, Service, SigningKeyRecord};
+use crate::store::{Directory, Service, SigningKey};
 
 /// `typ` of an access token (RFC 9068 §2.1): no other kind of token can be taken for one.
 const TYPE: &str = "at+jwt";
 /// Of base62: 131 bits.
 const TOKEN_ID_LENGTH: usize = 22;
-
-/// A signing key, ready for use.
-pub struct SigningKey {
-    pub id: SigningKeyId,
-    pub active_from: Timestamp,
-    private: EncodingKey,
-    public: DecodingKey,
-}
 
 /// What a token says (RFC 9068 §2.2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,39 +144,6 @@ fn check_claims(
     }
 }
 
-impl SigningKey {
-    /// A new key that signs from `active_from` on.
-    pub fn generate(now: Timestamp, active_from: Timestamp) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
-        let pair = Ed25519KeyPair::generate()?;
-        let public_key = URL_SAFE_NO_PAD.encode(pair.public_key());
-        let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
-        // The thumbprint of its JWK (RFC 7638 §3): members in lexicographic order, no spaces.
-        let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{public_key}"}}"#);
-        let thumbprint = URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, canonical.as_bytes()));
-        let id = SigningKeyId::new(&thumbprint).map_err(|_| aws_lc_rs::error::Unspecified)?;
-        Ok(SigningKeyRecord { id, private_key, public_key, created_at: now, active_from })
-    }
-
-    /// `None` if the record is not a key: it signs nothing and verifies nothing then.
-    pub(crate) fn from_record(record: &SigningKeyRecord) -> Option<Self> {
-        let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal()).ok()?;
-        Some(Self {
-            id: record.id.clone(),
-            active_from: record.active_from,
-            private: EncodingKey::from_ed_der(&private),
-            public: DecodingKey::from_ed_components(&record.public_key).ok()?,
-        })
-    }
-
-    /// Signs `claims`, whatever they say.
-    pub fn sign(&self, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
-        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
-        header.typ = Some(TYPE.to_owned());
-        header.kid = Some(self.id.to_string());
-        jsonwebtoken::encode(&header, claims, &self.private)
-    }
-}
-
 impl Claims {
     /// What a token for `service` says that `client` gets at `now`.
     pub fn new(issuer: &str, client: &ClientId, service: &Service, now: Timestamp, lifetime: Duration) -> Self {
@@ -203,20 +159,16 @@ impl Claims {
             jti: random_base62(TOKEN_ID_LENGTH),
         }
     }
+
+    /// The token of these claims, signed with `key`.
+    pub fn signed_by(&self, key: &SigningKey) -> Result<String, jsonwebtoken::errors::Error> {
+        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
+        header.typ = Some(TYPE.to_owned());
+        header.kid = Some(key.id.to_string());
+        jsonwebtoken::encode(&header, self, &key.private)
+    }
 }
 
 fn scope(account: &AccountId, service: &ServiceId) -> String {
     format!("account:{account} service:{service}")
-}
-
-/// The public keys as a JWK Set (RFC 7517 §5).
-pub(crate) fn key_set<'a>(keys: impl Iterator<Item = &'a SigningKeyRecord>) -> Bytes {
-    let keys: Vec<_> = keys
-        .map(|key| {
-            serde_json::json!({
-                "kty": "OKP", "crv": "Ed25519", "x": key.public_key, "kid": key.id, "use": "sig", "alg": "EdDSA",
-            })
-        })
-        .collect();
-    serde_json::json!({ "keys": keys }).to_string().into()
 }

@@ -95,12 +95,12 @@ mod tests {
     use gw_shared::id::{AccountId, ServiceId};
     use gw_shared::identity::secret::SecretHash;
 
-    use super::jwt::{Claims, SigningKey};
+    use super::jwt::Claims;
     use super::*;
     use crate::hostname::Region;
-    use crate::limit::Rate;
+    use crate::rate::Rate;
     use crate::store::{
-        CredentialRecord, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord,
+        CredentialRecord, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKey, SigningKeyRecord,
     };
 
     const BOTH: Modes = Modes { jwt: true, service_key: true };
@@ -243,7 +243,7 @@ mod tests {
         fn mint(&self, edit: impl FnOnce(&mut Claims)) -> String {
             let mut claims = self.claims();
             edit(&mut claims);
-            SigningKey::from_record(&self.key).unwrap().sign(&claims).unwrap()
+            claims.signed_by(&SigningKey::from_record(&self.key).unwrap()).unwrap()
         }
 
         /// A token with this header and the right claims, signed with the region's own key.
@@ -311,7 +311,7 @@ mod tests {
         let token = tokens.mint(|_| {});
         let (message, signature) = token.rsplit_once('.').unwrap();
         let (header, claims) = message.split_once('.').unwrap();
-        let elsewhere = SigningKey::from_record(&foreign).unwrap().sign(&tokens.claims()).unwrap();
+        let elsewhere = tokens.claims().signed_by(&SigningKey::from_record(&foreign).unwrap()).unwrap();
         for bad in [
             format!("{message}."),
             message.to_owned(),

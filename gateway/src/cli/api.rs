@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gw_gateway::control::Page;
+use gw_gateway::page::Page;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
 use serde::Deserialize;

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use super::{Actor, Control, ControlError, Plan};
+use crate::page::{Page, PageQuery};
 use crate::store::{AccountRecord, Record, RecordId, Records, Step};
 
 /// Whose the services, credentials, keys and agents are.
@@ -78,7 +79,7 @@ impl Control {
 
     pub fn accounts(&self, query: &PageQuery) -> Result<Page<AccountView>, ControlError> {
         let state = self.state();
-        Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)
+        Ok(Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)?)
     }
 
     pub fn account(&self, id: &str) -> Result<AccountView, ControlError> {

@@ -9,7 +9,8 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name};
+use super::{Actor, Control, ControlError, Plan, account, checked_name};
+use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, Record, RecordId, Records, Step};
 use crate::telemetry::counters::TunnelReport;
 
@@ -77,7 +78,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let agents = state.records.agents.values().filter(|record| record.account == *account);
-        Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))
+        Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))?)
     }
 
     pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {

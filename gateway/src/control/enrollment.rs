@@ -13,11 +13,12 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, State, account, checked_name, new_secret};
+use super::{Actor, Control, ControlError, Plan, State, account, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::Bucket;
 use crate::limits;
+use crate::page::{Page, PageQuery};
 use crate::store::{
     AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
 };
@@ -196,7 +197,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let tokens = state.records.enrollment_tokens.values().filter(|record| record.account == *account);
-        Page::of(tokens, |record| record.id.as_str(), query, EnrollmentTokenView::from)
+        Ok(Page::of(tokens, |record| record.id.as_str(), query, EnrollmentTokenView::from)?)
     }
 
     pub fn enrollment_token(&self, account: &str, id: &str) -> Result<EnrollmentTokenView, ControlError> {

@@ -11,8 +11,9 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name, new_secret};
+use super::{Actor, Control, ControlError, Plan, account, checked_name, new_secret};
 use crate::auth::service_key;
+use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, Grant, Record, Records, ServiceKeyRecord, Step};
 
 /// A kind of record that is an id, a secret and what they open.
@@ -302,7 +303,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let grants = G::of(&state.records).values().filter(|record| record.grant().account == *account);
-        Page::of(grants, |record| record.id().borrow(), query, |record| record.view())
+        Ok(Page::of(grants, |record| record.id().borrow(), query, |record| record.view())?)
     }
 
     pub fn grant<G: Grants>(&self, account: &str, id: &str) -> Result<G::View, ControlError> {

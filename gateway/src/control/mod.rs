@@ -12,7 +12,6 @@ mod executor;
 mod grant;
 mod inventory;
 mod name;
-mod page;
 mod replay;
 mod service;
 mod signing_key;
@@ -37,8 +36,6 @@ pub(crate) use executor::{Desk, Errands, desk};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
 pub use inventory::Inventory;
 use name::checked_name;
-pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
-pub use page::{Page, PageQuery};
 pub(crate) use replay::not_captured;
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
@@ -47,9 +44,11 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
-use crate::limit::{Bucket, Rate};
+use crate::limit::Bucket;
 use crate::mailbox::Message;
 use crate::ownership::WorkerId;
+use crate::page::InvalidLimit;
+use crate::rate::Rate;
 use crate::store::{
     AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
 };
@@ -155,6 +154,12 @@ impl ControlError {
 
     pub(crate) fn bad_id(field: &'static str) -> impl Fn(InvalidId) -> Self {
         move |error| Self::invalid(field, error.to_string())
+    }
+}
+
+impl From<InvalidLimit> for ControlError {
+    fn from(error: InvalidLimit) -> Self {
+        Self::invalid("limit", error.to_string())
     }
 }
 

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account};
+use super::{Actor, Control, ControlError, Plan, account};
 use crate::hostname::Region;
-use crate::limit::Rate;
+use crate::page::{Page, PageQuery};
+use crate::rate::Rate;
 use crate::store::{Modes, Record, RecordId, Records, ServiceRecord, Step};
 
 /// A way for callers to authenticate.
@@ -241,7 +242,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let services = state.records.services.values().filter(|record| record.account == *account);
-        Page::of(services, |record| record.id.as_str(), query, |record| ServiceView::new(record, &self.region))
+        Ok(Page::of(services, |record| record.id.as_str(), query, |record| ServiceView::new(record, &self.region))?)
     }
 
     pub fn service(&self, account: &str, id: &str) -> Result<ServiceView, ControlError> {

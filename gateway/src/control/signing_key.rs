@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
 use crate::limits;
+use crate::page::{Page, PageQuery};
 use crate::store::{Record, RecordId, Records, SigningKey, SigningKeyRecord, Step};
 
 /// How long a new key is published before it signs: longer than anybody caches the set (`max-age` of the JWKS).
@@ -106,7 +107,7 @@ impl Control {
     pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
         let (state, now) = (self.state(), Timestamp::now());
         let records = &state.records;
-        Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))
+        Ok(Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))?)
     }
 
     /// Withdraws a key that does not sign any more. The tokens it signed are refused from now on.

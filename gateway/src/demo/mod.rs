@@ -18,11 +18,12 @@ use serde::Serialize;
 use crate::config::{Config, HandOver};
 use crate::control::{
     AccountChanges, Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService,
-    PageQuery, ServiceChanges,
+    ServiceChanges,
 };
 use crate::hostname::Region;
-use crate::limit::Rate;
+use crate::page::PageQuery;
 use crate::process::server::{Gateway, Signals, StartError};
+use crate::rate::Rate;
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// What can be changed about a demo.

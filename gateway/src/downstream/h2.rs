@@ -35,9 +35,6 @@ use crate::relay::{self, Outcome};
 use crate::upstream::ResponseHead;
 use crate::worker::Core;
 
-/// ALPN protocol (RFC 9113 §3.3).
-pub(crate) const ALPN: &[u8] = b"h2";
-
 fn settings() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder

@@ -25,6 +25,7 @@ use crate::limit::Place;
 use crate::limits;
 use crate::mailbox::Message;
 use crate::ownership::{self, WorkerId};
+use crate::tls;
 use crate::tunnel::{self, grace};
 use crate::worker::Core;
 
@@ -244,7 +245,7 @@ async fn welcome(core: Rc<Core>, greeting: Greeting, peer: SocketAddr, mut regis
     // In a task of its own, so that a connection does not keep the memory that its beginning took.
     if tunnel {
         runtime::spawn(tunnel::handshake::serve(core, stream, peer, registered));
-    } else if stream.speaks(downstream::h2::ALPN) {
+    } else if stream.speaks(tls::ALPN_HTTP2) {
         runtime::spawn(downstream::h2::serve(core, stream, peer.ip(), registered));
     } else {
         runtime::spawn(downstream::h1::serve(core, stream, peer.ip(), registered));

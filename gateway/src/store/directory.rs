@@ -6,14 +6,12 @@ use std::sync::Arc;
 use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 
+use super::signing_key::{self, SigningKey};
 use super::{Grant, Modes, Records};
-use crate::auth::jwt;
 use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
-use crate::limit::Rate;
 use crate::ownership::{self, WorkerId};
-
-pub use crate::auth::jwt::SigningKey;
+use crate::rate::Rate;
 
 /// What admission needs to know, indexed the way it asks.
 #[derive(Default)]
@@ -105,7 +103,7 @@ impl Directory {
             credentials: credentials.collect(),
             agents: agents.collect(),
             signing_keys: signing_keys.map(|key| (key.id.clone(), key)).collect(),
-            jwks: jwt::key_set(records.signing_keys.values()),
+            jwks: signing_key::key_set(records.signing_keys.values()),
         }
     }
 

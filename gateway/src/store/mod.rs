@@ -3,15 +3,17 @@
 
 mod directory;
 mod records;
+mod signing_key;
 mod sqlite;
 
 use gw_shared::id::AccountId;
 
-pub use directory::{Agent, Captures, Directory, Service, SigningKey};
+pub use directory::{Agent, Captures, Directory, Service};
 pub use records::{
     AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Grant, Modes,
     PublicKeyHash, Record, RecordId, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
 };
+pub use signing_key::SigningKey;
 pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;

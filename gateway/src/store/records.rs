@@ -9,7 +9,7 @@ use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::limit::Rate;
+use crate::rate::Rate;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountRecord {

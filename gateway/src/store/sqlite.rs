@@ -246,7 +246,7 @@ mod tests {
 
     use super::super::*;
     use super::*;
-    use crate::limit::Rate;
+    use crate::rate::Rate;
 
     fn entry(action: &'static str) -> AuditEntry {
         AuditEntry {

@@ -16,8 +16,10 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use self::certificate::{Mistakes, Pair};
 use self::pki::{Issued, PkiError};
 use crate::clock::Timestamp;
-use crate::downstream::h2;
 use crate::hostname::Region;
+
+/// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
+pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 
 /// What connections are accepted with.
 pub(crate) struct ServerConfigs {
@@ -110,7 +112,7 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
-        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
+        public.alpn_protocols = vec![ALPN_HTTP2.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 

@@ -10,7 +10,8 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount, Page, PageQuery};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(create_account, list_accounts)).routes(routes!(

@@ -8,7 +8,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentChanges, AgentView, Page, PageQuery};
+use crate::control::{Actor, AgentChanges, AgentView};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()

@@ -11,7 +11,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Problem, Query, ReadProblems};
-use crate::control::{ControlError, Page, PageQuery};
+use crate::control::ControlError;
+use crate::page::{self, Page};
 use crate::store::{AuditQuery, NumberedEntry};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -60,7 +61,7 @@ struct Filter {
 impl Filter {
     /// One entry more than the page has, to see whether it is the last.
     fn check(self) -> Result<(AuditQuery, usize), ControlError> {
-        let limit = PageQuery { limit: self.limit, cursor: None }.checked_limit()?;
+        let limit = page::checked_limit(self.limit).map_err(ControlError::from)?;
         let before = self.cursor.map(|cursor| cursor.parse()).transpose();
         let before = before.map_err(|_| ControlError::invalid("cursor", "the next_cursor of a page"))?;
         Ok((AuditQuery { account: self.account, before, limit: limit + 1 }, limit))

@@ -11,9 +11,9 @@ use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{
-    Actor, CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, Page, PageQuery,
-    ServiceKeyView,
+    Actor, CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView,
 };
+use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {

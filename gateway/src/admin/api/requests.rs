@@ -12,7 +12,8 @@ use utoipa_axum::routes;
 
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::admin::{Admin, not_logged, read_body};
-use crate::control::{Control, ControlError, Page, ReplayEdits};
+use crate::control::{Control, ControlError, ReplayEdits};
+use crate::page::Page;
 use crate::telemetry::request_log::{BodyView, RequestView, SearchQuery, Side};
 
 /// Of a body that was kept: more had been there.

@@ -10,7 +10,8 @@ use utoipa_axum::routes;
 use super::created;
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, NewService, Page, PageQuery, ServiceChanges, ServiceView};
+use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(create_service, list_services)).routes(routes!(

@@ -9,7 +9,8 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, Page, PageQuery, Rotation, SigningKeyView};
+use crate::control::{Actor, Rotation, SigningKeyView};
+use crate::page::{Page, PageQuery};
 use crate::strict_json::Object;
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {

@@ -11,7 +11,8 @@ use super::form::Form;
 use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount, Page, PageQuery};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::page::{Page, PageQuery};
 
 #[derive(Template)]
 #[template(path = "accounts.html")]

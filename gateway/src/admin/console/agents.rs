@@ -17,7 +17,8 @@ use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::tunnels::TunnelRow;
 use crate::admin::Admin;
 use crate::clock::Timestamp;
-use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView, Page, PageQuery};
+use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
+use crate::page::{Page, PageQuery};
 use crate::store::Approval;
 
 #[derive(Template)]

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::clock::Timestamp;
-use crate::control::{ControlError, Page};
+use crate::control::ControlError;
+use crate::page::Page;
 use crate::telemetry::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
 use crate::telemetry::timeseries::{self, Selection, Series};
 

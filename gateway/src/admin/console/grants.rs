@@ -16,7 +16,8 @@ use super::form::Form;
 use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
-use crate::control::{Actor, Control, GrantChanges, Grants, NewGrant, Page, PageQuery};
+use crate::control::{Actor, Control, GrantChanges, Grants, NewGrant};
+use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// Of the services that one opens.

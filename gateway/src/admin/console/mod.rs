@@ -36,7 +36,8 @@ use axum::routing::{get, post};
 
 use super::Admin;
 use crate::control::{Control, ControlError};
-use crate::limit::{AddressLimits, Rate};
+use crate::limit::AddressLimits;
+use crate::rate::Rate;
 use crate::telemetry::request_log::RequestLog;
 use failure::Failure;
 use session::Sessions;

@@ -15,7 +15,8 @@ use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::waterfall::{self, Bar};
 use crate::admin::{Admin, read_body};
-use crate::control::{Control, Page};
+use crate::control::Control;
+use crate::page::Page;
 use crate::telemetry::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
 
 const ROWS: usize = 50;

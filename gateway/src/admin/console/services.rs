@@ -13,7 +13,8 @@ use super::format;
 use super::page::{Chrome, Crumb, Section, Visit, render};
 use super::traffic::Range;
 use crate::admin::Admin;
-use crate::control::{Actor, Mode, NewService, Page, ServiceChanges, ServiceView};
+use crate::control::{Actor, Mode, NewService, ServiceChanges, ServiceView};
+use crate::page::Page;
 
 #[derive(Template)]
 #[template(path = "services.html")]

@@ -1,12 +1,10 @@
-//! Lists, a page at a time, in the order of identities.
+//! Pages of a list, in the order of ids.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::ControlError;
-
-pub(crate) const LIMIT_DEFAULT: usize = 100;
-pub(crate) const LIMIT_MAX: usize = 1000;
+const LIMIT_DEFAULT: usize = 100;
+const LIMIT_MAX: usize = 1000;
 
 /// Which page.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
@@ -28,27 +26,27 @@ pub struct Page<T> {
     pub next_cursor: Option<String>,
 }
 
-impl PageQuery {
-    pub(crate) fn checked_limit(&self) -> Result<usize, ControlError> {
-        let limit = self.limit.unwrap_or(LIMIT_DEFAULT);
-        if (1..=LIMIT_MAX).contains(&limit) {
-            Ok(limit)
-        } else {
-            Err(ControlError::invalid("limit", format!("a whole number from 1 to {LIMIT_MAX}")))
-        }
-    }
+/// A page size outside the allowed range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a whole number from 1 to {LIMIT_MAX}")]
+pub struct InvalidLimit;
+
+/// The page size for a requested `limit`; the default without one.
+pub(crate) fn checked_limit(limit: Option<usize>) -> Result<usize, InvalidLimit> {
+    let limit = limit.unwrap_or(LIMIT_DEFAULT);
+    if (1..=LIMIT_MAX).contains(&limit) { Ok(limit) } else { Err(InvalidLimit) }
 }
 
 impl<T> Page<T> {
-    /// Cuts the page out of all `items`, which are in the order of their `id`s. A cursor is the last identity before
-    /// the page: it holds whatever was created or deleted in between.
-    pub(super) fn of<R>(
+    /// Cuts one page out of all `items`, which are sorted by `id`. The cursor is the id of the last item of the previous
+    /// page, so it stays valid when items are created or deleted.
+    pub(crate) fn of<R>(
         items: impl Iterator<Item = R>,
         id: impl Fn(&R) -> &str,
         query: &PageQuery,
         view: impl Fn(R) -> T,
-    ) -> Result<Self, ControlError> {
-        let limit = query.checked_limit()?;
+    ) -> Result<Self, InvalidLimit> {
+        let limit = checked_limit(query.limit)?;
         let mut rest =
             items.skip_while(|item| query.cursor.as_deref().is_some_and(|cursor| id(item) <= cursor)).peekable();
         let mut last = None;
@@ -68,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_follow_one_another_without_gap_or_overlap() {
+    fn consecutive_pages_have_no_gap_and_no_overlap() {
         let all = ["a", "b", "c", "d", "e"];
         for limit in 1..=6 {
             let (mut seen, mut query) = (Vec::new(), PageQuery { limit: Some(limit), cursor: None });
@@ -84,6 +82,6 @@ mod tests {
         }
         let zero = PageQuery { limit: Some(0), cursor: None };
         let error = Page::of(all.into_iter(), |item| item, &zero, |item| item).unwrap_err();
-        assert_eq!(error.to_string(), "limit: a whole number from 1 to 1000");
+        assert_eq!(error.to_string(), "a whole number from 1 to 1000");
     }
 }
