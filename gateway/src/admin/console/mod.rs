@@ -1,31 +1,8 @@
 //! The web console: pages for the administrator's browser, made here, of the same functions of the control plane as the
 //! API. Forms and links do everything; scripts refresh what is live, draw charts and copy secrets.
 
-mod accounts;
-mod agents;
-mod assets;
-mod audit;
-mod body;
-mod commands;
-mod data;
-mod enrollment;
-mod failure;
-mod form;
-mod format;
-mod grants;
-mod guard;
-mod hosts;
-mod overview;
-mod page;
-mod replay;
-mod requests;
-mod services;
-mod session;
-mod settings;
-mod sign_in;
-mod traffic;
-mod tunnels;
-mod waterfall;
+mod pages;
+mod web;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,11 +16,14 @@ use crate::control::{Control, ControlError};
 use crate::limit::AddressLimits;
 use crate::rate::Rate;
 use crate::telemetry::request_log::RequestLog;
-use failure::Failure;
-use session::Sessions;
+use pages::{
+    accounts, agents, audit, enrollment, grants, overview, replay, requests, services, sign_in, traffic, tunnels,
+};
+use web::failure::Failure;
+use web::form::FORM_MAX;
+use web::session::Sessions;
+use web::{assets, guard, theme};
 
-/// Largest form, in bytes: one that replays a request with a body of 1 MiB, each byte of it escaped, and its fields.
-const FORM_MAX: usize = 4 << 20;
 /// Failed attempts to sign in, of one client address.
 const SIGN_IN_FAILURES: Rate = Rate::new(10, 10).unwrap();
 
@@ -132,7 +112,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/traffic", get(traffic::show))
         .route("/traffic/series", get(traffic::series))
         .route("/audit-log", get(audit::list))
-        .route("/theme", post(settings::theme))
+        .route("/theme", post(theme::set))
         .route("/sign-out", post(sign_in::sign_out))
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
         .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))

@@ -10,18 +10,18 @@ use axum::response::Response;
 use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
-use super::data::{self, Point, SeriesQuery};
-use super::failure::Failure;
-use super::format;
-use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
+use crate::admin::console::web::data::{self, Point, SeriesQuery};
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
-use crate::control::Control;
+use crate::control::{Control, ControlError};
 use crate::telemetry::timeseries::{self, Series};
 
 /// Up to when, and how finely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub(super) enum Range {
+pub(crate) enum Range {
     #[default]
     #[serde(rename = "1h")]
     Hour,
@@ -34,10 +34,10 @@ pub(super) enum Range {
 }
 
 impl Range {
-    pub(super) const ALL: [Self; 4] = [Self::Hour, Self::SixHours, Self::Day, Self::Week];
+    pub(crate) const ALL: [Self; 4] = [Self::Hour, Self::SixHours, Self::Day, Self::Week];
 
     /// As addresses have it.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Hour => "1h",
             Self::SixHours => "6h",
@@ -46,7 +46,7 @@ impl Range {
         }
     }
 
-    pub(super) fn in_words(self) -> &'static str {
+    pub(crate) fn in_words(self) -> &'static str {
         match self {
             Self::Hour => "Last hour",
             Self::SixHours => "6 hours",
@@ -67,7 +67,7 @@ impl Range {
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
-pub(super) struct TrafficQuery {
+pub(crate) struct TrafficQuery {
     /// `{account}--{service}`; empty for all.
     #[serde(default)]
     service: String,
@@ -77,7 +77,7 @@ pub(super) struct TrafficQuery {
 
 /// Columns, as the charts are drawn from. Each is as long as `at`.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     step_seconds: u32,
     /// How much of the last step has been recorded.
     last_seconds: u32,
@@ -142,12 +142,12 @@ impl Columns {
 
 /// The same in a few numbers, for who sees no charts.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Sums {
-    pub(super) requests: String,
-    pub(super) failed: String,
-    pub(super) bytes_in: String,
-    pub(super) bytes_out: String,
-    pub(super) errors: Vec<(String, String)>,
+pub(crate) struct Sums {
+    pub(crate) requests: String,
+    pub(crate) failed: String,
+    pub(crate) bytes_in: String,
+    pub(crate) bytes_out: String,
+    pub(crate) errors: Vec<(String, String)>,
 }
 
 impl From<&Columns> for Sums {
@@ -181,7 +181,7 @@ struct TrafficPage {
     sums: Sums,
 }
 
-pub(super) async fn show(
+pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<TrafficQuery>,
@@ -199,7 +199,7 @@ pub(super) async fn show(
     render(&TrafficPage { chrome, services, service, is_gone, range, sums: Sums::from(&columns) })
 }
 
-pub(super) async fn series(
+pub(crate) async fn series(
     State(admin): State<Admin>,
     Query(query): Query<TrafficQuery>,
 ) -> Result<Json<Columns>, Failure> {
@@ -207,7 +207,7 @@ pub(super) async fn series(
     admin.look(move |_| columns(&series, query)).await.map(Json)
 }
 
-pub(super) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, crate::ControlError> {
+pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, ControlError> {
     let span = Span::new(query.range, timeseries::recorded_until(SystemTime::now()));
     let Span { since, until, step_seconds, .. } = span;
     let service = Some(query.service).filter(|service| !service.is_empty());

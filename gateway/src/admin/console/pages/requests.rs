@@ -7,13 +7,13 @@ use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::RequestId;
 use serde::Deserialize;
 
-use super::body::{self, Shown};
-use super::data;
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use super::waterfall::{self, Bar};
+use crate::admin::console::web::body::{self, Shown};
+use crate::admin::console::web::data;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::admin::console::web::waterfall::{self, Bar};
 use crate::admin::{Admin, read_body};
 use crate::control::Control;
 use crate::page::Page;
@@ -22,21 +22,21 @@ use crate::telemetry::request_log::{CapturedView, RequestLog, RequestView, Searc
 const ROWS: usize = 50;
 
 /// A request as lists show it.
-pub(super) struct RequestRow {
-    pub(super) id: String,
-    pub(super) time: String,
-    pub(super) label: String,
-    pub(super) method: String,
-    pub(super) path: String,
-    pub(super) status: Status,
-    pub(super) code: String,
-    pub(super) duration: String,
+pub(crate) struct RequestRow {
+    pub(crate) id: String,
+    pub(crate) time: String,
+    pub(crate) label: String,
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) status: Status,
+    pub(crate) code: String,
+    pub(crate) duration: String,
 }
 
 /// A status, or that there was none, and how it looks.
-pub(super) struct Status {
-    pub(super) text: String,
-    pub(super) look: &'static str,
+pub(crate) struct Status {
+    pub(crate) text: String,
+    pub(crate) look: &'static str,
 }
 
 impl From<&RequestView> for Status {
@@ -93,7 +93,7 @@ struct SearchPage {
 const FILTERS: [&str; 10] =
     ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
 
-pub(super) async fn search(
+pub(crate) async fn search(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<Vec<(String, String)>>,
@@ -183,7 +183,7 @@ struct Message {
     size: String,
 }
 
-pub(super) async fn show(
+pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path(id): Path<String>,
@@ -216,12 +216,12 @@ pub(super) async fn show(
 }
 
 /// Path and query.
-pub(super) fn target(request: &RequestView) -> String {
+pub(crate) fn target(request: &RequestView) -> String {
     let query = request.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
     format!("{}{query}", request.path)
 }
 
-pub(super) fn not_kept(id: &str) -> Failure {
+pub(crate) fn not_kept(id: &str) -> Failure {
     let id: String = id.chars().take(80).collect();
     Failure::not_found(format!(
         "No request {id} is kept. Requests are kept for seven days, of services whose request logging is on."
@@ -230,13 +230,13 @@ pub(super) fn not_kept(id: &str) -> Failure {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum SideWord {
+pub(crate) enum SideWord {
     Request,
     Response,
 }
 
 /// The bytes as they went over the wire, for a file; never for the browser to show.
-pub(super) async fn body(
+pub(crate) async fn body(
     State(admin): State<Admin>,
     Path((id, side)): Path<(String, SideWord)>,
 ) -> Result<Response, Failure> {

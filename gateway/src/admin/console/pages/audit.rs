@@ -5,10 +5,10 @@ use axum::extract::{Query, State};
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::failure::Failure;
-use super::format;
-use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::store::{AuditQuery, NumberedEntry};
 
 const ENTRIES: usize = 50;
@@ -24,12 +24,12 @@ struct AuditPage {
 }
 
 #[derive(Deserialize)]
-pub(super) struct AuditFilter {
+pub(crate) struct AuditFilter {
     account: Option<String>,
     before: Option<i64>,
 }
 
-pub(super) async fn list(
+pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Query(filter): Query<AuditFilter>,

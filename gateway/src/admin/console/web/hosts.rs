@@ -9,7 +9,7 @@ use crate::hostname::Region;
 
 /// Whether a `Host` is one that we are reached by: an address, this machine, a name of the region, or one that the
 /// configuration has.
-pub(super) fn is_ours(host: &str, region: &Region, configured: &[String]) -> bool {
+pub(crate) fn is_ours(host: &str, region: &Region, configured: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
     let of = |domain: &str| name == domain || name.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'));
@@ -18,7 +18,7 @@ pub(super) fn is_ours(host: &str, region: &Region, configured: &[String]) -> boo
 }
 
 /// Whether `Origin` is the origin that `Host` names, by either scheme: a proxy may have ended TLS.
-pub(super) fn is_same(origin: &str, host: &str) -> bool {
+pub(crate) fn is_same(origin: &str, host: &str) -> bool {
     let authority = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))
 }

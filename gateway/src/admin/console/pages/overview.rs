@@ -6,13 +6,13 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::data;
-use super::failure::Failure;
-use super::format;
-use super::page::{Chrome, Section, Visit, render};
 use super::requests::RequestRow;
 use super::traffic::Range;
 use crate::admin::Admin;
+use crate::admin::console::web::data;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
 use crate::store::ServiceRecord;
@@ -69,7 +69,7 @@ impl ServiceRow {
     }
 }
 
-pub(super) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
     let glance = admin.look_with_log(glance).await?;
     render(&OverviewPage { chrome: visit.chrome(Section::Overview, "Overview"), glance, range: Range::default() })
 }

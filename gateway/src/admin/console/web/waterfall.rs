@@ -10,16 +10,16 @@ const LEAST: f64 = 3.0;
 
 /// One stage.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Bar {
-    pub(super) name: &'static str,
-    pub(super) duration: String,
-    pub(super) x: String,
-    pub(super) width: String,
+pub(crate) struct Bar {
+    pub(crate) name: &'static str,
+    pub(crate) duration: String,
+    pub(crate) x: String,
+    pub(crate) width: String,
     /// Names its colour.
-    pub(super) colour: &'static str,
+    pub(crate) colour: &'static str,
 }
 
-pub(super) fn bars(durations: &DurationsView) -> Vec<Bar> {
+pub(crate) fn bars(durations: &DurationsView) -> Vec<Bar> {
     let total = durations.total.max(1) as f64;
     let bar = |Stage { name, start_us, length_us }| {
         let width = (length_us as f64 / total * WIDTH).clamp(LEAST, WIDTH);

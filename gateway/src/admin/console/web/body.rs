@@ -20,15 +20,15 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// A body as a page shows it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Shown {
-    pub(super) kind: Kind,
-    pub(super) text: String,
+pub(crate) struct Shown {
+    pub(crate) kind: Kind,
+    pub(crate) text: String,
     /// What one has to know about it.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Empty,
     Text,
     Json,
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn in_words(self) -> &'static str {
+    pub(crate) fn in_words(self) -> &'static str {
         match self {
             Self::Empty => "no body",
             Self::Text => "text",
@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-pub(super) fn show(body: &BodyView) -> Shown {
+pub(crate) fn show(body: &BodyView) -> Shown {
     let mut notes = Vec::new();
     if body.truncated {
         notes.push(match body.truncated_by {

@@ -9,12 +9,12 @@ use super::assets;
 use super::failure::Failure;
 use super::guard::SignedIn;
 use super::session::THEME;
-use super::settings::Theme;
+use super::theme::Theme;
 use crate::admin::Admin;
 
 /// Where a page is in the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
+pub(crate) enum Section {
     Overview,
     Accounts,
     Tunnels,
@@ -36,7 +36,7 @@ impl Section {
 }
 
 /// Somebody who is signed in asks for a page.
-pub(super) struct Visit {
+pub(crate) struct Visit {
     signed_in: SignedIn,
     theme: Theme,
     /// Path and query.
@@ -78,35 +78,35 @@ fn in_words(note: &str) -> Option<&'static str> {
 }
 
 /// What is around a page.
-pub(super) struct Chrome {
-    pub(super) title: String,
-    pub(super) section: Section,
-    pub(super) assets: &'static str,
-    pub(super) form_token: String,
-    pub(super) theme: Theme,
-    pub(super) address: String,
-    pub(super) note: Option<&'static str>,
-    pub(super) region: String,
+pub(crate) struct Chrome {
+    pub(crate) title: String,
+    pub(crate) section: Section,
+    pub(crate) assets: &'static str,
+    pub(crate) form_token: String,
+    pub(crate) theme: Theme,
+    pub(crate) address: String,
+    pub(crate) note: Option<&'static str>,
+    pub(crate) region: String,
 }
 
 impl Visit {
-    pub(super) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
+    pub(crate) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
         let Self { signed_in: SignedIn { form_token }, theme, address, note, region } = self;
         Chrome { title: title.into(), section, assets: assets::version(), form_token, theme, address, note, region }
     }
 }
 
 impl Chrome {
-    pub(super) fn sections(&self) -> [(Section, &'static str, &'static str); 6] {
+    pub(crate) fn sections(&self) -> [(Section, &'static str, &'static str); 6] {
         Section::ALL
     }
 
-    pub(super) fn themes(&self) -> [Theme; 3] {
+    pub(crate) fn themes(&self) -> [Theme; 3] {
         Theme::ALL
     }
 }
 
-pub(super) fn render(page: &impl Template) -> Result<Response, Failure> {
+pub(crate) fn render(page: &impl Template) -> Result<Response, Failure> {
     match page.render() {
         Ok(text) => Ok(Html(text).into_response()),
         Err(error) => {
@@ -117,11 +117,11 @@ pub(super) fn render(page: &impl Template) -> Result<Response, Failure> {
 }
 
 /// One step of the way to a page.
-pub(super) struct Crumb {
-    pub(super) name: String,
-    pub(super) address: String,
+pub(crate) struct Crumb {
+    pub(crate) name: String,
+    pub(crate) address: String,
 }
 
-pub(super) fn crumb(name: impl Into<String>, address: impl Into<String>) -> Crumb {
+pub(crate) fn crumb(name: impl Into<String>, address: impl Into<String>) -> Crumb {
     Crumb { name: name.into(), address: address.into() }
 }

@@ -10,13 +10,14 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
 use gw_shared::identity::secret::{Secret, SecretHash};
 
-use super::assets;
-use super::failure::Failure;
-use super::form::Form;
-use super::page::render;
-use super::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
-use super::settings::{Theme, own_address};
 use crate::admin::Admin;
+use crate::admin::console::web::address;
+use crate::admin::console::web::assets;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::page::render;
+use crate::admin::console::web::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
+use crate::admin::console::web::theme::Theme;
 
 #[derive(Template)]
 #[template(path = "sign_in.html")]
@@ -31,24 +32,9 @@ struct SignInPage<'a> {
     error: Option<&'a str>,
 }
 
-/// Where to sign in, to go to `next` then.
-pub(super) fn address(next: &str, has_ended: bool) -> String {
-    let mut query = form_urlencoded::Serializer::new(String::new());
-    if next != "/" {
-        query.append_pair("next", next);
-    }
-    if has_ended {
-        query.append_pair("ended", "yes");
-    }
-    match query.finish().as_str() {
-        "" => "/sign-in".to_owned(),
-        query => format!("/sign-in?{query}"),
-    }
-}
-
-pub(super) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
+pub(crate) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
-    let next = own_address(query.value("next"));
+    let next = address::checked(query.value("next"));
     if is_signed_in(&admin, &headers) {
         return Ok(Redirect::to(next).into_response());
     }
@@ -87,14 +73,14 @@ fn page(
     Ok(([(header::SET_COOKIE, SIGN_IN.set(headers, id.reveal(), LIFETIME))], page).into_response())
 }
 
-pub(super) async fn sign_in(
+pub(crate) async fn sign_in(
     State(admin): State<Admin>,
     ConnectInfo(client): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, Failure> {
     let form = Form::parse(&body);
-    let next = own_address(form.value("next"));
+    let next = address::checked(form.value("next"));
     if is_signed_in(&admin, &headers) {
         // In another tab, meanwhile.
         return Ok(Redirect::to(next).into_response());
@@ -129,7 +115,7 @@ pub(super) async fn sign_in(
     Ok((cookies, Redirect::to(next)).into_response())
 }
 
-pub(super) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+pub(crate) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     if let Some(id) = SESSION.of(&headers) {
         admin.console.sessions.close(id);
     }

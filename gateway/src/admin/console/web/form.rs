@@ -6,78 +6,81 @@ use std::str::FromStr;
 
 use crate::control::ControlError;
 
+/// Largest form, in bytes: a replay with a body of 1 MiB, percent-encoded, and its fields.
+pub(crate) const FORM_MAX: usize = 4 << 20;
+
 /// The fields of a form: as sent, or as a page begins with. No `Debug`: secrets pass through.
 #[derive(Clone, Default)]
-pub(super) struct Form {
+pub(crate) struct Form {
     fields: Vec<(String, String)>,
     errors: Vec<(String, String)>,
 }
 
 impl Form {
     /// Name of the field with the form token.
-    pub(super) const TOKEN: &'static str = "form_token";
+    pub(crate) const TOKEN: &'static str = "form_token";
     /// Errors of no field in particular.
     const WHOLE: &'static str = "";
 
-    pub(super) fn parse(body: &[u8]) -> Self {
+    pub(crate) fn parse(body: &[u8]) -> Self {
         Self { fields: form_urlencoded::parse(body).into_owned().collect(), errors: Vec::new() }
     }
 
     #[must_use]
-    pub(super) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.fields.push((name.to_owned(), value.into()));
         self
     }
 
     /// Sets the value of a field.
-    pub(super) fn set(&mut self, name: &str, value: &str) {
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.fields.retain(|(other, _)| other != name);
         self.fields.push((name.to_owned(), value.to_owned()));
     }
 
     /// A box that is ticked, or not.
     #[must_use]
-    pub(super) fn with_box(self, name: &str, ticked: bool) -> Self {
+    pub(crate) fn with_box(self, name: &str, ticked: bool) -> Self {
         if ticked { self.with(name, "on") } else { self }
     }
 
     /// What is wrong with another form is wrong with this one.
     #[must_use]
-    pub(super) fn with_errors_of(mut self, other: &Self) -> Self {
+    pub(crate) fn with_errors_of(mut self, other: &Self) -> Self {
         self.errors.extend(other.errors.iter().cloned());
         self
     }
 
     /// What is in a field; nothing, if it is not there.
-    pub(super) fn value(&self, name: &str) -> &str {
+    pub(crate) fn value(&self, name: &str) -> &str {
         self.fields.iter().find(|(other, _)| other == name).map_or("", |(_, value)| value)
     }
 
     /// Whether the field was sent, empty or not.
-    pub(super) fn is_sent(&self, name: &str) -> bool {
+    pub(crate) fn is_sent(&self, name: &str) -> bool {
         self.fields.iter().any(|(other, _)| other == name)
     }
 
     /// The same without space around it, if there is anything.
-    pub(super) fn filled(&self, name: &str) -> Option<String> {
+    pub(crate) fn filled(&self, name: &str) -> Option<String> {
         Some(self.value(name).trim()).filter(|value| !value.is_empty()).map(str::to_owned)
     }
 
     /// All boxes of one name that are ticked.
-    pub(super) fn values(&self, name: &str) -> Vec<String> {
+    pub(crate) fn values(&self, name: &str) -> Vec<String> {
         self.fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.clone()).collect()
     }
 
-    pub(super) fn has(&self, name: &str, value: &str) -> bool {
+    pub(crate) fn has(&self, name: &str, value: &str) -> bool {
         self.fields.iter().any(|(other, it)| other == name && it == value)
     }
 
-    pub(super) fn is_ticked(&self, name: &str) -> bool {
+    pub(crate) fn is_ticked(&self, name: &str) -> bool {
         self.has(name, "on")
     }
 
     /// A whole number, if something is in the field. Says so there, if it is not one.
-    pub(super) fn number<T: FromStr + PartialOrd + Display>(
+    pub(crate) fn number<T: FromStr + PartialOrd + Display>(
         &mut self,
         name: &str,
         range: RangeInclusive<T>,
@@ -90,12 +93,12 @@ impl Form {
         number
     }
 
-    pub(super) fn refuse(&mut self, name: &str, message: impl Into<String>) {
+    pub(crate) fn refuse(&mut self, name: &str, message: impl Into<String>) {
         self.errors.push((name.to_owned(), message.into()));
     }
 
     /// Whether the id of what is to be deleted was typed as it has to be. Says so there, if it was not.
-    pub(super) fn confirms(&mut self, id: &str) -> bool {
+    pub(crate) fn confirms(&mut self, id: &str) -> bool {
         let confirmed = self.value("confirm").trim() == id;
         if !confirmed {
             self.refuse("confirm", format!("type {id} to confirm"));
@@ -104,7 +107,7 @@ impl Form {
     }
 
     /// Takes over what the control plane says; what no form can put right is given back.
-    pub(super) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {
+    pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {
         match error {
             ControlError::Invalid { field, message } => self.refuse(field, message),
             ControlError::Conflict(_) | ControlError::HandedOver => self.refuse(Self::WHOLE, error.to_string()),
@@ -114,17 +117,17 @@ impl Form {
         Ok(())
     }
 
-    pub(super) fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         !self.errors.is_empty()
     }
 
     /// What is wrong with a field.
-    pub(super) fn error(&self, name: &str) -> Option<&str> {
+    pub(crate) fn error(&self, name: &str) -> Option<&str> {
         self.errors.iter().find(|(other, _)| other == name).map(|(_, message)| message.as_str())
     }
 
     /// What is wrong, but not with one field.
-    pub(super) fn whole_error(&self) -> Option<&str> {
+    pub(crate) fn whole_error(&self) -> Option<&str> {
         self.error(Self::WHOLE)
     }
 }

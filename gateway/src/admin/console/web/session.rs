@@ -13,17 +13,17 @@ use gw_shared::identity::secret::{Secret, SecretHash};
 use crate::control::SECRET_LENGTH;
 
 /// From signing in, however busy.
-pub(super) const LIFETIME: Duration = Duration::from_hours(12);
+pub(crate) const LIFETIME: Duration = Duration::from_hours(12);
 /// One more: the oldest ends.
 const SESSIONS_MAX: usize = 256;
 
 /// Sessions by the hash of their id; the id itself is the browser's alone.
 #[derive(Default)]
-pub(super) struct Sessions(Mutex<HashMap<[u8; 32], Instant>>);
+pub(crate) struct Sessions(Mutex<HashMap<[u8; 32], Instant>>);
 
 impl Sessions {
     /// Begins a session, and returns its id.
-    pub(super) fn open(&self, now: Instant) -> Secret {
+    pub(crate) fn open(&self, now: Instant) -> Secret {
         let id = new_id();
         let mut sessions = self.lock();
         sessions.retain(|_, expires| *expires > now);
@@ -36,11 +36,11 @@ impl Sessions {
         id
     }
 
-    pub(super) fn is_open(&self, id: &str, now: Instant) -> bool {
+    pub(crate) fn is_open(&self, id: &str, now: Instant) -> bool {
         self.lock().get(&key(id)).is_some_and(|expires| *expires > now)
     }
 
-    pub(super) fn close(&self, id: &str) {
+    pub(crate) fn close(&self, id: &str) {
         self.lock().remove(&key(id));
     }
 
@@ -51,12 +51,12 @@ impl Sessions {
 }
 
 /// 256 random bits.
-pub(super) fn new_id() -> Secret {
+pub(crate) fn new_id() -> Secret {
     Secret::new(random_base62(SECRET_LENGTH))
 }
 
 /// Whether this can be one of [`new_id`]'s.
-pub(super) fn is_id(id: &str) -> bool {
+pub(crate) fn is_id(id: &str) -> bool {
     id.len() == SECRET_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
@@ -67,28 +67,28 @@ fn key(id: &str) -> [u8; 32] {
 }
 
 /// What the forms of a session carry: only who can read our pages knows it, and it does not tell the id.
-pub(super) fn form_token(id: &str) -> String {
+pub(crate) fn form_token(id: &str) -> String {
     URL_SAFE_NO_PAD.encode(SecretHash::of(&format!("form of {id}")).as_bytes())
 }
 
 /// Whether somebody sent the form token, in time that tells nothing of it.
-pub(super) fn is_form_token(expected: &str, sent: &str) -> bool {
+pub(crate) fn is_form_token(expected: &str, sent: &str) -> bool {
     SecretHash::of(expected).matches(sent)
 }
 
 /// A cookie of ours. Over https it has the prefix that only this host, over https, can set (RFC 6265bis §4.1.3).
 #[derive(Clone, Copy)]
-pub(super) struct Cookie(&'static str);
+pub(crate) struct Cookie(&'static str);
 
 /// The session.
-pub(super) const SESSION: Cookie = Cookie("gw_session");
+pub(crate) const SESSION: Cookie = Cookie("gw_session");
 /// Ties the sign-in form to the browser that asked for it.
-pub(super) const SIGN_IN: Cookie = Cookie("gw_sign_in");
+pub(crate) const SIGN_IN: Cookie = Cookie("gw_sign_in");
 /// Light or dark.
-pub(super) const THEME: Cookie = Cookie("gw_theme");
+pub(crate) const THEME: Cookie = Cookie("gw_theme");
 
 impl Cookie {
-    pub(super) fn of(self, headers: &HeaderMap) -> Option<&str> {
+    pub(crate) fn of(self, headers: &HeaderMap) -> Option<&str> {
         let name = self.name(is_https(headers));
         let cookies = headers.get_all(header::COOKIE).iter().filter_map(|line| line.to_str().ok());
         cookies
@@ -97,7 +97,7 @@ impl Cookie {
     }
 
     /// The `Set-Cookie` that gives it this value, or, empty and with no lifetime, takes it away.
-    pub(super) fn set(self, headers: &HeaderMap, value: &str, lifetime: Duration) -> String {
+    pub(crate) fn set(self, headers: &HeaderMap, value: &str, lifetime: Duration) -> String {
         let https = is_https(headers);
         let secure = if https { "; Secure" } else { "" };
         let (name, seconds) = (self.name(https), lifetime.as_secs());

@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::accounts::{ListQuery, Tab, crumbs};
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
-use super::page::{Chrome, Crumb, Section, Visit, render};
 use super::traffic::Range;
 use crate::admin::Admin;
-use crate::control::{Actor, Mode, NewService, ServiceChanges, ServiceView};
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, render};
+use crate::control::{Actor, Control, Mode, NewService, ServiceChanges, ServiceView};
 use crate::page::Page;
 
 #[derive(Template)]
@@ -50,7 +50,7 @@ struct ServicePage {
     range: Range,
 }
 
-pub(super) async fn list(
+pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -62,7 +62,7 @@ pub(super) async fn list(
     render(&ServicesPage { chrome, crumbs: crumbs(&account), account, tab: Tab::Services, services })
 }
 
-pub(super) async fn new(
+pub(crate) async fn new(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -80,7 +80,7 @@ async fn new_page(admin: &Admin, visit: Visit, account: String, form: Form) -> R
     render(&NewServicePage { chrome, crumbs: crumbs(&account), account, apex, capture_allowed, form })
 }
 
-pub(super) async fn create(
+pub(crate) async fn create(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -101,7 +101,7 @@ pub(super) async fn create(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, new_page(&admin, visit, account, form).await?).into_response())
 }
 
-pub(super) async fn show(
+pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
@@ -117,7 +117,7 @@ async fn page(
     service: String,
     typed: Option<Form>,
 ) -> Result<Response, Failure> {
-    let look = move |control: &crate::Control| {
+    let look = move |control: &Control| {
         let capture_allowed = control.account(&account)?.capture_allowed;
         Ok((control.service(&account, &service)?, capture_allowed, control.tunnels()))
     };
@@ -136,7 +136,7 @@ async fn page(
     })
 }
 
-pub(super) async fn change(
+pub(crate) async fn change(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
@@ -150,8 +150,7 @@ pub(super) async fn change(
     }
     if !form.is_refused() {
         let (account, service) = (account.clone(), service.clone());
-        let change =
-            move |control: &crate::Control| control.change_service(&Actor::Admin, &account, &service, &changes);
+        let change = move |control: &Control| control.change_service(&Actor::Admin, &account, &service, &changes);
         match admin.attempt(change).await? {
             Ok(service) => return Ok(Redirect::to(&format!("{}?note=saved", address(&service))).into_response()),
             Err(error) => form.refused_by(error)?,
@@ -161,7 +160,7 @@ pub(super) async fn change(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, service)): Path<(String, String)>,
@@ -169,7 +168,7 @@ pub(super) async fn delete(
 ) -> Result<Response, Failure> {
     if form.confirms(&service) {
         let (account_id, id) = (account.clone(), service.clone());
-        let delete = move |control: &crate::Control| control.delete_service(&Actor::Admin, &account_id, &id);
+        let delete = move |control: &Control| control.delete_service(&Actor::Admin, &account_id, &id);
         match admin.attempt(delete).await? {
             Ok(()) => return Ok(Redirect::to(&format!("/accounts/{account}?note=deleted")).into_response()),
             Err(error) => form.refused_by(error)?,

@@ -10,10 +10,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::failure::Failure;
-use super::form::Form;
+use super::form::{FORM_MAX, Form};
 use super::session::{self, SESSION};
-use super::settings::own_address;
-use super::{FORM_MAX, hosts, sign_in};
+use super::{address, hosts};
 use crate::admin::Admin;
 
 /// Nothing inline, nothing from elsewhere, in nobody's frame.
@@ -26,7 +25,7 @@ const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
 const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 
 /// Adds what every response of the console has.
-pub(super) async fn hardened(request: Request, next: Next) -> Response {
+pub(crate) async fn hardened(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     for (name, value) in [
@@ -44,7 +43,7 @@ pub(super) async fn hardened(request: Request, next: Next) -> Response {
 }
 
 /// Lets a request through that was made for us: to a host of ours and, if it changes something, from a page of ours.
-pub(super) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+pub(crate) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let host = text(request.headers(), &header::HOST);
     if !hosts::is_ours(host, admin.control.region(), admin.control.admin_hosts()) {
         return Failure::other_host(host).into_response();
@@ -67,7 +66,7 @@ fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
 
 /// Lets a request through that is of a session and, if it changes something, of one of its forms. The form is read here,
 /// once for all handlers: none of them can forget to ask for the token.
-pub(super) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
     let id = SESSION.of(request.headers()).filter(|id| admin.console.sessions.is_open(id, Instant::now()));
     let Some(form_token) = id.map(session::form_token) else { return sign_in_first(&request) };
     if !request.method().is_safe() {
@@ -90,8 +89,8 @@ pub(super) async fn signed_in(State(admin): State<Admin>, mut request: Request, 
 
 /// A request that is of a session. Only [`signed_in`] makes one.
 #[derive(Clone)]
-pub(super) struct SignedIn {
-    pub(super) form_token: String,
+pub(crate) struct SignedIn {
+    pub(crate) form_token: String,
 }
 
 /// Has the browser sign in, and then go back to the page that it shows.
@@ -99,14 +98,14 @@ fn sign_in_first(request: &Request) -> Response {
     let headers = request.headers();
     // A script would take the form for what it asked for.
     if headers.contains_key("hx-request") || request.uri().path() == "/traffic/series" {
-        let address = sign_in::address(&page_of(text(headers, &CURRENT_URL)), true);
+        let address = address::of_sign_in(&page_of(text(headers, &CURRENT_URL)), true);
         return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
     }
     let address = if request.method().is_safe() {
         let asked = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
-        sign_in::address(asked, false)
+        address::of_sign_in(asked, false)
     } else {
-        sign_in::address(&page_of(text(headers, &header::REFERER)), true)
+        address::of_sign_in(&page_of(text(headers, &header::REFERER)), true)
     };
     Redirect::to(&address).into_response()
 }
@@ -122,7 +121,7 @@ fn page_of(url: &str) -> String {
     let query: Vec<&str> = query.collect();
     let address =
         if query.is_empty() { page.path().to_owned() } else { format!("{}?{}", page.path(), query.join("&")) };
-    own_address(&address).to_owned()
+    address::checked(&address).to_owned()
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {

@@ -9,13 +9,13 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::RequestId;
 
-use super::body::{self, Kind};
-use super::data;
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::requests::{not_kept, target};
+use crate::admin::console::web::body::{self, Kind};
+use crate::admin::console::web::data;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::{Admin, read_body};
 use crate::control::{Control, ControlError, ReplayEdits, ReplayField, not_captured};
 use crate::relay;
@@ -124,7 +124,7 @@ impl Recorded {
     }
 }
 
-pub(super) async fn form(
+pub(crate) async fn form(
     State(admin): State<Admin>,
     visit: Visit,
     Path(id): Path<String>,
@@ -146,7 +146,7 @@ fn page(visit: Visit, recorded: Recorded, form: Form, preview: Option<Preview>) 
     render(&ReplayPage { chrome, crumbs, recorded, form, preview })
 }
 
-pub(super) async fn replay(
+pub(crate) async fn replay(
     State(admin): State<Admin>,
     visit: Visit,
     Path(id): Path<String>,

@@ -6,11 +6,11 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
 use crate::page::{Page, PageQuery};
 
@@ -34,7 +34,7 @@ struct SettingsPage {
 
 /// The pages of one account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tab {
+pub(crate) enum Tab {
     Services,
     Credentials,
     ServiceKeys,
@@ -43,7 +43,7 @@ pub(super) enum Tab {
 }
 
 impl Tab {
-    pub(super) const ALL: [(Self, &'static str, &'static str); 5] = [
+    pub(crate) const ALL: [(Self, &'static str, &'static str); 5] = [
         (Self::Services, "Services", ""),
         (Self::Credentials, "Credentials", "/credentials"),
         (Self::ServiceKeys, "Service keys", "/service-keys"),
@@ -53,13 +53,13 @@ impl Tab {
 }
 
 /// The way to the pages of an account.
-pub(super) fn crumbs(account: &str) -> Vec<Crumb> {
+pub(crate) fn crumbs(account: &str) -> Vec<Crumb> {
     vec![crumb("Accounts", "/accounts"), crumb(account, format!("/accounts/{account}"))]
 }
 
 /// Which page of a list.
 #[derive(serde::Deserialize)]
-pub(super) struct ListQuery {
+pub(crate) struct ListQuery {
     cursor: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl From<ListQuery> for PageQuery {
     }
 }
 
-pub(super) async fn list(
+pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Query(query): Query<ListQuery>,
@@ -82,7 +82,7 @@ async fn page(admin: &Admin, visit: Visit, query: ListQuery, form: Form) -> Resu
     render(&AccountsPage { chrome: visit.chrome(Section::Accounts, "Accounts"), accounts, form })
 }
 
-pub(super) async fn create(
+pub(crate) async fn create(
     State(admin): State<Admin>,
     visit: Visit,
     Extension(mut form): Extension<Form>,
@@ -102,7 +102,7 @@ pub(super) async fn create(
     }
 }
 
-pub(super) async fn settings(
+pub(crate) async fn settings(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -126,7 +126,7 @@ async fn settings_page(
     render(&SettingsPage { chrome, crumbs: crumbs(account.id.as_str()), account, tab: Tab::Settings, form })
 }
 
-pub(super) async fn change(
+pub(crate) async fn change(
     State(admin): State<Admin>,
     Path(account): Path<String>,
     Extension(form): Extension<Form>,
@@ -136,7 +136,7 @@ pub(super) async fn change(
     Ok(Redirect::to(&format!("/accounts/{}/settings?note=saved", account.id)).into_response())
 }
 
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,

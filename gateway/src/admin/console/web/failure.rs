@@ -12,7 +12,7 @@ use crate::store::StoreError;
 
 /// Why there is no page, said on a page of its own.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     status: StatusCode,
     title: &'static str,
     detail: String,
@@ -32,15 +32,15 @@ impl Failure {
         Self { status, title, detail: detail.into() }
     }
 
-    pub(super) fn nothing_here() -> Self {
+    pub(crate) fn nothing_here() -> Self {
         Self::not_found("Nothing is at this address.")
     }
 
-    pub(super) fn not_found(detail: impl Into<String>) -> Self {
+    pub(crate) fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "Not found", detail)
     }
 
-    pub(super) fn method_not_allowed() -> Self {
+    pub(crate) fn method_not_allowed() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "Not this way",
@@ -48,13 +48,13 @@ impl Failure {
         )
     }
 
-    pub(super) fn forged() -> Self {
+    pub(crate) fn forged() -> Self {
         let detail = "This form is not of the page you have open, or its session has ended. Nothing was changed: go back, \
                       reload the page, and try again.";
         Self::new(StatusCode::FORBIDDEN, "Not accepted", detail)
     }
 
-    pub(super) fn other_host(host: &str) -> Self {
+    pub(crate) fn other_host(host: &str) -> Self {
         let detail = format!(
             "The console is not known by the name \u{201c}{host}\u{201d}. If it is to be, add the name to admin_hosts in the \
              gateway's configuration."
@@ -62,11 +62,11 @@ impl Failure {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "Not here", detail)
     }
 
-    pub(super) fn too_large() -> Self {
+    pub(crate) fn too_large() -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", "The form is larger than 4 MiB. Nothing was changed.")
     }
 
-    pub(super) fn broken() -> Self {
+    pub(crate) fn broken() -> Self {
         let detail = "The gateway failed to make this page; its log says why.";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Something broke", detail)
     }

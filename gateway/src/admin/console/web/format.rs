@@ -5,7 +5,7 @@ use std::fmt;
 use crate::clock::Timestamp;
 
 /// `1.2 MiB`
-pub(super) fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (count as f64, 0);
     while value >= 1024.0 && unit + 1 < UNITS.len() {
@@ -16,7 +16,7 @@ pub(super) fn bytes(count: u64) -> String {
 }
 
 /// `850 µs`, `12.3 ms`, `4.56 s`
-pub(super) fn micros(micros: u64) -> String {
+pub(crate) fn micros(micros: u64) -> String {
     let value = micros as f64;
     match micros {
         0..1_000 => format!("{micros} µs"),
@@ -28,7 +28,7 @@ pub(super) fn micros(micros: u64) -> String {
 }
 
 /// `42 s`, `5 min`, `3 h 20 min`, `12 d 4 h`
-pub(super) fn seconds(seconds: u64) -> String {
+pub(crate) fn seconds(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -39,7 +39,7 @@ pub(super) fn seconds(seconds: u64) -> String {
 }
 
 /// `12,345`
-pub(super) fn count(count: u64) -> String {
+pub(crate) fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (index, digit) in digits.chars().enumerate() {
@@ -52,14 +52,14 @@ pub(super) fn count(count: u64) -> String {
 }
 
 /// An RFC 3339 time in UTC, as all of ours are, easier on the eye: `2026-11-21 04:15:32 UTC`.
-pub(super) fn time(time: impl fmt::Display) -> String {
+pub(crate) fn time(time: impl fmt::Display) -> String {
     let time = time.to_string();
     let text = time.replacen('T', " ", 1);
     text.strip_suffix('Z').map_or(time, |text| format!("{text} UTC"))
 }
 
 /// How long it is to an RFC 3339 time: `in 3 h 20 min`, `42 s ago`. What is no time stays as it is.
-pub(super) fn relative(time: &str, now: Timestamp) -> String {
+pub(crate) fn relative(time: &str, now: Timestamp) -> String {
     use time::OffsetDateTime;
     use time::format_description::well_known::Rfc3339;
     let Ok(at) = OffsetDateTime::parse(time, &Rfc3339) else { return time.to_owned() };

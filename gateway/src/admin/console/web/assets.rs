@@ -17,7 +17,7 @@ struct Asset {
 
 macro_rules! asset {
     ($name:literal, $path:literal, $content_type:literal) => {
-        Asset { name: $name, content_type: $content_type, content: include_str!(concat!("assets/", $path)) }
+        Asset { name: $name, content_type: $content_type, content: include_str!(concat!("../assets/", $path)) }
     };
 }
 
@@ -31,7 +31,7 @@ const ASSETS: [Asset; 6] = [
 ];
 
 /// Says which assets these are: a browser that has them of another program asks again.
-pub(super) fn version() -> &'static str {
+pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let all: String = ASSETS.iter().map(|asset| asset.content).collect();
         SecretHash::of(&all).as_bytes()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -39,7 +39,7 @@ pub(super) fn version() -> &'static str {
     &VERSION
 }
 
-pub(super) async fn serve(Path((asked, name)): Path<(String, String)>) -> Response {
+pub(crate) async fn serve(Path((asked, name)): Path<(String, String)>) -> Response {
     let Some(asset) = ASSETS.iter().find(|asset| asset.name == name) else {
         return Failure::nothing_here().into_response();
     };

@@ -9,13 +9,13 @@ use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::Deserialize;
 
 use super::accounts::{Tab, crumbs};
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
 use super::grants::Offered;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use super::tunnels::TunnelRow;
 use crate::admin::Admin;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::clock::Timestamp;
 use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
 use crate::page::{Page, PageQuery};
@@ -48,7 +48,7 @@ struct AgentPage {
 }
 
 /// How an agent's state is called and shown.
-pub(super) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static str) {
+pub(crate) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static str) {
     match status {
         EnrollmentStatus::Pending => ("waiting for approval", "warn"),
         EnrollmentStatus::Approved => ("approved", "good"),
@@ -69,13 +69,13 @@ fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'
 
 /// Which page of either list.
 #[derive(Deserialize)]
-pub(super) struct ListsQuery {
+pub(crate) struct ListsQuery {
     cursor: Option<String>,
     /// The same of the tokens.
     tokens: Option<String>,
 }
 
-pub(super) async fn list(
+pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -94,7 +94,7 @@ pub(super) async fn list(
     render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, next_token, now })
 }
 
-pub(super) async fn show(
+pub(crate) async fn show(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
@@ -135,7 +135,7 @@ fn as_it_is(agent: &AgentView) -> Form {
         .fold(Form::default().with("name", &agent.name), |form, service| form.with("services", service.as_str()))
 }
 
-pub(super) async fn change(
+pub(crate) async fn change(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
@@ -161,7 +161,7 @@ pub(super) async fn change(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-pub(super) async fn approve(
+pub(crate) async fn approve(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
@@ -169,7 +169,7 @@ pub(super) async fn approve(
     Ok(back(&agent, "approved"))
 }
 
-pub(super) async fn revoke(
+pub(crate) async fn revoke(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,
@@ -182,7 +182,7 @@ pub(super) async fn revoke(
     refused(&admin, visit, account, agent, &form).await
 }
 
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, agent)): Path<(String, String)>,

@@ -7,13 +7,13 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::accounts::crumbs;
-use super::commands::Place;
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
 use super::grants::Offered;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
+use crate::admin::console::web::commands::Place;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken};
 use crate::store::Approval;
 
@@ -45,7 +45,7 @@ fn list_crumbs(account: &str) -> Vec<Crumb> {
     crumbs
 }
 
-pub(super) async fn new(
+pub(crate) async fn new(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -60,7 +60,7 @@ async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Resul
     render(&NewTokenPage { chrome, crumbs: list_crumbs(&account), account, services, form })
 }
 
-pub(super) async fn create(
+pub(crate) async fn create(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -90,7 +90,7 @@ pub(super) async fn create(
     }
 }
 
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {

@@ -10,13 +10,13 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 
 use super::accounts::{ListQuery, Tab, crumbs};
-use super::commands::Place;
-use super::failure::Failure;
-use super::form::Form;
-use super::format;
-use super::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::Admin;
-use crate::control::{Actor, Control, GrantChanges, Grants, NewGrant};
+use crate::admin::console::web::commands::Place;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::control::{Actor, Control, ControlError, GrantChanges, Grants, NewGrant};
 use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
@@ -24,7 +24,7 @@ use crate::store::{CredentialRecord, ServiceKeyRecord};
 const AT_LEAST_ONE: &str = "at least one, or it opens nothing";
 
 /// What pages say of a kind, and where they are.
-pub(super) struct Words {
+pub(crate) struct Words {
     tab: Tab,
     /// Below the account.
     path: &'static str,
@@ -155,7 +155,7 @@ struct SecretPage {
     commands: String,
 }
 
-pub(super) fn routes() -> Router<Admin> {
+pub(crate) fn routes() -> Router<Admin> {
     routes_of::<CredentialRecord>().merge(routes_of::<ServiceKeyRecord>())
 }
 
@@ -193,20 +193,20 @@ async fn list<K: Kind>(
 }
 
 /// The services that a form offers.
-pub(super) struct Offered {
-    pub(super) ids: BTreeSet<String>,
+pub(crate) struct Offered {
+    pub(crate) ids: BTreeSet<String>,
     /// The account has others.
-    pub(super) are_cut_off: bool,
+    pub(crate) are_cut_off: bool,
 }
 
 impl Offered {
     /// As many of the account's as a list may have, and all of `chosen`: a form says with each box that is not ticked, or
     /// not there, that its service is not wanted.
-    pub(super) fn new(
+    pub(crate) fn new(
         control: &Control,
         account: &str,
         chosen: impl IntoIterator<Item = String>,
-    ) -> Result<Self, crate::ControlError> {
+    ) -> Result<Self, ControlError> {
         let page = control.services(account, &PageQuery { limit: Some(500), cursor: None })?;
         let listed = page.items.into_iter().map(|service| service.id.to_string());
         let ids: BTreeSet<String> = listed.chain(chosen).collect();
@@ -362,7 +362,7 @@ async fn changed<K: Kind>(
     account: &str,
     id: &str,
     changes: GrantChanges,
-) -> Result<Result<String, crate::ControlError>, Failure> {
+) -> Result<Result<String, ControlError>, Failure> {
     let address = format!("{}?note=saved", address::<K>(account, id));
     let (account, id) = (account.to_owned(), id.to_owned());
     let change = move |control: &Control| control.change_grant::<K>(&Actor::Admin, &account, &id, &changes).map(drop);

@@ -3,7 +3,7 @@
 use crate::admin::Admin;
 
 /// Where a gateway is for those outside, as far as it knows itself.
-pub(super) struct Place {
+pub(crate) struct Place {
     apex: String,
     /// With its colon; nothing for the one that https has anyway.
     port: String,
@@ -12,7 +12,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn of(admin: &Admin) -> Self {
+    pub(crate) fn of(admin: &Admin) -> Self {
         let control = &admin.control;
         let port = admin.console.port;
         Self {
@@ -22,7 +22,7 @@ impl Place {
         }
     }
 
-    pub(super) fn call_with_key(&self, account: &str, service: &str, key: &str) -> String {
+    pub(crate) fn call_with_key(&self, account: &str, service: &str, key: &str) -> String {
         let Self { apex, port, .. } = self;
         let curl = self.curl();
         format!(
@@ -31,7 +31,7 @@ impl Place {
         )
     }
 
-    pub(super) fn call_with_token(&self, account: &str, service: &str, client_id: &str, secret: &str) -> String {
+    pub(crate) fn call_with_token(&self, account: &str, service: &str, client_id: &str, secret: &str) -> String {
         let Self { apex, port, .. } = self;
         let curl = self.curl();
         let scope = quoted(&format!("scope=account:{account} service:{service}"));
@@ -42,7 +42,7 @@ impl Place {
         )
     }
 
-    pub(super) fn run() -> &'static str {
+    pub(crate) fn run() -> &'static str {
         "gw-agent run --backend http://127.0.0.1:8080"
     }
 

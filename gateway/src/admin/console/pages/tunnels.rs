@@ -4,40 +4,40 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::failure::Failure;
-use super::format;
-use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
 use crate::control::Control;
 use crate::telemetry::counters::TunnelReport;
 
 /// A tunnel as it is shown: one cell each.
-pub(super) struct TunnelRow {
-    pub(super) service: String,
+pub(crate) struct TunnelRow {
+    pub(crate) service: String,
     /// Address of the service's page.
-    pub(super) service_page: String,
-    pub(super) agent_id: String,
-    pub(super) agent_page: String,
-    pub(super) version: String,
-    pub(super) age: String,
+    pub(crate) service_page: String,
+    pub(crate) agent_id: String,
+    pub(crate) agent_page: String,
+    pub(crate) version: String,
+    pub(crate) age: String,
     /// To the agent and back.
-    pub(super) round_trip: String,
+    pub(crate) round_trip: String,
     /// How long ago something was relayed.
-    pub(super) last_byte: String,
-    pub(super) in_flight: usize,
+    pub(crate) last_byte: String,
+    pub(crate) in_flight: usize,
     /// `None` until the agent has reported them.
-    pub(super) slots: Option<Slots>,
-    pub(super) window: String,
-    pub(super) held: String,
+    pub(crate) slots: Option<Slots>,
+    pub(crate) window: String,
+    pub(crate) held: String,
     /// When the agent's certificate expires.
-    pub(super) certificate: Option<String>,
-    pub(super) draining: bool,
+    pub(crate) certificate: Option<String>,
+    pub(crate) draining: bool,
 }
 
-pub(super) struct Slots {
-    pub(super) in_use: u32,
-    pub(super) all: u32,
+pub(crate) struct Slots {
+    pub(crate) in_use: u32,
+    pub(crate) all: u32,
 }
 
 impl From<&TunnelReport> for TunnelRow {
@@ -73,7 +73,7 @@ struct TunnelsPage {
     tunnels: Vec<TunnelRow>,
 }
 
-pub(super) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
     let tunnels = admin.look(|control| Ok(rows(control))).await?;
     render(&TunnelsPage { chrome: visit.chrome(Section::Tunnels, "Live tunnels"), tunnels })
 }
