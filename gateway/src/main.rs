@@ -15,18 +15,11 @@ use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::Settings;
 
+use cli::Failure;
 use cli::arguments::{Arguments, Command, DemoArguments};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Why a command ended, and with which exit code.
-enum Failure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
@@ -83,11 +76,6 @@ fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Config::check(&text, |name| std::env::var(name).ok())
         .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
-}
-
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 /// Where a demo sends spans: it has no configuration that could say so.

@@ -4,12 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use gw_gateway::config::Config;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
+use super::Failure;
 use super::api::Api;
 use super::output::Console;
-use crate::Failure;
 
 const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
@@ -51,7 +52,7 @@ impl Connection {
 
     fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<Endpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
-        let config = self.config.as_deref().map(|path| crate::load_config(path, &environment)).transpose()?;
+        let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
         let url = match (&self.admin_url, &config) {
             (Some(url), _) => url.clone(),
@@ -75,6 +76,11 @@ impl Connection {
         }
         Ok(Endpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
     }
+}
+
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn checked_url(text: &str) -> Result<String, String> {

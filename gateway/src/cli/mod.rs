@@ -20,9 +20,16 @@ use std::io;
 use clap::{Args, Subcommand};
 use gw_shared::id::ServiceId;
 
-use crate::Failure;
 use connection::Connection;
 use output::CommandError;
+
+/// The failure of a command, by exit code.
+pub(crate) enum Failure {
+    /// Bad usage or configuration: 2.
+    Usage(String),
+    /// Failed at run time: 1.
+    Run(String),
+}
 
 /// One family of commands for each kind of thing.
 #[derive(Subcommand)]

@@ -99,7 +99,7 @@ macro_rules! grant_routes {
                 Path((account, id)): Path<(String, String)>,
                 Body(changes): Body<GrantChanges>,
             ) -> Result<Json<$view>, Problem> {
-                let change = move |control: &crate::Control| {
+                let change = move |control: &crate::control::Control| {
                     control.change_grant::<$record>(&Actor::Admin, &account, &id, &changes)
                 };
                 admin.ask(change).await.map(Json)
@@ -115,7 +115,7 @@ macro_rules! grant_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Response, Problem> {
-                let rotate = move |control: &crate::Control| {
+                let rotate = move |control: &crate::control::Control| {
                     control.rotate_secret::<$record>(&Actor::Admin, &account, &id)
                 };
                 Ok(secret(Json(admin.ask(rotate).await?).into_response()))
