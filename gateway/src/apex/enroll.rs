@@ -30,7 +30,7 @@ pub(super) async fn enroll(
         Ok(enrollment) => enrollment,
         Err(error) => return Ok(Err(error)),
     };
-    let reply = core.desk.ask(move |control| control.enroll(&enrollment)).await;
+    let reply = core.executor.run(move |control| control.enroll(&enrollment)).await;
     Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
 }
 
@@ -39,7 +39,7 @@ pub(super) async fn status(core: &Rc<Core>, request: &RequestHead, client: IpAdd
     charge(core, Endpoint::Enrollment, client).await?;
     let id = enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
     let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
-    let reply = core.desk.ask(move |control| control.enrollment_status(&id, &secret)).await?;
+    let reply = core.executor.run(move |control| control.enrollment_status(&id, &secret)).await?;
     Ok(answer(StatusCode::OK, &reply))
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn sign(
         (None, Some(agent_id)) => Proof::OldKey(agent_id),
         (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
     };
-    let reply = core.desk.ask(move |control| control.sign(&proof, &csr)).await;
+    let reply = core.executor.run(move |control| control.sign(&proof, &csr)).await;
     Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
 }
 

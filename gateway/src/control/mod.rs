@@ -32,7 +32,7 @@ pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
-pub(crate) use executor::{Desk, Errands, desk};
+pub(crate) use executor::{Executor, JobQueue, executor};
 pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
 pub use inventory::Inventory;
 use name::checked_name;

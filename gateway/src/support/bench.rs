@@ -62,7 +62,7 @@ impl IdleWorker {
             expected: Arc::default(),
             levels: Some(Arc::default()),
             policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
-            desk: control::desk().0,
+            executor: control::executor().0,
             log: LogQueue::to_nowhere(),
             traces: None,
             up: crossbeam_channel::bounded(1).0,

@@ -24,7 +24,7 @@ use crate::clock::Timestamp;
 use crate::config::HandOver;
 use crate::connections::Connections;
 use crate::connections::handshakes::Handshakes;
-use crate::control::Desk;
+use crate::control::Executor;
 use crate::hostname::Region;
 use crate::ingress::accept::{self, Acceptor};
 use crate::limit::{self, Arrivals, Bucket, Buckets, Level, Rate};
@@ -71,7 +71,7 @@ pub(crate) struct Setup {
     /// Levels from the last stop; `None` if a predecessor sends them later.
     pub(crate) levels: Option<Arc<Vec<Level>>>,
     pub(crate) policy: Policy,
-    pub(crate) desk: Desk,
+    pub(crate) executor: Executor,
     pub(crate) log: LogQueue,
     /// `None` where there is no collector of spans.
     pub(crate) traces: Option<trace::Destination>,
@@ -107,7 +107,7 @@ pub(crate) struct Core {
     /// {base_url}, the issuer of access tokens.
     pub(crate) issuer: String,
     pub(crate) policy: Policy,
-    pub(crate) desk: Desk,
+    pub(crate) executor: Executor,
     pub(crate) tokens: RefCell<VerifiedTokens>,
     pub(crate) addresses: AddressTables,
     pub(crate) connections: Rc<Connections>,
@@ -183,7 +183,7 @@ async fn serve(setup: Setup) -> io::Result<()> {
         arrivals: Arrivals::new(setup.policy.connections_per_address, setup.policy.new_connections),
         handshakes: Handshakes::new(limits::HANDSHAKES),
         policy: setup.policy,
-        desk: setup.desk,
+        executor: setup.executor,
         connections: Connections::new(setup.connection_limit, Rc::clone(&socket_memory)),
         socket_memory,
         buckets: RefCell::new(match setup.levels {
