@@ -11,7 +11,7 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::limit::{Bucket, Rate};
 use gw_gateway::store::{
-    CredentialRecord, Directory, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKey,
+    CredentialRecord, Directory, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
 };
 use gw_gateway::support::bench::ServiceCounts;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
@@ -95,7 +95,7 @@ impl World {
         let (key_id, client) = (KeyId::random(), ClientId::random());
         for number in 0..SERVICES {
             let id = ServiceId::new(&format!("svc{number}")).unwrap();
-            let grant = Grant {
+            let access = SecretAccess {
                 account: account.clone(),
                 name: None,
                 secret: SecretHash::of(SECRET),
@@ -106,8 +106,8 @@ impl World {
             let wanted = number == SERVICES / 2;
             let key_id = if wanted { key_id.clone() } else { KeyId::random() };
             let client = if wanted { client.clone() } else { ClientId::random() };
-            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, grant: grant.clone() }));
-            records.put(Record::Credential(CredentialRecord { id: client, grant }));
+            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, access: access.clone() }));
+            records.put(Record::Credential(CredentialRecord { id: client, access }));
             records.put(Record::Service(ServiceRecord {
                 account: account.clone(),
                 id,

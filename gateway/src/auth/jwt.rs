@@ -139,7 +139,7 @@ fn check_claims(
         return Err(Error::TokenAudienceMismatch);
     }
     match directory.credential(claims.client_id.as_str()) {
-        Some((id, grant)) if grant.opens(service) => Ok(id.clone()),
+        Some((id, access)) if access.permits(service) => Ok(id.clone()),
         _ => Err(Error::CredentialRevoked),
     }
 }

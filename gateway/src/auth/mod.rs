@@ -100,7 +100,8 @@ mod tests {
     use crate::hostname::Region;
     use crate::rate::Rate;
     use crate::store::{
-        CredentialRecord, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKey, SigningKeyRecord,
+        CredentialRecord, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
+        SigningKeyRecord,
     };
 
     const BOTH: Modes = Modes { jwt: true, service_key: true };
@@ -108,11 +109,11 @@ mod tests {
     const ISSUER: &str = "https://eu1.example.com";
     const SECRET: &str = "s3cret";
 
-    /// A directory with service `acme--api`, and a key of `grant` for it; the key's full text.
+    /// A directory with service `acme--api`, and a key of `access` for it; the key's full text.
     fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
         let (mut records, key) = (records(modes), KeyId::random());
-        let grant = grant(account, allowed, enabled);
-        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), grant }));
+        let access = access(account, allowed, enabled);
+        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), access }));
         (directory_of(&records), service_key::text(&key, SECRET))
     }
 
@@ -138,8 +139,8 @@ mod tests {
         records
     }
 
-    fn grant(account: &str, allowed: &str, enabled: bool) -> Grant {
-        Grant {
+    fn access(account: &str, allowed: &str, enabled: bool) -> SecretAccess {
+        SecretAccess {
             account: AccountId::new(account).unwrap(),
             name: None,
             secret: SecretHash::of(SECRET),
@@ -227,8 +228,8 @@ mod tests {
     impl Tokens {
         fn new() -> Self {
             let (mut records, client) = (records(BOTH), ClientId::random());
-            let grant = grant("acme", "api", true);
-            records.put(Record::Credential(CredentialRecord { id: client.clone(), grant }));
+            let access = access("acme", "api", true);
+            records.put(Record::Credential(CredentialRecord { id: client.clone(), access }));
             let key = SigningKey::generate(NOW, NOW).unwrap();
             records.put(Record::SigningKey(key.clone()));
             Self { records, client, key }
@@ -371,14 +372,14 @@ mod tests {
         };
         assert!(code(&tokens.records, NOW).is_ok());
         assert_eq!(code(&tokens.records, Timestamp(NOW.0 + 3600)), Err("GW_TOKEN_EXPIRED"));
-        let put = |records: &mut Records, grant| {
-            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), grant }));
+        let put = |records: &mut Records, access| {
+            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), access }));
         };
-        for revoked in [grant("acme", "api", false), grant("acme", "other", true), grant("evil", "api", true)] {
+        for revoked in [access("acme", "api", false), access("acme", "other", true), access("evil", "api", true)] {
             put(&mut tokens.records, revoked);
             assert_eq!(code(&tokens.records, NOW), Err("GW_CREDENTIAL_REVOKED"));
         }
-        put(&mut tokens.records, grant("acme", "api", true));
+        put(&mut tokens.records, access("acme", "api", true));
         assert!(code(&tokens.records, NOW).is_ok());
         // A key that is withdrawn takes its tokens with it.
         tokens.records.signing_keys.clear();

@@ -11,11 +11,12 @@ const PREFIX: &str = "gw_sk_";
 /// constant time.
 pub(super) fn verify(directory: &Directory, service: &Service, value: &[u8]) -> Result<KeyId, Error> {
     let (id, secret) = parse(value).ok_or(Error::ServiceKeyInvalid)?;
-    let (id, grant) = directory.service_key(id).filter(|(_, grant)| grant.enabled).ok_or(Error::ServiceKeyInvalid)?;
-    if !grant.secret.matches(secret) {
+    let (id, access) =
+        directory.service_key(id).filter(|(_, access)| access.enabled).ok_or(Error::ServiceKeyInvalid)?;
+    if !access.secret.matches(secret) {
         return Err(Error::ServiceKeyInvalid);
     }
-    if !grant.opens(service) {
+    if !access.permits(service) {
         return Err(Error::ServiceKeyNotAllowed);
     }
     Ok(id.clone())

@@ -6,9 +6,9 @@ mod account;
 mod agent;
 mod api;
 mod audit;
+mod caller_secret;
 mod connection;
 mod enrollment_token;
-mod grant;
 mod output;
 mod request;
 mod service;
@@ -39,9 +39,9 @@ pub(crate) enum Administration {
     /// Services: what callers reach, each under its own hostname.
     Service(Family<service::Command>),
     /// Credentials: OAuth clients, which get access tokens with their secret.
-    Credential(Family<grant::Command<grant::Credential>>),
+    Credential(Family<caller_secret::Command<caller_secret::Credential>>),
     /// Service keys: what callers without OAuth send with each request.
-    Key(Family<grant::Command<grant::ServiceKey>>),
+    Key(Family<caller_secret::Command<caller_secret::ServiceKey>>),
     /// Enrollment tokens: each lets one agent enroll, once.
     EnrollmentToken(Family<enrollment_token::Command>),
     /// Agents: what runs beside the backends.

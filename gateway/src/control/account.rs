@@ -116,8 +116,8 @@ impl Control {
             let id = &find(records, id)?.id;
             let left = [
                 ("services", records.services.values().any(|record| record.account == *id)),
-                ("credentials", records.credentials.values().any(|record| record.grant.account == *id)),
-                ("service keys", records.service_keys.values().any(|record| record.grant.account == *id)),
+                ("credentials", records.credentials.values().any(|record| record.access.account == *id)),
+                ("service keys", records.service_keys.values().any(|record| record.access.account == *id)),
                 ("agents", records.agents.values().any(|record| record.account == *id)),
             ];
             let left: Vec<&str> = left.into_iter().filter_map(|(what, any)| any.then_some(what)).collect();

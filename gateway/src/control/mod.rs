@@ -7,9 +7,9 @@
 mod access;
 mod account;
 mod agent;
+mod caller_secret;
 mod enrollment;
 mod executor;
-mod grant;
 mod inventory;
 mod name;
 mod replay;
@@ -30,10 +30,13 @@ use gw_shared::identity::secret::Secret;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
+pub use caller_secret::{
+    CallerSecret, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    ServiceKeyView,
+};
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
 pub(crate) use executor::{Executor, JobQueue, executor};
-pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
 pub use inventory::Inventory;
 use name::checked_name;
 pub(crate) use replay::not_captured;

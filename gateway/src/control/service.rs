@@ -280,13 +280,14 @@ impl Control {
             let service = find(records, account, id)?;
             let (account, id) = (&service.account, &service.id);
             let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
-            for mut record in records.credentials.values().filter(|record| record.grant.account == *account).cloned() {
-                if record.grant.allowed_services.remove(id) {
+            for mut record in records.credentials.values().filter(|record| record.access.account == *account).cloned() {
+                if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(Record::Credential(record)));
                 }
             }
-            for mut record in records.service_keys.values().filter(|record| record.grant.account == *account).cloned() {
-                if record.grant.allowed_services.remove(id) {
+            for mut record in records.service_keys.values().filter(|record| record.access.account == *account).cloned()
+            {
+                if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(Record::ServiceKey(record)));
                 }
             }

@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use crate::config::{Config, HandOver};
 use crate::control::{
-    AccountChanges, Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService,
-    ServiceChanges,
+    AccountChanges, Actor, CallerSecret, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
+    NewService, ServiceChanges,
 };
 use crate::hostname::Region;
 use crate::page::PageQuery;
@@ -201,8 +201,8 @@ impl Seeded {
         for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
-        let credential = fresh_grant::<CredentialRecord>(control)?;
-        let key = fresh_grant::<ServiceKeyRecord>(control)?;
+        let credential = fresh_secret::<CredentialRecord>(control)?;
+        let key = fresh_secret::<ServiceKeyRecord>(control)?;
         let services = vec![SERVICE.to_owned()];
         let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
         let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
@@ -217,11 +217,11 @@ impl Seeded {
     }
 }
 
-/// The demo's grant of this kind, with a secret that is new.
-fn fresh_grant<G: Grants>(control: &Control) -> Result<G::NewView, ControlError> {
+/// The demo's access of this kind, with a secret that is new.
+fn fresh_secret<G: CallerSecret>(control: &Control) -> Result<G::NewView, ControlError> {
     let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
-    let grant = NewGrant { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewGrant::default() };
-    match control.create_grant::<G>(actor, ACCOUNT, &grant)? {
+    let access = NewCallerSecret { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewCallerSecret::default() };
+    match control.create_caller_secret::<G>(actor, ACCOUNT, &access)? {
         (view, true) => Ok(view),
         (view, false) => control.rotate_secret::<G>(actor, ACCOUNT, &G::id_of(&view)),
     }

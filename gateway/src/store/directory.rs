@@ -7,7 +7,7 @@ use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId
 use gw_shared::identity::enrollment::EnrollmentStatus;
 
 use super::signing_key::{self, SigningKey};
-use super::{Grant, Modes, Records};
+use super::{Modes, Records, SecretAccess};
 use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
 use crate::ownership::{self, WorkerId};
@@ -17,8 +17,8 @@ use crate::rate::Rate;
 #[derive(Default)]
 pub struct Directory {
     services: HashMap<Arc<str>, Arc<Service>>,
-    service_keys: HashMap<KeyId, Grant>,
-    credentials: HashMap<ClientId, Grant>,
+    service_keys: HashMap<KeyId, SecretAccess>,
+    credentials: HashMap<ClientId, SecretAccess>,
     agents: HashMap<AgentId, Agent>,
     signing_keys: HashMap<SigningKeyId, SigningKey>,
     jwks: bytes::Bytes,
@@ -85,8 +85,8 @@ impl Directory {
             };
             Some((label, Arc::new(service)))
         });
-        let service_keys = records.service_keys.values().map(|record| (record.id.clone(), record.grant.clone()));
-        let credentials = records.credentials.values().map(|record| (record.id.clone(), record.grant.clone()));
+        let service_keys = records.service_keys.values().map(|record| (record.id.clone(), record.access.clone()));
+        let credentials = records.credentials.values().map(|record| (record.id.clone(), record.access.clone()));
         let agents = records.agents.values().map(|record| {
             let agent = Agent {
                 account: record.account.clone(),
@@ -111,11 +111,11 @@ impl Directory {
         self.services.get(label)
     }
 
-    pub fn service_key(&self, id: &str) -> Option<(&KeyId, &Grant)> {
+    pub fn service_key(&self, id: &str) -> Option<(&KeyId, &SecretAccess)> {
         self.service_keys.get_key_value(id)
     }
 
-    pub fn credential(&self, id: &str) -> Option<(&ClientId, &Grant)> {
+    pub fn credential(&self, id: &str) -> Option<(&ClientId, &SecretAccess)> {
         self.credentials.get_key_value(id)
     }
 
@@ -148,9 +148,9 @@ impl Directory {
     }
 }
 
-impl Grant {
+impl SecretAccess {
     /// Whether its holder may use `service` now.
-    pub(crate) fn opens(&self, service: &Service) -> bool {
+    pub(crate) fn permits(&self, service: &Service) -> bool {
         self.enabled && self.account == service.account && self.allowed_services.contains(&service.id)
     }
 }

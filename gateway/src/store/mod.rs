@@ -10,8 +10,8 @@ use gw_shared::id::AccountId;
 
 pub use directory::{Agent, Captures, Directory, Service};
 pub use records::{
-    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Grant, Modes,
-    PublicKeyHash, Record, RecordId, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
+    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
+    PublicKeyHash, Record, RecordId, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
 };
 pub use signing_key::SigningKey;
 pub use sqlite::SqliteStore;

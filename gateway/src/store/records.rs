@@ -46,7 +46,7 @@ pub struct ServiceRecord {
 
 /// What a secret opens: the part that credentials and service keys have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
+pub struct SecretAccess {
     pub account: AccountId,
     /// What people call it; no two of one kind in one account have the same.
     #[serde(default)]
@@ -63,7 +63,7 @@ pub struct Grant {
 pub struct CredentialRecord {
     pub id: ClientId,
     #[serde(flatten)]
-    pub grant: Grant,
+    pub access: SecretAccess,
 }
 
 /// A key that callers send with each request.
@@ -71,7 +71,7 @@ pub struct CredentialRecord {
 pub struct ServiceKeyRecord {
     pub id: KeyId,
     #[serde(flatten)]
-    pub grant: Grant,
+    pub access: SecretAccess,
 }
 
 /// Whether an agent that enrolls has to wait for an administrator.

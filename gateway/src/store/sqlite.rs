@@ -263,7 +263,7 @@ mod tests {
     fn samples() -> Vec<Record> {
         let account = AccountId::new("acme").unwrap();
         let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
-        let grant = Grant {
+        let access = SecretAccess {
             account: account.clone(),
             name: Some("it's \"mine\"".into()),
             secret: SecretHash::of("x"),
@@ -284,8 +284,8 @@ mod tests {
                 capture_response_body: true,
                 created_at: Timestamp(2),
             }),
-            Record::Credential(CredentialRecord { id: ClientId::random(), grant: grant.clone() }),
-            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), grant }),
+            Record::Credential(CredentialRecord { id: ClientId::random(), access: access.clone() }),
+            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), access }),
             Record::EnrollmentToken(EnrollmentTokenRecord {
                 id: EnrollmentTokenId::random(),
                 account: account.clone(),
@@ -402,8 +402,8 @@ mod tests {
             (service.rate, service.modes),
             (Rate::new(10, 20).unwrap(), Modes { jwt: true, service_key: false })
         );
-        let grant = &records.service_keys[&key].grant;
-        assert_eq!((grant.enabled, grant.allowed_services.len(), grant.secret.as_bytes()), (true, 2, &[0; 32][..]));
+        let access = &records.service_keys[&key].access;
+        assert_eq!((access.enabled, access.allowed_services.len(), access.secret.as_bytes()), (true, 2, &[0; 32][..]));
         assert_eq!(records.agents[&agent].status, EnrollmentStatus::Revoked);
         assert_eq!(records.accounts.len(), 1);
     }

@@ -4,8 +4,8 @@
 mod accounts;
 mod agents;
 mod audit_log;
+mod caller_secrets;
 mod enrollment_tokens;
-mod grants;
 mod requests;
 mod series;
 mod services;
@@ -59,7 +59,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(accounts::routes())
         .merge(services::routes())
-        .merge(grants::routes())
+        .merge(caller_secrets::routes())
         .merge(enrollment_tokens::routes())
         .merge(agents::routes())
         .merge(signing_keys::routes())

@@ -17,7 +17,8 @@ use crate::limit::AddressLimits;
 use crate::rate::Rate;
 use crate::telemetry::request_log::RequestLog;
 use pages::{
-    accounts, agents, audit, enrollment, grants, overview, replay, requests, services, sign_in, traffic, tunnels,
+    accounts, agents, audit, caller_secrets, enrollment, overview, replay, requests, services, sign_in, traffic,
+    tunnels,
 };
 use web::failure::Failure;
 use web::form::FORM_MAX;
@@ -94,7 +95,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/accounts/{account}/new-service", get(services::new))
         .route("/accounts/{account}/services/{service}", get(services::show).post(services::change))
         .route("/accounts/{account}/services/{service}/delete", post(services::delete))
-        .merge(grants::routes())
+        .merge(caller_secrets::routes())
         .route("/accounts/{account}/agents", get(agents::list))
         .route("/accounts/{account}/agents/{agent}", get(agents::show).post(agents::change))
         .route("/accounts/{account}/agents/{agent}/approve", post(agents::approve))

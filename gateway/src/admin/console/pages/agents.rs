@@ -9,7 +9,7 @@ use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::Deserialize;
 
 use super::accounts::{Tab, crumbs};
-use super::grants::Offered;
+use super::caller_secrets::Offered;
 use super::tunnels::TunnelRow;
 use crate::admin::Admin;
 use crate::admin::console::web::failure::Failure;

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::accounts::crumbs;
-use super::grants::Offered;
+use super::caller_secrets::Offered;
 use crate::admin::Admin;
 use crate::admin::console::web::commands::Place;
 use crate::admin::console::web::failure::Failure;

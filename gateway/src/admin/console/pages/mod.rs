@@ -3,8 +3,8 @@
 pub(crate) mod accounts;
 pub(crate) mod agents;
 pub(crate) mod audit;
+pub(crate) mod caller_secrets;
 pub(crate) mod enrollment;
-pub(crate) mod grants;
 pub(crate) mod overview;
 pub(crate) mod replay;
 pub(crate) mod requests;

@@ -14,10 +14,10 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name, new_secret};
 use crate::auth::service_key;
 use crate::page::{Page, PageQuery};
-use crate::store::{CredentialRecord, Grant, Record, Records, ServiceKeyRecord, Step};
+use crate::store::{CredentialRecord, Record, Records, SecretAccess, ServiceKeyRecord, Step};
 
 /// A kind of record that is an id, a secret and what they open.
-pub trait Grants: Clone {
+pub trait CallerSecret: Clone {
     type Id: Clone + Ord + fmt::Display + Borrow<str>;
     /// As it is shown without its secret.
     type View;
@@ -32,11 +32,11 @@ pub trait Grants: Clone {
     #[doc(hidden)]
     fn of(records: &Records) -> &BTreeMap<Self::Id, Self>;
     #[doc(hidden)]
-    fn new(grant: Grant) -> Self;
+    fn new(access: SecretAccess) -> Self;
     fn id(&self) -> &Self::Id;
-    fn grant(&self) -> &Grant;
+    fn access(&self) -> &SecretAccess;
     #[doc(hidden)]
-    fn grant_mut(&mut self) -> &mut Grant;
+    fn access_mut(&mut self) -> &mut SecretAccess;
     #[doc(hidden)]
     fn into_record(self) -> Record;
     fn view(&self) -> Self::View;
@@ -109,8 +109,9 @@ pub struct NewServiceKeyView {
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = NewGrant)]
 #[serde(deny_unknown_fields)]
-pub struct NewGrant {
+pub struct NewCallerSecret {
     /// What people call it. With a name, creating it again changes nothing and shows what is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
@@ -124,8 +125,9 @@ pub struct NewGrant {
 
 /// What is left out stays as it is.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = GrantChanges)]
 #[serde(deny_unknown_fields)]
-pub struct GrantChanges {
+pub struct CallerSecretChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
     pub name: Option<String>,
@@ -136,7 +138,7 @@ pub struct GrantChanges {
     pub enabled: Option<bool>,
 }
 
-impl Grants for CredentialRecord {
+impl CallerSecret for CredentialRecord {
     type Id = ClientId;
     type View = CredentialView;
     type NewView = NewCredentialView;
@@ -153,20 +155,20 @@ impl Grants for CredentialRecord {
         &records.credentials
     }
 
-    fn new(grant: Grant) -> Self {
-        Self { id: ClientId::random(), grant }
+    fn new(access: SecretAccess) -> Self {
+        Self { id: ClientId::random(), access }
     }
 
     fn id(&self) -> &ClientId {
         &self.id
     }
 
-    fn grant(&self) -> &Grant {
-        &self.grant
+    fn access(&self) -> &SecretAccess {
+        &self.access
     }
 
-    fn grant_mut(&mut self) -> &mut Grant {
-        &mut self.grant
+    fn access_mut(&mut self) -> &mut SecretAccess {
+        &mut self.access
     }
 
     fn into_record(self) -> Record {
@@ -176,11 +178,11 @@ impl Grants for CredentialRecord {
     fn view(&self) -> CredentialView {
         CredentialView {
             client_id: self.id.clone(),
-            account: self.grant.account.clone(),
-            name: self.grant.name.clone(),
-            allowed_services: self.grant.allowed_services.clone(),
-            enabled: self.grant.enabled,
-            created_at: self.grant.created_at.to_string(),
+            account: self.access.account.clone(),
+            name: self.access.name.clone(),
+            allowed_services: self.access.allowed_services.clone(),
+            enabled: self.access.enabled,
+            created_at: self.access.created_at.to_string(),
         }
     }
 
@@ -193,7 +195,7 @@ impl Grants for CredentialRecord {
     }
 }
 
-impl Grants for ServiceKeyRecord {
+impl CallerSecret for ServiceKeyRecord {
     type Id = KeyId;
     type View = ServiceKeyView;
     type NewView = NewServiceKeyView;
@@ -210,20 +212,20 @@ impl Grants for ServiceKeyRecord {
         &records.service_keys
     }
 
-    fn new(grant: Grant) -> Self {
-        Self { id: KeyId::random(), grant }
+    fn new(access: SecretAccess) -> Self {
+        Self { id: KeyId::random(), access }
     }
 
     fn id(&self) -> &KeyId {
         &self.id
     }
 
-    fn grant(&self) -> &Grant {
-        &self.grant
+    fn access(&self) -> &SecretAccess {
+        &self.access
     }
 
-    fn grant_mut(&mut self) -> &mut Grant {
-        &mut self.grant
+    fn access_mut(&mut self) -> &mut SecretAccess {
+        &mut self.access
     }
 
     fn into_record(self) -> Record {
@@ -233,11 +235,11 @@ impl Grants for ServiceKeyRecord {
     fn view(&self) -> ServiceKeyView {
         ServiceKeyView {
             key_id: self.id.clone(),
-            account: self.grant.account.clone(),
-            name: self.grant.name.clone(),
-            allowed_services: self.grant.allowed_services.clone(),
-            enabled: self.grant.enabled,
-            created_at: self.grant.created_at.to_string(),
+            account: self.access.account.clone(),
+            name: self.access.name.clone(),
+            allowed_services: self.access.allowed_services.clone(),
+            enabled: self.access.enabled,
+            created_at: self.access.created_at.to_string(),
         }
     }
 
@@ -254,18 +256,18 @@ impl Grants for ServiceKeyRecord {
 }
 
 /// `gw_cs_` and 43 of base62 for a client secret; the secret part of a service key has no prefix of its own.
-fn secret_of<G: Grants>() -> Secret {
+fn secret_of<G: CallerSecret>() -> Secret {
     let secret = new_secret();
     if G::KIND == CredentialRecord::KIND { Secret::new(format!("gw_cs_{}", secret.reveal())) } else { secret }
 }
 
 impl Control {
     /// Creates a credential or service key; whether it was created. The secret is in the result and nowhere else.
-    pub fn create_grant<G: Grants>(
+    pub fn create_caller_secret<G: CallerSecret>(
         &self,
         actor: &Actor,
         account: &str,
-        new: &NewGrant,
+        new: &NewCallerSecret,
     ) -> Result<(G::NewView, bool), ControlError> {
         let name = new.name.as_deref().map(checked_name).transpose()?;
         self.change(actor, |records, now| {
@@ -273,14 +275,14 @@ impl Control {
             let allowed_services = checked_list(records, account, "allowed_services", &new.allowed_services)?;
             let enabled = new.enabled.unwrap_or(true);
             if let Some(existing) = named::<G>(records, account, name.as_deref()) {
-                let grant = existing.grant();
-                if grant.allowed_services != allowed_services || grant.enabled != enabled {
+                let access = existing.access();
+                if access.allowed_services != allowed_services || access.enabled != enabled {
                     return Err(taken::<G>(existing));
                 }
                 return Ok(Plan::already((existing.new_view(None), false)));
             }
             let secret = secret_of::<G>();
-            let record = G::new(Grant {
+            let record = G::new(SecretAccess {
                 account: account.clone(),
                 name,
                 secret: SecretHash::of(secret.reveal()),
@@ -299,41 +301,45 @@ impl Control {
         })
     }
 
-    pub fn grants<G: Grants>(&self, account: &str, query: &PageQuery) -> Result<Page<G::View>, ControlError> {
+    pub fn caller_secrets<G: CallerSecret>(
+        &self,
+        account: &str,
+        query: &PageQuery,
+    ) -> Result<Page<G::View>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let grants = G::of(&state.records).values().filter(|record| record.grant().account == *account);
-        Ok(Page::of(grants, |record| record.id().borrow(), query, |record| record.view())?)
+        let records = G::of(&state.records).values().filter(|record| record.access().account == *account);
+        Ok(Page::of(records, |record| record.id().borrow(), query, |record| record.view())?)
     }
 
-    pub fn grant<G: Grants>(&self, account: &str, id: &str) -> Result<G::View, ControlError> {
+    pub fn caller_secret<G: CallerSecret>(&self, account: &str, id: &str) -> Result<G::View, ControlError> {
         find::<G>(&self.state().records, account, id).map(G::view)
     }
 
-    pub fn change_grant<G: Grants>(
+    pub fn change_caller_secret<G: CallerSecret>(
         &self,
         actor: &Actor,
         account: &str,
         id: &str,
-        changes: &GrantChanges,
+        changes: &CallerSecretChanges,
     ) -> Result<G::View, ControlError> {
         let name = changes.name.as_deref().map(checked_name).transpose()?;
         self.change(actor, |records, _| {
             let record = find::<G>(records, account, id)?;
-            let account = &record.grant().account;
+            let account = &record.access().account;
             if let Some(other) = named::<G>(records, account, name.as_deref())
                 && other.id() != record.id()
             {
                 return Err(taken::<G>(other));
             }
             let mut changed = record.clone();
-            let grant = changed.grant_mut();
+            let access = changed.access_mut();
             if let Some(list) = &changes.allowed_services {
-                grant.allowed_services = checked_list(records, account, "allowed_services", list)?;
+                access.allowed_services = checked_list(records, account, "allowed_services", list)?;
             }
-            grant.enabled = changes.enabled.unwrap_or(grant.enabled);
-            grant.name = name.or(grant.name.take());
-            if changed.grant() == record.grant() {
+            access.enabled = changes.enabled.unwrap_or(access.enabled);
+            access.name = name.or(access.name.take());
+            if changed.access() == record.access() {
                 return Ok(Plan::already(changed.view()));
             }
             Ok(Plan {
@@ -348,14 +354,19 @@ impl Control {
     }
 
     /// Gives it a new secret; the old one opens nothing from now on.
-    pub fn rotate_secret<G: Grants>(&self, actor: &Actor, account: &str, id: &str) -> Result<G::NewView, ControlError> {
+    pub fn rotate_secret<G: CallerSecret>(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<G::NewView, ControlError> {
         self.change(actor, |records, _| {
             let mut record = find::<G>(records, account, id)?.clone();
             let secret = secret_of::<G>();
-            record.grant_mut().secret = SecretHash::of(secret.reveal());
+            record.access_mut().secret = SecretHash::of(secret.reveal());
             Ok(Plan {
                 action: G::ACTIONS.rotate,
-                account: Some(record.grant().account.clone()),
+                account: Some(record.access().account.clone()),
                 target: record.id().to_string(),
                 detail: json!({}),
                 output: record.new_view(Some(&secret)),
@@ -364,13 +375,18 @@ impl Control {
         })
     }
 
-    pub fn delete_grant<G: Grants>(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
+    pub fn delete_caller_secret<G: CallerSecret>(
+        &self,
+        actor: &Actor,
+        account: &str,
+        id: &str,
+    ) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let record = find::<G>(records, account, id)?;
             Ok(Plan {
                 steps: vec![Step::Delete(record.clone().into_record().id())],
                 action: G::ACTIONS.delete,
-                account: Some(record.grant().account.clone()),
+                account: Some(record.access().account.clone()),
                 target: record.id().to_string(),
                 detail: json!({}),
                 output: (),
@@ -379,22 +395,22 @@ impl Control {
     }
 }
 
-fn find<'a, G: Grants>(records: &'a Records, account: &str, id: &str) -> Result<&'a G, ControlError> {
+fn find<'a, G: CallerSecret>(records: &'a Records, account: &str, id: &str) -> Result<&'a G, ControlError> {
     let account = &account::find(records, account)?.id;
     G::of(records)
         .get(id)
-        .filter(|record| record.grant().account == *account)
+        .filter(|record| record.access().account == *account)
         .ok_or_else(|| ControlError::not_found(G::KIND, id))
 }
 
-fn named<'a, G: Grants>(records: &'a Records, account: &AccountId, name: Option<&str>) -> Option<&'a G> {
+fn named<'a, G: CallerSecret>(records: &'a Records, account: &AccountId, name: Option<&str>) -> Option<&'a G> {
     let name = name?;
     G::of(records)
         .values()
-        .find(|record| record.grant().account == *account && record.grant().name.as_deref() == Some(name))
+        .find(|record| record.access().account == *account && record.access().name.as_deref() == Some(name))
 }
 
-fn taken<G: Grants>(existing: &G) -> ControlError {
+fn taken<G: CallerSecret>(existing: &G) -> ControlError {
     let (kind, id) = (G::KIND, existing.id());
     ControlError::Conflict(format!("{kind} {id} has this name and other settings; change it, or choose another name"))
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::Subcommand;
 use gw_gateway::control::{
-    CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
 };
 use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
 
@@ -83,14 +83,14 @@ impl<K: Kind> Command<K> {
         let item = |account: &AccountId, id: &K::Id| format!("{}/{id}", collection(account));
         match self {
             Self::Create { account, services, name, switch } => {
-                let new = NewGrant { name, allowed_services: texts(&services), enabled: switch.enabled() };
+                let new = NewCallerSecret { name, allowed_services: texts(&services), enabled: switch.enabled() };
                 console.create::<K::NewView>(&collection(&account), &new)
             }
             Self::List { account } => console.list::<K::View>(&collection(&account), &[], None),
             Self::Show { account, id } => console.show::<K::View>(&item(&account, &id)),
             Self::Change { account, id, services, name, switch } => {
                 let allowed_services = new_list(texts(&services));
-                let changes = GrantChanges { name, allowed_services, enabled: switch.enabled() };
+                let changes = CallerSecretChanges { name, allowed_services, enabled: switch.enabled() };
                 console.change::<K::View>(&item(&account, &id), &changes)
             }
             Self::RotateSecret { account, id } => {

@@ -11,7 +11,7 @@ use super::{created, secret};
 use crate::admin::Admin;
 use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{
-    Actor, CredentialView, GrantChanges, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView,
+    Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
 };
 use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
@@ -22,7 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 
 /// The routes of one kind. `$record` is what is kept, `$view` and `$new_view` how it is shown without and with its
 /// secret; the names of the functions are the operations' ids.
-macro_rules! grant_routes {
+macro_rules! caller_secret_routes {
     (
         $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $record:ty, $view:ty, $new_view:ty,
         $new_id:ident, $new_field:ident,
@@ -42,7 +42,7 @@ macro_rules! grant_routes {
             #[utoipa::path(
                 post, path = $collection, tag = $tag,
                 params(("account" = String, Path, description = "Account id")),
-                request_body = NewGrant,
+                request_body = NewCallerSecret,
     responses(
                     (status = 201, description = "Created", body = $new_view, headers(("Location" = String))),
                     (status = 200, description = "It was there already; without its secret", body = $new_view),
@@ -52,9 +52,9 @@ macro_rules! grant_routes {
             async fn $create(
                 State(admin): State<Admin>,
                 Path(account): Path<String>,
-                Body(new): Body<NewGrant>,
+                Body(new): Body<NewCallerSecret>,
             ) -> Result<Response, Problem> {
-                let made = admin.ask(move |control| control.create_grant::<$record>(&Actor::Admin, &account, &new)).await?;
+                let made = admin.ask(move |control| control.create_caller_secret::<$record>(&Actor::Admin, &account, &new)).await?;
                 let view = &made.0.$new_field;
                 let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
                 Ok(secret(created(made, &location)))
@@ -71,7 +71,7 @@ macro_rules! grant_routes {
                 Path(account): Path<String>,
                 Query(page): Query<PageQuery>,
             ) -> Result<Json<Page<$view>>, Problem> {
-                admin.ask(move |control| control.grants::<$record>(&account, &page)).await.map(Json)
+                admin.ask(move |control| control.caller_secrets::<$record>(&account, &page)).await.map(Json)
             }
 
             /// Show one, without its secret.
@@ -84,23 +84,23 @@ macro_rules! grant_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Json<$view>, Problem> {
-                admin.ask(move |control| control.grant::<$record>(&account, &id)).await.map(Json)
+                admin.ask(move |control| control.caller_secret::<$record>(&account, &id)).await.map(Json)
             }
 
             /// Change one. What is left out stays. In force on every core at once.
             #[utoipa::path(
                 patch, path = $item, tag = $tag,
                 params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
-                request_body = GrantChanges,
+                request_body = CallerSecretChanges,
     responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
             )]
             async fn $change(
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
-                Body(changes): Body<GrantChanges>,
+                Body(changes): Body<CallerSecretChanges>,
             ) -> Result<Json<$view>, Problem> {
                 let change = move |control: &crate::control::Control| {
-                    control.change_grant::<$record>(&Actor::Admin, &account, &id, &changes)
+                    control.change_caller_secret::<$record>(&Actor::Admin, &account, &id, &changes)
                 };
                 admin.ask(change).await.map(Json)
             }
@@ -131,14 +131,14 @@ macro_rules! grant_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<StatusCode, Problem> {
-                admin.ask(move |control| control.delete_grant::<$record>(&Actor::Admin, &account, &id)).await?;
+                admin.ask(move |control| control.delete_caller_secret::<$record>(&Actor::Admin, &account, &id)).await?;
                 Ok(StatusCode::NO_CONTENT)
             }
         }
     };
 }
 
-grant_routes!(
+caller_secret_routes!(
     credentials,
     "credentials",
     "/accounts/{account}/credentials",
@@ -160,7 +160,7 @@ grant_routes!(
     ]
 );
 
-grant_routes!(
+caller_secret_routes!(
     service_keys,
     "service-keys",
     "/accounts/{account}/service-keys",

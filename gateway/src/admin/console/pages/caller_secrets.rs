@@ -16,7 +16,7 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, Control, ControlError, GrantChanges, Grants, NewGrant};
+use crate::control::{Actor, CallerSecret, CallerSecretChanges, Control, ControlError, NewCallerSecret};
 use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
@@ -38,7 +38,7 @@ pub(crate) struct Words {
 }
 
 /// A kind of secret that opens services.
-trait Kind: Grants<View: Send, NewView: Send> + 'static {
+trait Kind: CallerSecret<View: Send, NewView: Send> + 'static {
     const WORDS: Words;
     fn row(view: Self::View) -> Row;
     /// With its secret, if it was made just now.
@@ -109,7 +109,7 @@ impl Kind for ServiceKeyRecord {
 }
 
 #[derive(Template)]
-#[template(path = "grants.html")]
+#[template(path = "caller_secrets.html")]
 struct ListPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
@@ -121,7 +121,7 @@ struct ListPage {
 }
 
 #[derive(Template)]
-#[template(path = "grant_new.html")]
+#[template(path = "caller_secret_new.html")]
 struct NewPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
@@ -132,7 +132,7 @@ struct NewPage {
 }
 
 #[derive(Template)]
-#[template(path = "grant.html")]
+#[template(path = "caller_secret.html")]
 struct ItemPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
@@ -144,7 +144,7 @@ struct ItemPage {
 }
 
 #[derive(Template)]
-#[template(path = "grant_secret.html")]
+#[template(path = "caller_secret_shown.html")]
 struct SecretPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
@@ -179,7 +179,8 @@ async fn list<K: Kind>(
     Query(query): Query<ListQuery>,
 ) -> Result<Response, Failure> {
     let id = account.clone();
-    let Page { items, next_cursor } = admin.look(move |control| control.grants::<K>(&id, &query.into())).await?;
+    let Page { items, next_cursor } =
+        admin.look(move |control| control.caller_secrets::<K>(&id, &query.into())).await?;
     let words = K::WORDS;
     render(&ListPage {
         chrome: visit.chrome(Section::Accounts, format!("{} of {account}", words.many)),
@@ -242,9 +243,9 @@ async fn create<K: Kind>(
         form.refuse("allowed_services", AT_LEAST_ONE);
     }
     if !form.is_refused() {
-        let new = NewGrant { name: form.filled("name"), allowed_services, enabled: None };
+        let new = NewCallerSecret { name: form.filled("name"), allowed_services, enabled: None };
         let id = account.clone();
-        match admin.attempt(move |control| control.create_grant::<K>(&Actor::Admin, &id, &new)).await? {
+        match admin.attempt(move |control| control.create_caller_secret::<K>(&Actor::Admin, &id, &new)).await? {
             Ok((made, _)) => match K::secret(made) {
                 (row, Some(secret)) => return secret_page::<K>(&admin, visit, &account, row, secret),
                 (row, None) => {
@@ -298,7 +299,7 @@ async fn page<K: Kind>(
 ) -> Result<Response, Failure> {
     let account_id = account.clone();
     let look = move |control: &Control| {
-        let row = K::row(control.grant::<K>(&account_id, &id)?);
+        let row = K::row(control.caller_secret::<K>(&account_id, &id)?);
         let services = Offered::new(control, &account_id, row.services.clone())?;
         Ok((row, services))
     };
@@ -320,8 +321,8 @@ async fn change<K: Kind>(
     Path((account, id)): Path<(String, String)>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let (account_id, grant_id) = (account.clone(), id.clone());
-    let row = admin.look(move |control| control.grant::<K>(&account_id, &grant_id).map(K::row)).await?;
+    let (account_id, secret_id) = (account.clone(), id.clone());
+    let row = admin.look(move |control| control.caller_secret::<K>(&account_id, &secret_id).map(K::row)).await?;
     let (name, allowed_services) = (form.filled("name"), form.values("allowed_services"));
     if name.is_none() && row.name.is_some() {
         form.refuse("name", "it can be changed, but not taken away");
@@ -330,7 +331,7 @@ async fn change<K: Kind>(
         form.refuse("allowed_services", AT_LEAST_ONE);
     }
     if !form.is_refused() {
-        let changes = GrantChanges { name, allowed_services: Some(allowed_services), enabled: None };
+        let changes = CallerSecretChanges { name, allowed_services: Some(allowed_services), enabled: None };
         match changed::<K>(&admin, &account, &id, changes).await? {
             Ok(address) => return Ok(Redirect::to(&address).into_response()),
             Err(error) => form.refused_by(error)?,
@@ -344,7 +345,7 @@ async fn enable<K: Kind>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let changes = GrantChanges { enabled: Some(true), ..GrantChanges::default() };
+    let changes = CallerSecretChanges { enabled: Some(true), ..CallerSecretChanges::default() };
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
@@ -352,7 +353,7 @@ async fn disable<K: Kind>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
-    let changes = GrantChanges { enabled: Some(false), ..GrantChanges::default() };
+    let changes = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
@@ -361,11 +362,12 @@ async fn changed<K: Kind>(
     admin: &Admin,
     account: &str,
     id: &str,
-    changes: GrantChanges,
+    changes: CallerSecretChanges,
 ) -> Result<Result<String, ControlError>, Failure> {
     let address = format!("{}?note=saved", address::<K>(account, id));
     let (account, id) = (account.to_owned(), id.to_owned());
-    let change = move |control: &Control| control.change_grant::<K>(&Actor::Admin, &account, &id, &changes).map(drop);
+    let change =
+        move |control: &Control| control.change_caller_secret::<K>(&Actor::Admin, &account, &id, &changes).map(drop);
     Ok(admin.attempt(change).await?.map(|()| address))
 }
 
@@ -390,7 +392,7 @@ async fn delete<K: Kind>(
 ) -> Result<Response, Failure> {
     if form.confirms(&id) {
         let (account_id, id) = (account.clone(), id.clone());
-        let delete = move |control: &Control| control.delete_grant::<K>(&Actor::Admin, &account_id, &id);
+        let delete = move |control: &Control| control.delete_caller_secret::<K>(&Actor::Admin, &account_id, &id);
         match admin.attempt(delete).await? {
             Ok(()) => {
                 let list = format!("/accounts/{account}/{}?note=deleted", K::WORDS.path);
