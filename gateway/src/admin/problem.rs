@@ -162,9 +162,9 @@ impl IntoResponse for Problem {
 }
 
 /// A JSON object, or the problem with it.
-pub(crate) struct Body<T>(pub(crate) T);
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -173,7 +173,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-impl<T: DeserializeOwned> Body<T> {
+impl<T: DeserializeOwned> JsonBody<T> {
     /// Reads the object as a `T`.
     pub(crate) fn of(Object(mut members): Object) -> Result<Self, Problem> {
         members.values_mut().for_each(make_whole);

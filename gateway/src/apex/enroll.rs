@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use super::address_limits::{Endpoint, charge};
 use super::{body, json, only};
 use crate::auth::bearer;
-use crate::control::Proof;
+use crate::control::AgentProof;
 use crate::downstream::{CallerGone, RequestBody};
 use crate::error::Error;
 use crate::strict_json;
@@ -58,8 +58,8 @@ pub(super) async fn sign(
             let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
             return Ok(Err(Error::InvalidRequest(message)));
         }
-        (Some(secret), None) => Proof::Enrollment { id: enrollment_id(request), secret },
-        (None, Some(agent_id)) => Proof::OldKey(agent_id),
+        (Some(secret), None) => AgentProof::Enrollment { id: enrollment_id(request), secret },
+        (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
         (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
     };
     let reply = core.executor.run(move |control| control.sign(&proof, &csr)).await;

@@ -45,7 +45,7 @@ pub struct Claims {
 /// write ourselves is not ours.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header<'a> {
+struct TokenHeader<'a> {
     alg: &'a str,
     typ: &'a str,
     kid: &'a str,
@@ -103,7 +103,7 @@ fn verify_signature(
     const MALFORMED: Error = Error::TokenInvalid("not a JSON Web Token of this gateway");
     let (header, _) = token.split_once('.').ok_or(MALFORMED)?;
     let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| MALFORMED)?;
-    let header: Header<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
+    let header: TokenHeader<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
     if header.alg != "EdDSA" || header.typ != TYPE {
         return Err(Error::TokenInvalid("not an access token signed with EdDSA"));
     }

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use gw_gateway::control::{AccountChanges, AccountView, NewAccount};
 use gw_shared::id::AccountId;
 
-use super::output::{CommandError, Console, Listed, Shown, yes_or_no};
+use super::output::{CommandError, Listed, Output, Shown, yes_or_no};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -31,17 +31,17 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, capture_allowed } => {
-                console.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
+                output.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
             }
-            Self::List => console.list::<AccountView>("/accounts", &[], None),
-            Self::Show { account } => console.show::<AccountView>(&format!("/accounts/{account}")),
+            Self::List => output.list::<AccountView>("/accounts", &[], None),
+            Self::Show { account } => output.show::<AccountView>(&format!("/accounts/{account}")),
             Self::Change { account, capture_allowed } => {
-                console.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
+                output.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
             }
-            Self::Delete { account } => console.delete(&format!("/accounts/{account}")),
+            Self::Delete { account } => output.delete(&format!("/accounts/{account}")),
         }
     }
 }

@@ -5,7 +5,7 @@ use gw_gateway::control::{AgentChanges, AgentView};
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::{AccountId, AgentId, ServiceId};
 
-use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
 use super::{new_list, texts};
 
 #[derive(Subcommand)]
@@ -34,22 +34,22 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
         match self {
-            Self::List { account } => console.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
-            Self::Show { account, agent } => console.show::<AgentView>(&item(&account, &agent)),
+            Self::List { account } => output.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
+            Self::Show { account, agent } => output.show::<AgentView>(&item(&account, &agent)),
             Self::Approve { account, agent } => {
-                console.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
+                output.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
             }
             Self::Revoke { account, agent } => {
-                console.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
+                output.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
             }
             Self::Change { account, agent, services, name } => {
                 let changes = AgentChanges { name, services: new_list(texts(&services)) };
-                console.change::<AgentView>(&item(&account, &agent), &changes)
+                output.change::<AgentView>(&item(&account, &agent), &changes)
             }
-            Self::Delete { account, agent } => console.delete(&item(&account, &agent)),
+            Self::Delete { account, agent } => output.delete(&item(&account, &agent)),
         }
     }
 }

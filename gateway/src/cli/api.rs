@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::connection::Endpoint;
+use super::connection::AdminEndpoint;
 
 const BASE_PATH: &str = "/api/v1";
 /// Longer than anything the API does itself; shorter than anybody's patience.
@@ -20,7 +20,7 @@ const BODY_MAX: u64 = 64 << 20;
 
 pub(crate) struct Api {
     http: ureq::Agent,
-    endpoint: Endpoint,
+    endpoint: AdminEndpoint,
 }
 
 /// The API did what it was asked.
@@ -45,7 +45,7 @@ pub(crate) enum ApiError {
 }
 
 /// Bytes that the API keeps for others.
-pub(crate) struct Download {
+pub(crate) struct DownloadedBody {
     pub(crate) bytes: Vec<u8>,
     /// `Content-Encoding` (RFC 9110 §8.4).
     pub(crate) encoding: Option<String>,
@@ -75,7 +75,7 @@ impl std::fmt::Display for Problem {
 }
 
 impl Api {
-    pub(crate) fn new(endpoint: Endpoint) -> Self {
+    pub(crate) fn new(endpoint: AdminEndpoint) -> Self {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             // The token is for this listener and nobody else.
@@ -123,11 +123,16 @@ impl Api {
         }
     }
 
-    pub(crate) fn download(&self, path: &str) -> Result<Download, ApiError> {
+    pub(crate) fn download(&self, path: &str) -> Result<DownloadedBody, ApiError> {
         let (_, headers, bytes) = self.ask(Method::GET, path, None, Some(TIMEOUT))?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
-        Ok(Download { bytes, encoding: text("content-encoding"), truncated, truncated_by: text("x-gw-truncated-by") })
+        Ok(DownloadedBody {
+            bytes,
+            encoding: text("content-encoding"),
+            truncated,
+            truncated_by: text("x-gw-truncated-by"),
+        })
     }
 
     fn send(
@@ -149,7 +154,7 @@ impl Api {
         body: Option<&Value>,
         patience: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
-        let Endpoint { url, token, token_source } = &self.endpoint;
+        let AdminEndpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
             .method(method)
             .uri(format!("{url}{BASE_PATH}{path}"))

@@ -5,10 +5,10 @@ use gw_shared::id::AccountId;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::output::{CommandError, Console, Listed, Shown, or_dash};
+use super::output::{CommandError, Listed, Output, Shown, or_dash};
 
 #[derive(Args)]
-pub(crate) struct Query {
+pub(crate) struct AuditArguments {
     /// Only what was done in this account.
     #[arg(long)]
     account: Option<AccountId>,
@@ -17,11 +17,11 @@ pub(crate) struct Query {
     limit: u32,
 }
 
-impl Query {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+impl AuditArguments {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let account = self.account.as_ref().map(|account| ("account", account.as_str()));
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        console.list::<Entry>("/audit-log", account.as_slice(), Some(limit))
+        output.list::<Entry>("/audit-log", account.as_slice(), Some(limit))
     }
 }
 

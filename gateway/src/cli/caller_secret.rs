@@ -9,11 +9,11 @@ use gw_gateway::control::{
 };
 use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
 
-use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, yes_or_no};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, yes_or_no};
 use super::{Switch, new_list, texts};
 
 /// A kind of secret that opens services.
-pub(crate) trait Kind {
+pub(crate) trait SecretKind {
     type Id: FromStr<Err = InvalidId> + Display + Clone + Send + Sync + 'static;
     type View: Listed;
     /// With its secret.
@@ -24,7 +24,7 @@ pub(crate) trait Kind {
 
 pub(crate) enum Credential {}
 
-impl Kind for Credential {
+impl SecretKind for Credential {
     type Id = ClientId;
     type View = CredentialView;
     type NewView = NewCredentialView;
@@ -33,7 +33,7 @@ impl Kind for Credential {
 
 pub(crate) enum ServiceKey {}
 
-impl Kind for ServiceKey {
+impl SecretKind for ServiceKey {
     type Id = KeyId;
     type View = ServiceKeyView;
     type NewView = NewServiceKeyView;
@@ -41,7 +41,7 @@ impl Kind for ServiceKey {
 }
 
 #[derive(Subcommand)]
-pub(crate) enum Command<K: Kind> {
+pub(crate) enum Command<K: SecretKind> {
     /// Make one. Its secret is shown this once.
     Create {
         account: AccountId,
@@ -77,26 +77,26 @@ pub(crate) enum Command<K: Kind> {
     Delete { account: AccountId, id: K::Id },
 }
 
-impl<K: Kind> Command<K> {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+impl<K: SecretKind> Command<K> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let collection = |account: &AccountId| format!("/accounts/{account}/{}", K::COLLECTION);
         let item = |account: &AccountId, id: &K::Id| format!("{}/{id}", collection(account));
         match self {
             Self::Create { account, services, name, switch } => {
                 let new = NewCallerSecret { name, allowed_services: texts(&services), enabled: switch.enabled() };
-                console.create::<K::NewView>(&collection(&account), &new)
+                output.create::<K::NewView>(&collection(&account), &new)
             }
-            Self::List { account } => console.list::<K::View>(&collection(&account), &[], None),
-            Self::Show { account, id } => console.show::<K::View>(&item(&account, &id)),
+            Self::List { account } => output.list::<K::View>(&collection(&account), &[], None),
+            Self::Show { account, id } => output.show::<K::View>(&item(&account, &id)),
             Self::Change { account, id, services, name, switch } => {
                 let allowed_services = new_list(texts(&services));
                 let changes = CallerSecretChanges { name, allowed_services, enabled: switch.enabled() };
-                console.change::<K::View>(&item(&account, &id), &changes)
+                output.change::<K::View>(&item(&account, &id), &changes)
             }
             Self::RotateSecret { account, id } => {
-                console.act::<K::NewView>(&format!("{}/rotate-secret", item(&account, &id)), None)
+                output.act::<K::NewView>(&format!("{}/rotate-secret", item(&account, &id)), None)
             }
-            Self::Delete { account, id } => console.delete(&item(&account, &id)),
+            Self::Delete { account, id } => output.delete(&item(&account, &id)),
         }
     }
 }

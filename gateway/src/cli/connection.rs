@@ -8,9 +8,9 @@ use gw_gateway::config::Config;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
-use super::Failure;
+use super::CommandFailure;
 use super::api::Api;
-use super::output::Console;
+use super::output::Output;
 
 const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
@@ -19,7 +19,7 @@ const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file tha
 /// Options win over variables.
 #[derive(Args, Default)]
 #[command(next_help_heading = "Which gateway")]
-pub(crate) struct Connection {
+pub(crate) struct AdminConnection {
     /// Its admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
@@ -36,7 +36,7 @@ pub(crate) struct Connection {
 
 /// An admin listener, and what opens it.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
+pub(crate) struct AdminEndpoint {
     /// `http://…`, without a slash at its end.
     pub(crate) url: String,
     pub(crate) token: Secret,
@@ -44,19 +44,19 @@ pub(crate) struct Endpoint {
     pub(crate) token_source: String,
 }
 
-impl Connection {
-    pub(crate) fn open(&self) -> Result<Console, Failure> {
+impl AdminConnection {
+    pub(crate) fn open(&self) -> Result<Output, CommandFailure> {
         let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
-        Ok(Console::new(Api::new(endpoint), self.json))
+        Ok(Output::new(Api::new(endpoint), self.json))
     }
 
-    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<Endpoint, Failure> {
+    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, CommandFailure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
         let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
         let url = match (&self.admin_url, &config) {
             (Some(url), _) => url.clone(),
-            (None, Some(config)) => url_of(config.admin_listen).map_err(Failure::Usage)?,
+            (None, Some(config)) => url_of(config.admin_listen).map_err(CommandFailure::Usage)?,
             (None, None) => variable("GW_ADMIN_URL").unwrap_or_else(|| URL_DEFAULT.to_owned()),
         };
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
@@ -68,19 +68,20 @@ impl Connection {
                 None => Err(NO_TOKEN.to_owned()),
             },
         }
-        .map_err(Failure::Usage)?;
+        .map_err(CommandFailure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
-            return Err(Failure::Usage(message));
+            return Err(CommandFailure::Usage(message));
         }
-        Ok(Endpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
+        Ok(AdminEndpoint { url: checked_url(&url).map_err(CommandFailure::Usage)?, token, token_source })
     }
 }
 
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, CommandFailure> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| CommandFailure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| CommandFailure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
@@ -123,12 +124,12 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(connection: &Connection, environment: &[(&str, &str)]) -> Result<Endpoint, String> {
+    fn endpoint(connection: &AdminConnection, environment: &[(&str, &str)]) -> Result<AdminEndpoint, String> {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         connection.endpoint(variable).map_err(|failure| match failure {
-            Failure::Usage(message) => message,
-            Failure::Run(message) => panic!("not a matter of usage: {message}"),
+            CommandFailure::Usage(message) => message,
+            CommandFailure::Run(message) => panic!("not a matter of usage: {message}"),
         })
     }
 
@@ -145,7 +146,7 @@ mod tests {
             "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {:?}\nadmin_listen = \"[::]:9090\"\n",
             directory.path()
         );
-        let mut options = Connection {
+        let mut options = AdminConnection {
             admin_url: Some("http://option:1/".to_owned()),
             admin_token_file: Some(file("option", "of-option\n")),
             config: Some(file("gateway.toml", &config)),
@@ -157,8 +158,8 @@ mod tests {
             ("GW_ADMIN_TOKEN", "of-variable"),
             ("GW_ADMIN_TOKEN_FILE", of_variable.to_str().unwrap()),
         ];
-        let found = |options: &Connection, variables: &[(&str, &str)]| {
-            let Endpoint { url, token, .. } = endpoint(options, variables).unwrap();
+        let found = |options: &AdminConnection, variables: &[(&str, &str)]| {
+            let AdminEndpoint { url, token, .. } = endpoint(options, variables).unwrap();
             (url, token.reveal().to_owned())
         };
         let expect = |url: &str, token: &str| (url.to_owned(), token.to_owned());
@@ -178,7 +179,7 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_by_name() {
         let with_url = |url: &str| {
-            let connection = Connection { admin_url: Some(url.to_owned()), ..Connection::default() };
+            let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
             endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()
         };
         assert!(with_url("https://127.0.0.1:9080").contains("speaks plain HTTP"));
@@ -187,11 +188,11 @@ mod tests {
         }
         assert!(url_of(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap_err().contains("--admin-url"));
 
-        let token = |token| endpoint(&Connection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
+        let token = |token| endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
         for wrong in [" ", "two words", "line\nline", "caf\u{e9}"] {
             assert!(token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"), "{wrong}");
         }
-        let nowhere = Connection { admin_token_file: Some("/nowhere/token".into()), ..Connection::default() };
+        let nowhere = AdminConnection { admin_token_file: Some("/nowhere/token".into()), ..AdminConnection::default() };
         assert!(endpoint(&nowhere, &[]).unwrap_err().starts_with("cannot read the admin token: /nowhere/token: "));
     }
 }

@@ -9,7 +9,7 @@ use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
 use serde_json::json;
 
-use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word, write_facts};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, write_facts};
 use super::texts;
 
 #[derive(Subcommand)]
@@ -39,13 +39,13 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {
                 let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds };
                 let path = format!("/accounts/{account}/enrollment-tokens");
-                let reply = console.api.request_with(Method::POST, &path, &json!(new))?;
-                console.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
+                let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
+                output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
                     if let Some(gateway_url) = gateway_url {
                         created.gateway_url = gateway_url;
                     }
@@ -56,10 +56,10 @@ impl Command {
                 })
             }
             Self::List { account } => {
-                console.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
+                output.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
             }
-            Self::Show { account, id } => console.show::<EnrollmentTokenView>(&path(&account, &id)),
-            Self::Delete { account, id } => console.delete(&path(&account, &id)),
+            Self::Show { account, id } => output.show::<EnrollmentTokenView>(&path(&account, &id)),
+            Self::Delete { account, id } => output.delete(&path(&account, &id)),
         }
     }
 }

@@ -20,11 +20,11 @@ use std::io;
 use clap::{Args, Subcommand};
 use gw_shared::id::ServiceId;
 
-use connection::Connection;
+use connection::AdminConnection;
 use output::CommandError;
 
 /// The failure of a command, by exit code.
-pub(crate) enum Failure {
+pub(crate) enum CommandFailure {
     /// Bad usage or configuration: 2.
     Usage(String),
     /// Failed at run time: 1.
@@ -53,9 +53,9 @@ pub(crate) enum Administration {
     /// The audit log: who changed what, the newest first.
     Audit {
         #[command(flatten)]
-        query: audit::Query,
+        query: audit::AuditArguments,
         #[command(flatten)]
-        connection: Connection,
+        connection: AdminConnection,
     },
 }
 
@@ -64,11 +64,11 @@ pub(crate) struct Family<C: Subcommand> {
     #[command(subcommand)]
     command: C,
     #[command(flatten)]
-    connection: Connection,
+    connection: AdminConnection,
 }
 
 impl Administration {
-    pub(crate) fn run(self) -> Result<(), Failure> {
+    pub(crate) fn run(self) -> Result<(), CommandFailure> {
         let done = match self {
             Self::Account(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Service(Family { command, connection }) => command.run(&mut connection.open()?),
@@ -83,8 +83,8 @@ impl Administration {
         match done {
             // Whoever read has read enough.
             Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error @ CommandError::NothingToChange) => Err(Failure::Usage(error.to_string())),
-            done => done.map_err(|error| Failure::Run(error.to_string())),
+            Err(error @ CommandError::NothingToChange) => Err(CommandFailure::Usage(error.to_string())),
+            done => done.map_err(|error| CommandFailure::Run(error.to_string())),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::api::{Api, ApiError, Reply};
 use super::table;
 
 /// The API on one side, standard output on the other.
-pub(crate) struct Console {
+pub(crate) struct Output {
     pub(crate) api: Api,
     /// For a script: the API's JSON, one line.
     pub(crate) json: bool,
@@ -48,7 +48,7 @@ pub(crate) trait Listed: Shown {
     const COLUMNS: usize;
 }
 
-impl Console {
+impl Output {
     pub(crate) fn new(api: Api, json: bool) -> Self {
         Self { api, json, out: io::stdout().lock() }
     }

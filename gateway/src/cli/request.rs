@@ -13,7 +13,7 @@ use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::output::{CommandError, Console, Listed, Shown, or_dash};
+use super::output::{CommandError, Listed, Output, Shown, or_dash};
 
 /// Width of the longest bar of a waterfall, in characters.
 const BAR: u64 = 40;
@@ -26,21 +26,21 @@ pub(crate) enum Command {
         id: RequestId,
     },
     /// Search the requests of the last 7 days, the newest first.
-    Search(Box<Search>),
+    Search(Box<SearchArguments>),
     /// Write a body that was kept to standard output, as it went over the wire.
-    Body { id: RequestId, side: Side },
+    Body { id: RequestId, side: SideArgument },
     /// Relay a request that was kept once more, and show what comes of it.
-    Replay(Box<Replay>),
+    Replay(Box<ReplayArguments>),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Side {
+pub(crate) enum SideArgument {
     Request,
     Response,
 }
 
 #[derive(Args)]
-pub(crate) struct Search {
+pub(crate) struct SearchArguments {
     #[arg(long)]
     account: Option<AccountId>,
     #[arg(long, requires = "account")]
@@ -74,7 +74,7 @@ pub(crate) struct Search {
 }
 
 #[derive(Args)]
-pub(crate) struct Replay {
+pub(crate) struct ReplayArguments {
     id: RequestId,
     #[arg(long)]
     method: Option<String>,
@@ -90,32 +90,32 @@ pub(crate) struct Replay {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Show { id } => console.show::<RequestView>(&format!("/requests/{id}")),
+            Self::Show { id } => output.show::<RequestView>(&format!("/requests/{id}")),
             Self::Search(search) => {
                 let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
                 let filter = search.filter();
                 let filter: Vec<(&str, &str)> = filter.iter().map(|(key, value)| (*key, value.as_str())).collect();
-                console.list::<RequestView>("/requests", &filter, Some(limit))
+                output.list::<RequestView>("/requests", &filter, Some(limit))
             }
             Self::Body { id, side } => {
                 let side = match side {
-                    Side::Request => "request",
-                    Side::Response => "response",
+                    SideArgument::Request => "request",
+                    SideArgument::Response => "response",
                 };
-                console.download(&format!("/requests/{id}/body/{side}"))
+                output.download(&format!("/requests/{id}/body/{side}"))
             }
             Self::Replay(replay) => {
                 let path = format!("/requests/{}/replay", replay.id);
                 let edits = replay.edits()?;
-                console.wait_for::<RequestView>(&path, &json!(edits))
+                output.wait_for::<RequestView>(&path, &json!(edits))
             }
         }
     }
 }
 
-impl Search {
+impl SearchArguments {
     /// Parameters of the API.
     fn filter(self) -> Vec<(&'static str, String)> {
         let query = SearchQuery {
@@ -148,7 +148,7 @@ impl Search {
     }
 }
 
-impl Replay {
+impl ReplayArguments {
     fn edits(self) -> Result<ReplayEdits, CommandError> {
         use base64::Engine;
         let body = self.body.map(|path| {

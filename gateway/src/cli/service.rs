@@ -4,7 +4,7 @@ use clap::{Args, Subcommand, value_parser};
 use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
 use gw_shared::id::{AccountId, ServiceId};
 
-use super::output::{CommandError, Console, Listed, Shown, joined, word, yes_or_no};
+use super::output::{CommandError, Listed, Output, Shown, joined, word, yes_or_no};
 use super::{Switch, new_list};
 
 #[derive(Subcommand)]
@@ -70,18 +70,18 @@ impl From<Settings> for ServiceChanges {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, service, settings } => {
                 let new = NewService::new(service.to_string(), settings.into());
-                console.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
+                output.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
             }
-            Self::List { account } => console.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
-            Self::Show { account, service } => console.show::<ServiceView>(&path(&account, &service)),
+            Self::List { account } => output.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
+            Self::Show { account, service } => output.show::<ServiceView>(&path(&account, &service)),
             Self::Change { account, service, settings } => {
-                console.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
+                output.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
             }
-            Self::Delete { account, service } => console.delete(&path(&account, &service)),
+            Self::Delete { account, service } => output.delete(&path(&account, &service)),
         }
     }
 }

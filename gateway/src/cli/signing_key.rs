@@ -5,7 +5,7 @@ use gw_gateway::control::{Rotation, SigningKeyView};
 use gw_shared::id::SigningKeyId;
 use serde_json::json;
 
-use super::output::{CommandError, Console, Listed, Shown, word};
+use super::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -22,13 +22,13 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::List => console.list::<SigningKeyView>("/signing-keys", &[], None),
+            Self::List => output.list::<SigningKeyView>("/signing-keys", &[], None),
             Self::Rotate { immediately } => {
-                console.act::<SigningKeyView>("/signing-keys/rotate", Some(&json!(Rotation { immediately })))
+                output.act::<SigningKeyView>("/signing-keys/rotate", Some(&json!(Rotation { immediately })))
             }
-            Self::Delete { kid } => console.delete(&format!("/signing-keys/{kid}")),
+            Self::Delete { kid } => output.delete(&format!("/signing-keys/{kid}")),
         }
     }
 }

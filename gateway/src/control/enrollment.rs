@@ -13,7 +13,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Plan, State, account, checked_name, new_secret};
+use super::{Actor, Control, ControlError, ControlState, Plan, account, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::Bucket;
@@ -92,7 +92,7 @@ pub struct NewEnrollmentToken {
 
 /// By what an agent may have a certificate.
 #[derive(Debug, Clone)]
-pub enum Proof {
+pub enum AgentProof {
     /// It knows the secret of its enrollment, and may say which one that is.
     Enrollment { id: Option<String>, secret: Secret },
     /// It signs with the key of its last certificate.
@@ -290,11 +290,11 @@ impl Control {
     }
 
     /// Issues a certificate for the key of a certificate request. Nothing else is taken from the request.
-    pub fn sign(&self, proof: &Proof, csr: &str) -> Result<CertificateReply, ControlError> {
+    pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {
         self.sign_at(proof, csr, Timestamp::now())
     }
 
-    fn sign_at(&self, proof: &Proof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
+    fn sign_at(&self, proof: &AgentProof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
         let agent = entitled(&self.state().records, proof, now)?.clone();
         // The allowance is the agent's own: a request that names an agent and proves nothing must not spend it.
         if proof.is_proved_already() {
@@ -317,7 +317,7 @@ impl Control {
                 agent.previous_key = agent.key.replace(key);
             }
             agent.certificate_not_after = Some(not_after);
-            if let (Some(enrollment), Proof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+            if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
                 enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
             }
             let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
@@ -342,7 +342,7 @@ impl Control {
     /// Takes one certificate out of the allowance of an agent that is authenticated.
     fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
         let (mut state, now) = (self.state(), Instant::now());
-        let State { records, issuance, .. } = &mut *state;
+        let ControlState { records, issuance, .. } = &mut *state;
         issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
         let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(limits::CERTIFICATES, now));
         bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
@@ -375,7 +375,7 @@ impl Control {
     }
 }
 
-impl Proof {
+impl AgentProof {
     /// Whether the agent is authenticated before its certificate request is read. An old key authenticates by the
     /// signature of the request; until that is verified, the request counts only against the client's address.
     fn is_proved_already(&self) -> bool {
@@ -395,11 +395,11 @@ impl Proof {
 }
 
 /// The agent that a proof speaks for, if it may have a certificate at `now`.
-fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
+fn entitled<'a>(records: &'a Records, proof: &AgentProof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
     let refused = |error| Err(ControlError::Refused(error));
     let agent = match proof {
-        Proof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
-        Proof::OldKey(id) | Proof::Tunnel(id) => {
+        AgentProof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
+        AgentProof::OldKey(id) | AgentProof::Tunnel(id) => {
             records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
         }
     };
@@ -408,7 +408,7 @@ fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&
         EnrollmentStatus::Pending => return refused(Error::EnrollmentPending),
         EnrollmentStatus::Approved => {}
     }
-    if matches!(proof, Proof::OldKey(_))
+    if matches!(proof, AgentProof::OldKey(_))
         && agent.certificate_not_after.is_none_or(|not_after| now > not_after.after(RECOVERY))
     {
         return refused(Error::AgentCertificateExpired);
@@ -417,14 +417,14 @@ fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&
 }
 
 /// Whether the proof reaches as far as this key.
-fn check_key(agent: &AgentRecord, proof: &Proof, key: &PublicKeyHash) -> Result<(), ControlError> {
+fn check_key(agent: &AgentRecord, proof: &AgentProof, key: &PublicKeyHash) -> Result<(), ControlError> {
     let known = |known: &Option<PublicKeyHash>| known.as_ref() == Some(key);
     let reaches = match proof {
         // For its first key; asked again, for the same.
-        Proof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
+        AgentProof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
         // The request is signed by this key: it must be the one whose certificate has expired.
-        Proof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
-        Proof::Tunnel(_) => true,
+        AgentProof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
+        AgentProof::Tunnel(_) => true,
     };
     if reaches { Ok(()) } else { Err(ControlError::Refused(Error::EnrollmentInvalid)) }
 }

@@ -35,7 +35,7 @@ pub use caller_secret::{
     ServiceKeyView,
 };
 pub(crate) use enrollment::parse_token;
-pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
+pub use enrollment::{AgentProof, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
 pub use inventory::Inventory;
 use name::checked_name;
@@ -73,7 +73,7 @@ pub struct Control {
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
     certificate_lifetime: Duration,
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
     admin_token: Secret,
@@ -82,7 +82,7 @@ pub struct Control {
 }
 
 /// The records, and where they are kept: always the same.
-struct State {
+struct ControlState {
     records: Records,
     /// `None` while another process has it.
     store: Option<Box<dyn Store>>,
@@ -221,7 +221,7 @@ impl Control {
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
-            state: Mutex::new(State {
+            state: Mutex::new(ControlState {
                 records: store.load()?,
                 store: Some(Box::new(store)),
                 issuance: HashMap::new(),
@@ -334,7 +334,7 @@ impl Control {
     }
 
     /// Has every worker act on the records. Takes them locked, so that of two changes the later snapshot arrives later.
-    fn publish(&self, state: &mut State) {
+    fn publish(&self, state: &mut ControlState) {
         let directory = Arc::new(self.directory(&state.records));
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
@@ -441,7 +441,7 @@ impl Control {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ControlState> {
         // A panic while it was held left the store as SQLite's transactions leave it, whole; records are applied after.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

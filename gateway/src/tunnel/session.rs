@@ -25,7 +25,7 @@ use super::flow_control::Pace;
 use super::openings::Opening;
 use super::outbox::{Full, Outbox};
 use crate::clock::Timestamp;
-use crate::control::{Executor, Proof};
+use crate::control::{AgentProof, Executor};
 use crate::error::Error;
 use crate::http2::frame_meter::{AGENT, Meter, Metered};
 use crate::limit::Bucket;
@@ -264,7 +264,7 @@ impl Session {
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
     async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
-        let proof = Proof::Tunnel(self.agent.clone());
+        let proof = AgentProof::Tunnel(self.agent.clone());
         let reply = executor.run(move |control| control.sign(&proof, &csr)).await;
         self.renewing.set(false);
         self.tell(&match reply {

@@ -9,7 +9,7 @@ use utoipa_axum::routes;
 
 use super::{created, secret};
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::control::{
     Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
 };
@@ -52,7 +52,7 @@ macro_rules! caller_secret_routes {
             async fn $create(
                 State(admin): State<Admin>,
                 Path(account): Path<String>,
-                Body(new): Body<NewCallerSecret>,
+                JsonBody(new): JsonBody<NewCallerSecret>,
             ) -> Result<Response, Problem> {
                 let made = admin.ask(move |control| control.create_caller_secret::<$record>(&Actor::Admin, &account, &new)).await?;
                 let view = &made.0.$new_field;
@@ -97,7 +97,7 @@ macro_rules! caller_secret_routes {
             async fn $change(
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
-                Body(changes): Body<CallerSecretChanges>,
+                JsonBody(changes): JsonBody<CallerSecretChanges>,
             ) -> Result<Json<$view>, Problem> {
                 let change = move |control: &crate::control::Control| {
                     control.change_caller_secret::<$record>(&Actor::Admin, &account, &id, &changes)

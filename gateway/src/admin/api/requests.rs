@@ -10,7 +10,7 @@ use gw_shared::id::{InvalidId, RequestId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::admin::{Admin, not_logged, read_body};
 use crate::control::{Control, ControlError, ReplayEdits};
 use crate::page::Page;
@@ -123,7 +123,7 @@ fn attachment(body: BodyView) -> Response {
 async fn replay_request(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Body(edits): Body<ReplayEdits>,
+    JsonBody(edits): JsonBody<ReplayEdits>,
 ) -> Result<Response, Problem> {
     let view = admin.replay(parse(&id)?, edits).await??;
     let location = format!("/api/v1/requests/{}", view.id);

@@ -38,15 +38,15 @@ pub(crate) struct Words {
 }
 
 /// A kind of secret that opens services.
-trait Kind: CallerSecret<View: Send, NewView: Send> + 'static {
+trait SecretPages: CallerSecret<View: Send, NewView: Send> + 'static {
     const WORDS: Words;
-    fn row(view: Self::View) -> Row;
+    fn row(view: Self::View) -> SecretRow;
     /// With its secret, if it was made just now.
-    fn secret(new: Self::NewView) -> (Row, Option<String>);
+    fn secret(new: Self::NewView) -> (SecretRow, Option<String>);
 }
 
 /// One of either kind.
-struct Row {
+struct SecretRow {
     id: String,
     name: Option<String>,
     services: Vec<String>,
@@ -54,7 +54,7 @@ struct Row {
     created_at: String,
 }
 
-impl Kind for CredentialRecord {
+impl SecretPages for CredentialRecord {
     const WORDS: Words = Words {
         tab: Tab::Credentials,
         path: "credentials",
@@ -66,8 +66,8 @@ impl Kind for CredentialRecord {
         mints_tokens: true,
     };
 
-    fn row(view: Self::View) -> Row {
-        Row {
+    fn row(view: Self::View) -> SecretRow {
+        SecretRow {
             id: view.client_id.to_string(),
             name: view.name,
             services: view.allowed_services.iter().map(ToString::to_string).collect(),
@@ -76,12 +76,12 @@ impl Kind for CredentialRecord {
         }
     }
 
-    fn secret(new: Self::NewView) -> (Row, Option<String>) {
+    fn secret(new: Self::NewView) -> (SecretRow, Option<String>) {
         (Self::row(new.credential), new.client_secret)
     }
 }
 
-impl Kind for ServiceKeyRecord {
+impl SecretPages for ServiceKeyRecord {
     const WORDS: Words = Words {
         tab: Tab::ServiceKeys,
         path: "service-keys",
@@ -93,8 +93,8 @@ impl Kind for ServiceKeyRecord {
         mints_tokens: false,
     };
 
-    fn row(view: Self::View) -> Row {
-        Row {
+    fn row(view: Self::View) -> SecretRow {
+        SecretRow {
             id: view.key_id.to_string(),
             name: view.name,
             services: view.allowed_services.iter().map(ToString::to_string).collect(),
@@ -103,7 +103,7 @@ impl Kind for ServiceKeyRecord {
         }
     }
 
-    fn secret(new: Self::NewView) -> (Row, Option<String>) {
+    fn secret(new: Self::NewView) -> (SecretRow, Option<String>) {
         (Self::row(new.key), new.service_key)
     }
 }
@@ -116,7 +116,7 @@ struct ListPage {
     account: String,
     tab: Tab,
     words: Words,
-    rows: Vec<Row>,
+    rows: Vec<SecretRow>,
     next_cursor: Option<String>,
 }
 
@@ -138,7 +138,7 @@ struct ItemPage {
     crumbs: Vec<Crumb>,
     account: String,
     words: Words,
-    row: Row,
+    row: SecretRow,
     services: Offered,
     form: Form,
 }
@@ -149,7 +149,7 @@ struct SecretPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
     words: Words,
-    row: Row,
+    row: SecretRow,
     secret: String,
     /// What to type to see that it works.
     commands: String,
@@ -159,7 +159,7 @@ pub(crate) fn routes() -> Router<Admin> {
     routes_of::<CredentialRecord>().merge(routes_of::<ServiceKeyRecord>())
 }
 
-fn routes_of<K: Kind>() -> Router<Admin> {
+fn routes_of<K: SecretPages>() -> Router<Admin> {
     let path = K::WORDS.path;
     let collection = format!("/accounts/{{account}}/{path}");
     Router::new()
@@ -172,7 +172,7 @@ fn routes_of<K: Kind>() -> Router<Admin> {
         .route(&format!("{collection}/{{id}}/delete"), post(delete::<K>))
 }
 
-async fn list<K: Kind>(
+async fn list<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -216,7 +216,7 @@ impl Offered {
     }
 }
 
-async fn new<K: Kind>(
+async fn new<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -224,7 +224,12 @@ async fn new<K: Kind>(
     new_page::<K>(&admin, visit, account, Form::default()).await
 }
 
-async fn new_page<K: Kind>(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+async fn new_page<K: SecretPages>(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    form: Form,
+) -> Result<Response, Failure> {
     let id = account.clone();
     let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
     let words = K::WORDS;
@@ -232,7 +237,7 @@ async fn new_page<K: Kind>(admin: &Admin, visit: Visit, account: String, form: F
     render(&NewPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, services, form })
 }
 
-async fn create<K: Kind>(
+async fn create<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
@@ -261,11 +266,11 @@ async fn create<K: Kind>(
 }
 
 /// Shows a secret: it is on this page and nowhere else.
-fn secret_page<K: Kind>(
+fn secret_page<K: SecretPages>(
     admin: &Admin,
     visit: Visit,
     account: &str,
-    row: Row,
+    row: SecretRow,
     secret: String,
 ) -> Result<Response, Failure> {
     let words = K::WORDS;
@@ -282,7 +287,7 @@ fn secret_page<K: Kind>(
     render(&SecretPage { chrome, crumbs: list_crumbs::<K>(account), words, row, secret, commands })
 }
 
-async fn show<K: Kind>(
+async fn show<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
@@ -290,12 +295,12 @@ async fn show<K: Kind>(
     page::<K>(&admin, visit, account, id, as_it_is).await
 }
 
-async fn page<K: Kind>(
+async fn page<K: SecretPages>(
     admin: &Admin,
     visit: Visit,
     account: String,
     id: String,
-    form: impl FnOnce(&Row) -> Form,
+    form: impl FnOnce(&SecretRow) -> Form,
 ) -> Result<Response, Failure> {
     let account_id = account.clone();
     let look = move |control: &Control| {
@@ -310,12 +315,12 @@ async fn page<K: Kind>(
     render(&ItemPage { chrome, crumbs: list_crumbs::<K>(&account), account, words, row, services, form })
 }
 
-fn as_it_is(row: &Row) -> Form {
+fn as_it_is(row: &SecretRow) -> Form {
     let form = Form::default().with("name", row.name.as_deref().unwrap_or_default());
     row.services.iter().fold(form, |form, service| form.with("allowed_services", service))
 }
 
-async fn change<K: Kind>(
+async fn change<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
@@ -341,7 +346,7 @@ async fn change<K: Kind>(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-async fn enable<K: Kind>(
+async fn enable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
@@ -349,7 +354,7 @@ async fn enable<K: Kind>(
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
-async fn disable<K: Kind>(
+async fn disable<K: SecretPages>(
     State(admin): State<Admin>,
     Path((account, id)): Path<(String, String)>,
 ) -> Result<Response, Failure> {
@@ -358,7 +363,7 @@ async fn disable<K: Kind>(
 }
 
 /// Makes changes; the address that shows them.
-async fn changed<K: Kind>(
+async fn changed<K: SecretPages>(
     admin: &Admin,
     account: &str,
     id: &str,
@@ -371,7 +376,7 @@ async fn changed<K: Kind>(
     Ok(admin.attempt(change).await?.map(|()| address))
 }
 
-async fn rotate<K: Kind>(
+async fn rotate<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
@@ -384,7 +389,7 @@ async fn rotate<K: Kind>(
     }
 }
 
-async fn delete<K: Kind>(
+async fn delete<K: SecretPages>(
     State(admin): State<Admin>,
     visit: Visit,
     Path((account, id)): Path<(String, String)>,
@@ -401,17 +406,17 @@ async fn delete<K: Kind>(
             Err(error) => form.refused_by(error)?,
         }
     }
-    let typed = |row: &Row| as_it_is(row).with("confirm", form.value("confirm")).with_errors_of(&form);
+    let typed = |row: &SecretRow| as_it_is(row).with("confirm", form.value("confirm")).with_errors_of(&form);
     let page = page::<K>(&admin, visit, account, id, typed).await?;
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-fn list_crumbs<K: Kind>(account: &str) -> Vec<Crumb> {
+fn list_crumbs<K: SecretPages>(account: &str) -> Vec<Crumb> {
     let mut crumbs = crumbs(account);
     crumbs.push(crumb(K::WORDS.many, format!("/accounts/{account}/{}", K::WORDS.path)));
     crumbs
 }
 
-fn address<K: Kind>(account: &str, id: &str) -> String {
+fn address<K: SecretPages>(account: &str, id: &str) -> String {
     format!("/accounts/{account}/{}/{id}", K::WORDS.path)
 }

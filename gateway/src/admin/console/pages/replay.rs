@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::RequestId;
 
 use super::requests::{not_kept, target};
-use crate::admin::console::web::body::{self, Kind};
+use crate::admin::console::web::body::{self, BodyKind};
 use crate::admin::console::web::data;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
@@ -69,7 +69,8 @@ impl Recorded {
         };
         let Some(captured) = request.captured_request else { return Err(not_captured(id)) };
         let body = body.filter(|body| !body.truncated);
-        let body = body.filter(|body| matches!(body::show(body).kind, Kind::Empty | Kind::Text | Kind::Json));
+        let body =
+            body.filter(|body| matches!(body::show(body).kind, BodyKind::Empty | BodyKind::Text | BodyKind::Json));
         Ok(Some(Self {
             id: request.id,
             method: request.method,

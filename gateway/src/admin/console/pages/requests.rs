@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::RequestId;
 use serde::Deserialize;
 
-use crate::admin::console::web::body::{self, Shown};
+use crate::admin::console::web::body::{self, ShownBody};
 use crate::admin::console::web::data;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
@@ -28,18 +28,18 @@ pub(crate) struct RequestRow {
     pub(crate) label: String,
     pub(crate) method: String,
     pub(crate) path: String,
-    pub(crate) status: Status,
+    pub(crate) status: StatusCell,
     pub(crate) code: String,
     pub(crate) duration: String,
 }
 
 /// A status, or that there was none, and how it looks.
-pub(crate) struct Status {
+pub(crate) struct StatusCell {
     pub(crate) text: String,
     pub(crate) look: &'static str,
 }
 
-impl From<&RequestView> for Status {
+impl From<&RequestView> for StatusCell {
     fn from(request: &RequestView) -> Self {
         let look = match (request.status, request.ended.as_str()) {
             (Some(500..), _) | (_, "cut") => "bad",
@@ -59,7 +59,7 @@ impl From<&RequestView> for RequestRow {
             label: label(request),
             method: request.method.clone(),
             path: request.path.clone(),
-            status: Status::from(request),
+            status: StatusCell::from(request),
             code: request.code.clone().unwrap_or_default(),
             duration: format::micros(request.durations_us.total),
         }
@@ -167,19 +167,19 @@ struct RequestPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
     request: RequestView,
-    status: Status,
+    status: StatusCell,
     target: String,
     bars: Vec<Bar>,
     total: String,
-    messages: Vec<Message>,
+    messages: Vec<CapturedMessage>,
 }
 
 /// One half of a captured exchange.
-struct Message {
+struct CapturedMessage {
     name: &'static str,
     side: &'static str,
     captured: CapturedView,
-    body: Option<Shown>,
+    body: Option<ShownBody>,
     size: String,
 }
 
@@ -198,7 +198,7 @@ pub(crate) async fn show(
         ] {
             let Some(captured) = captured.clone() else { continue };
             let body = read_body(control, log, &request, side)?.map(|body| body::show(&body));
-            messages.push(Message { name, side: word, size: format::bytes(captured.bytes), captured, body });
+            messages.push(CapturedMessage { name, side: word, size: format::bytes(captured.bytes), captured, body });
         }
         Ok(Ok((request, messages)))
     };
@@ -206,7 +206,7 @@ pub(crate) async fn show(
     render(&RequestPage {
         chrome: visit.chrome(Section::Requests, format!("Request {}", request.id)),
         crumbs: vec![crumb("Requests", "/requests")],
-        status: Status::from(&request),
+        status: StatusCell::from(&request),
         target: target(&request),
         bars: waterfall::bars(&request.durations_us),
         total: format::micros(request.durations_us.total),

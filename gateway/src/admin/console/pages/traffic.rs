@@ -11,7 +11,7 @@ use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::Admin;
-use crate::admin::console::web::data::{self, Point, SeriesQuery};
+use crate::admin::console::web::data::{self, Point, PointsQuery};
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
@@ -77,7 +77,7 @@ pub(crate) struct TrafficQuery {
 
 /// Columns, as the charts are drawn from. Each is as long as `at`.
 #[derive(Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Columns {
+pub(crate) struct ChartColumns {
     step_seconds: u32,
     /// How much of the last step has been recorded.
     last_seconds: u32,
@@ -94,9 +94,9 @@ pub(crate) struct Columns {
     p99: Vec<Option<f64>>,
 }
 
-impl Columns {
+impl ChartColumns {
     /// Every step from the first to the last, also those of which there is no point.
-    fn new(points: &[Point], Span { since, until, step_seconds, last_seconds }: Span) -> Self {
+    fn new(points: &[Point], ChartSpan { since, until, step_seconds, last_seconds }: ChartSpan) -> Self {
         let step = i64::from(step_seconds);
         let length = usize::try_from((until - since) / step).unwrap_or(0);
         let zeros = || vec![0; length];
@@ -142,7 +142,7 @@ impl Columns {
 
 /// The same in a few numbers, for who sees no charts.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Sums {
+pub(crate) struct ChartTotals {
     pub(crate) requests: String,
     pub(crate) failed: String,
     pub(crate) bytes_in: String,
@@ -150,8 +150,8 @@ pub(crate) struct Sums {
     pub(crate) errors: Vec<(String, String)>,
 }
 
-impl From<&Columns> for Sums {
-    fn from(columns: &Columns) -> Self {
+impl From<&ChartColumns> for ChartTotals {
+    fn from(columns: &ChartColumns) -> Self {
         let sum = |column: &Vec<u64>| column.iter().sum::<u64>();
         let (requests, failed) = (sum(&columns.requests), sum(&columns.by_class[3]));
         Self {
@@ -178,7 +178,7 @@ struct TrafficPage {
     /// There is no service of this name, but perhaps there was.
     is_gone: bool,
     range: Range,
-    sums: Sums,
+    totals: ChartTotals,
 }
 
 pub(crate) async fn show(
@@ -196,36 +196,36 @@ pub(crate) async fn show(
     let TrafficQuery { service, range } = query;
     let chrome = visit.chrome(Section::Traffic, "Traffic");
     let is_gone = !service.is_empty() && !services.contains(&service);
-    render(&TrafficPage { chrome, services, service, is_gone, range, sums: Sums::from(&columns) })
+    render(&TrafficPage { chrome, services, service, is_gone, range, totals: ChartTotals::from(&columns) })
 }
 
 pub(crate) async fn series(
     State(admin): State<Admin>,
     Query(query): Query<TrafficQuery>,
-) -> Result<Json<Columns>, Failure> {
+) -> Result<Json<ChartColumns>, Failure> {
     let series = Arc::clone(&admin.series);
     admin.look(move |_| columns(&series, query)).await.map(Json)
 }
 
-pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, ControlError> {
-    let span = Span::new(query.range, timeseries::recorded_until(SystemTime::now()));
-    let Span { since, until, step_seconds, .. } = span;
+pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<ChartColumns, ControlError> {
+    let span = ChartSpan::new(query.range, timeseries::recorded_until(SystemTime::now()));
+    let ChartSpan { since, until, step_seconds, .. } = span;
     let service = Some(query.service).filter(|service| !service.is_empty());
     let points =
-        data::series(series, &SeriesQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
-    Ok(Columns::new(&points, span))
+        data::series(series, &PointsQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
+    Ok(ChartColumns::new(&points, span))
 }
 
 /// What charts are of, in whole steps. The last of them may not be over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
+struct ChartSpan {
     since: i64,
     until: i64,
     step_seconds: u32,
     last_seconds: u32,
 }
 
-impl Span {
+impl ChartSpan {
     fn new(range: Range, recorded_until: Timestamp) -> Self {
         let (length, step_seconds) = range.seconds();
         let step = i64::from(step_seconds);
@@ -253,29 +253,29 @@ mod tests {
             quantiles_ms: Some([1.0, 2.0, 3.0]),
             ..Point::default()
         };
-        let span = Span { since: 100, until: 130, step_seconds: 10, last_seconds: 10 };
-        let columns = Columns::new(&[point(90, 9), point(110, 4), point(130, 1)], span);
+        let span = ChartSpan { since: 100, until: 130, step_seconds: 10, last_seconds: 10 };
+        let columns = ChartColumns::new(&[point(90, 9), point(110, 4), point(130, 1)], span);
         assert_eq!(
             (columns.at.as_slice(), columns.requests.as_slice()),
             ([100, 110, 120].as_slice(), [0, 4, 0].as_slice())
         );
         assert_eq!((columns.by_class[3].as_slice(), columns.p90[1]), ([0, 1, 0].as_slice(), Some(2.0)));
         assert_eq!(columns.errors, [("AGENT_UNAVAILABLE".to_owned(), vec![0, 1, 0])]);
-        let sums = Sums::from(&columns);
+        let totals = ChartTotals::from(&columns);
         assert_eq!(
-            (sums.requests.as_str(), sums.failed.as_str(), sums.bytes_out.as_str()),
+            (totals.requests.as_str(), totals.failed.as_str(), totals.bytes_out.as_str()),
             ("4", "25.00 %", "2.0 KiB")
         );
-        assert_eq!(Sums::from(&Columns::default()).failed, "–");
+        assert_eq!(ChartTotals::from(&ChartColumns::default()).failed, "–");
     }
 
     #[test]
     fn the_last_step_is_as_long_as_it_is_recorded() {
-        let span = |recorded_until| Span::new(Range::SixHours, Timestamp(recorded_until));
-        let whole = Span { since: 120, until: 120 + 6 * 3600, step_seconds: 120, last_seconds: 120 };
+        let span = |recorded_until| ChartSpan::new(Range::SixHours, Timestamp(recorded_until));
+        let whole = ChartSpan { since: 120, until: 120 + 6 * 3600, step_seconds: 120, last_seconds: 120 };
         assert_eq!(span(120 + 6 * 3600), whole);
-        let begun = Span { since: 240, until: 240 + 6 * 3600, step_seconds: 120, last_seconds: 10 };
+        let begun = ChartSpan { since: 240, until: 240 + 6 * 3600, step_seconds: 120, last_seconds: 10 };
         assert_eq!(span(130 + 6 * 3600), begun);
-        assert_eq!(span(230 + 6 * 3600), Span { last_seconds: 110, ..begun });
+        assert_eq!(span(230 + 6 * 3600), ChartSpan { last_seconds: 110, ..begun });
     }
 }

@@ -20,22 +20,22 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// A body as a page shows it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Shown {
-    pub(crate) kind: Kind,
+pub(crate) struct ShownBody {
+    pub(crate) kind: BodyKind,
     pub(crate) text: String,
     /// What one has to know about it.
     pub(crate) notes: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BodyKind {
     Empty,
     Text,
     Json,
     Bytes,
 }
 
-impl Kind {
+impl BodyKind {
     pub(crate) fn in_words(self) -> &'static str {
         match self {
             Self::Empty => "no body",
@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-pub(crate) fn show(body: &BodyView) -> Shown {
+pub(crate) fn show(body: &BodyView) -> ShownBody {
     let mut notes = Vec::new();
     if body.truncated {
         notes.push(match body.truncated_by {
@@ -71,21 +71,21 @@ pub(crate) fn show(body: &BodyView) -> Shown {
     }
     let is_cut = body.truncated || !whole || !cut.is_empty();
     let (kind, text) = if bytes.is_empty() {
-        (Kind::Empty, String::new())
+        (BodyKind::Empty, String::new())
     } else if let Some(text) = as_text(bytes, is_cut) {
         let is_json = text.trim_start().starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(text).is_ok();
         let lines = is_json.then(|| in_lines(text));
         if lines == Some(None) {
             notes.push("It is JSON, shown as it came: a value a line, it would be too long.".to_owned());
         }
-        lines.flatten().map_or_else(|| (Kind::Text, text.to_owned()), |lines| (Kind::Json, lines))
+        lines.flatten().map_or_else(|| (BodyKind::Text, text.to_owned()), |lines| (BodyKind::Json, lines))
     } else {
         if bytes.len() > DUMPED_MAX {
             notes.push("Only the first 4 KiB are shown; the download has it all.".to_owned());
         }
-        (Kind::Bytes, dump(&bytes[..bytes.len().min(DUMPED_MAX)]))
+        (BodyKind::Bytes, dump(&bytes[..bytes.len().min(DUMPED_MAX)]))
     };
-    Shown { kind, text, notes }
+    ShownBody { kind, text, notes }
 }
 
 /// Undoes the content codings, the last first (RFC 9110 §8.4); whether all of it could be. One byte more than is shown,
@@ -263,7 +263,7 @@ mod tests {
             ("gzip, gzip", gzip(&gzip(text.as_bytes()))),
         ] {
             let shown = show(&body(bytes, encoding));
-            assert_eq!((shown.text.as_str(), shown.kind, shown.notes.len()), (text, Kind::Text, 0), "{encoding}");
+            assert_eq!((shown.text.as_str(), shown.kind, shown.notes.len()), (text, BodyKind::Text, 0), "{encoding}");
         }
         assert!(show(&body("x", "rot13")).notes[0].contains("rot13"));
     }
@@ -290,25 +290,25 @@ mod tests {
     #[test]
     fn json_keeps_its_numbers_and_its_order() {
         let shown = show(&body(r#"{"b":1.0e400,"a":[1,{}, []],"s":"{\"x\": [1]}\\","n":12345678901234567890123}"#, ""));
-        assert_eq!(shown.kind, Kind::Json);
+        assert_eq!(shown.kind, BodyKind::Json);
         let expected = "{\n  \"b\": 1.0e400,\n  \"a\": [\n    1,\n    {},\n    []\n  ],\n  \"s\": \"{\\\"x\\\": [1]}\\\\\",\n  \
                         \"n\": 12345678901234567890123\n}";
         assert_eq!(shown.text, expected);
-        assert_eq!(show(&body(r#"{"a":"#, "")).kind, Kind::Text);
+        assert_eq!(show(&body(r#"{"a":"#, "")).kind, BodyKind::Text);
         // In lines, each value would be twenty times as long.
         let deep = format!("{}{}1{}", "[".repeat(20), "1,".repeat(SHOWN_MAX / 4), "]".repeat(20));
         let shown = show(&body(deep.as_str(), ""));
-        assert_eq!((shown.text, shown.kind, shown.notes.len()), (deep, Kind::Text, 1));
+        assert_eq!((shown.text, shown.kind, shown.notes.len()), (deep, BodyKind::Text, 1));
     }
 
     #[test]
     fn bytes_are_dumped_and_text_may_be_cut_within_a_character() {
         let shown = show(&body(b"\x00\x01PNG-and-more-than-16".to_vec(), ""));
-        assert_eq!(shown.kind, Kind::Bytes);
+        assert_eq!(shown.kind, BodyKind::Bytes);
         let line = "00000000  00 01 50 4e 47 2d 61 6e  64 2d 6d 6f 72 65 2d 74  ..PNG-and-more-t\n";
         assert!(shown.text.starts_with(line), "{}", shown.text);
         let cut = BodyView { truncated: true, ..body("gr\u{fc}n \u{20ac}".as_bytes()[..7].to_vec(), "") };
-        assert_eq!((show(&cut).kind, show(&cut).text.as_str()), (Kind::Text, "gr\u{fc}n "));
-        assert_eq!(show(&body("", "gzip")).kind, Kind::Empty);
+        assert_eq!((show(&cut).kind, show(&cut).text.as_str()), (BodyKind::Text, "gr\u{fc}n "));
+        assert_eq!(show(&body("", "gzip")).kind, BodyKind::Empty);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Point {
 
 /// Which requests, over what time.
 #[derive(Debug, Clone)]
-pub(crate) struct SeriesQuery {
+pub(crate) struct PointsQuery {
     /// `{account}--{service}`; all if there is none.
     pub(crate) service: Option<String>,
     pub(crate) since: Timestamp,
@@ -54,7 +54,7 @@ pub(crate) fn recorded_body(log: &RequestLog, id: &str, side: Side) -> Result<Op
 }
 
 /// Steps without requests may be missing.
-pub(crate) fn series(series: &Series, query: &SeriesQuery) -> Result<Vec<Point>, ControlError> {
+pub(crate) fn series(series: &Series, query: &PointsQuery) -> Result<Vec<Point>, ControlError> {
     let selection = query.service.clone().map_or(Selection::All, Selection::Service);
     let points = series.read(&selection, query.since, query.until, query.step_seconds, Timestamp::now())?;
     let point = |point: timeseries::Point| {
