@@ -4,9 +4,9 @@
 //! Every change goes one way: `Control::change` plans it on the records in memory, commits it to the store together
 //! with its entry in the audit log, and only then has the workers act on it and answers.
 
-mod access;
 mod account;
 mod agent;
+mod audit;
 mod caller_secret;
 mod enrollment;
 mod executor;
@@ -30,6 +30,7 @@ use gw_shared::identity::secret::Secret;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
+pub use audit::AuditEntryView;
 pub use caller_secret::{
     CallerSecret, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     ServiceKeyView,
@@ -52,9 +53,7 @@ use crate::mailbox::Message;
 use crate::ownership::WorkerId;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
-use crate::store::{
-    AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
-};
+use crate::store::{AuditEntry, Directory, Record, Records, SqliteStore, Step, Store, StoreError};
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::telemetry::request_log::LogError;
 use crate::tls::pki::{Authority, PkiError};
@@ -277,10 +276,6 @@ impl Control {
         look(&self.state().records)
     }
 
-    pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {
-        Ok(self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(query)?)
-    }
-
     /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
     #[doc(hidden)]
     pub fn put(&self, record: Record) -> Result<(), ControlError> {
@@ -319,13 +314,13 @@ impl Control {
         let entry = AuditEntry {
             at: now,
             actor: actor.to_string(),
-            action: plan.action,
+            action: plan.action.into(),
             account: plan.account,
             target: plan.target,
             detail: plan.detail,
         };
         state.store.as_mut().ok_or(ControlError::HandedOver)?.commit(&plan.steps, &entry)?;
-        tracing::info!(actor = entry.actor, action = entry.action, target = entry.target, "changed");
+        tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
         for step in plan.steps {
             state.records.apply(step);
         }

@@ -6,6 +6,8 @@ mod records;
 mod signing_key;
 mod sqlite;
 
+use std::borrow::Cow;
+
 use gw_shared::id::AccountId;
 
 pub use directory::{Agent, Captures, Directory, Service};
@@ -29,39 +31,34 @@ pub trait Store: Send {
     fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
 }
 
-/// Who changed what, when.
+/// An entry of the audit log: one change or one read of captured data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
     pub at: Timestamp,
     /// `admin`, `gateway`, `agent ag_…`, `enrollment-token …`.
     pub actor: String,
     /// For example `service.create`.
-    pub action: &'static str,
-    /// The account it belongs to, if any.
+    pub action: Cow<'static, str>,
+    /// The account that the target belongs to, if any.
     pub account: Option<AccountId>,
-    /// Identity of what was changed.
+    /// Identity of the changed record.
     pub target: String,
-    /// What it was changed to, as the administration API would show it. No secrets.
+    /// The requested change, as JSON of the administration API. Contains no secrets.
     pub detail: serde_json::Value,
 }
 
-/// An entry as it is kept. Numbers grow.
+/// A stored entry with its number. Later entries have higher numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumberedEntry {
     pub number: i64,
-    pub at: Timestamp,
-    pub actor: String,
-    pub action: String,
-    pub account: Option<String>,
-    pub target: String,
-    pub detail: serde_json::Value,
+    pub entry: AuditEntry,
 }
 
-/// Which entries.
+/// Selects entries of the audit log.
 #[derive(Debug, Clone)]
 pub struct AuditQuery {
     pub account: Option<String>,
-    /// Entries before this one.
+    /// Only entries with a lower number.
     pub before: Option<i64>,
     pub limit: usize,
 }

@@ -1,9 +1,12 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 use serde::de::DeserializeOwned;
 
@@ -178,18 +181,23 @@ impl Store for SqliteStore {
         let mut entries = Vec::new();
         while let Some(row) = rows.next()? {
             let detail: String = row.get(6)?;
-            entries.push(NumberedEntry {
-                number: row.get(0)?,
+            let account: Option<String> = row.get(4)?;
+            let entry = AuditEntry {
                 at: Timestamp(row.get(1)?),
                 actor: row.get(2)?,
-                action: row.get(3)?,
-                account: row.get(4)?,
+                action: Cow::Owned(row.get(3)?),
+                account: account.map(|id| AccountId::new(&id)).transpose().map_err(corrupt)?,
                 target: row.get(5)?,
-                detail: serde_json::from_str(&detail).map_err(|error| StoreError::Corrupt(error.to_string()))?,
-            });
+                detail: serde_json::from_str(&detail).map_err(corrupt)?,
+            };
+            entries.push(NumberedEntry { number: row.get(0)?, entry });
         }
         Ok(entries)
     }
+}
+
+fn corrupt(error: impl fmt::Display) -> StoreError {
+    StoreError::Corrupt(error.to_string())
 }
 
 /// `kind` and `id` of a record's row.
@@ -215,7 +223,7 @@ fn document(record: &Record) -> Result<String, StoreError> {
         Record::Agent(record) => serde_json::to_string(record),
         Record::SigningKey(record) => serde_json::to_string(record),
     }
-    .map_err(|error| StoreError::Corrupt(error.to_string()))
+    .map_err(corrupt)
 }
 
 fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
@@ -238,9 +246,7 @@ fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gw_shared::id::{
-        AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
-    };
+    use gw_shared::id::{AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
     use gw_shared::identity::enrollment::EnrollmentStatus;
     use gw_shared::identity::secret::{Secret, SecretHash};
 
@@ -252,7 +258,7 @@ mod tests {
         AuditEntry {
             at: Timestamp(7),
             actor: "admin".into(),
-            action,
+            action: action.into(),
             account: Some(AccountId::new("acme").unwrap()),
             target: "x".into(),
             detail: serde_json::json!({"a": [1, "it's"]}),
@@ -358,9 +364,12 @@ mod tests {
         let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
         store.commit(&deletes, &entry("third")).unwrap();
         assert_eq!(contents(&store), Vec::<String>::new());
-        let actions: Vec<String> = store.audit_log(&all()).unwrap().into_iter().map(|entry| entry.action).collect();
+        let actions: Vec<_> = store.audit_log(&all()).unwrap().into_iter().map(|row| row.entry.action).collect();
         assert_eq!(actions, ["third", "second", "first"]);
-        assert_eq!(store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].detail, entry("").detail);
+        assert_eq!(
+            store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].entry.detail,
+            entry("").detail
+        );
         assert!(store.audit_log(&AuditQuery { account: Some("other".to_owned()), ..all() }).unwrap().is_empty());
     }
 

@@ -727,7 +727,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     let id = address.trim_start_matches("/requests/").trim_end_matches("/replay");
     let audited = || {
         let query = AuditQuery { account: Some("demo".to_owned()), before: None, limit: 500 };
-        let mut entries = control.audit_log(&query).unwrap();
+        let mut entries = control.audit_log(&query).unwrap().items;
         entries.retain(|entry| entry.target == id);
         entries
     };

@@ -9,7 +9,9 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
-use crate::store::{AuditQuery, NumberedEntry};
+use crate::control::AuditEntryView;
+use crate::page::Page;
+use crate::store::AuditQuery;
 
 const ENTRIES: usize = 50;
 
@@ -17,10 +19,10 @@ const ENTRIES: usize = 50;
 #[template(path = "audit.html")]
 struct AuditPage {
     chrome: Chrome,
-    entries: Vec<NumberedEntry>,
+    entries: Vec<AuditEntryView>,
     account: String,
-    /// Number of the last entry, if there are older ones.
-    before: Option<i64>,
+    /// Cursor of the older entries.
+    before: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -35,12 +37,8 @@ pub(crate) async fn list(
     Query(filter): Query<AuditFilter>,
 ) -> Result<Response, Failure> {
     let account = filter.account.map(|account| account.trim().to_owned()).filter(|account| !account.is_empty());
-    // One more than is shown, to see whether there is more.
-    let query = AuditQuery { account: account.clone(), before: filter.before, limit: ENTRIES + 1 };
-    let mut entries = admin.look(move |control| control.audit_log(&query)).await?;
-    let more = entries.len() > ENTRIES;
-    entries.truncate(ENTRIES);
-    let before = entries.last().filter(|_| more).map(|entry| entry.number);
+    let query = AuditQuery { account: account.clone(), before: filter.before, limit: ENTRIES };
+    let Page { items: entries, next_cursor: before } = admin.look(move |control| control.audit_log(&query)).await?;
     let chrome = visit.chrome(Section::AuditLog, "Audit log");
     render(&AuditPage { chrome, entries, account: account.unwrap_or_default(), before })
 }

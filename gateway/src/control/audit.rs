@@ -1,14 +1,53 @@
-//! Audit entries of reads and replays of captures, which may hold personal data.
+//! The audit log: its entries, and those of reads and replays of captures, which may hold personal data.
 
 use gw_shared::id::AccountId;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
+use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, ReplayEdits};
 use crate::clock::Timestamp;
-use crate::store::AuditEntry;
+use crate::page::Page;
+use crate::store::{AuditEntry, AuditQuery, NumberedEntry};
 use crate::telemetry::request_log::{RequestView, Side};
 
+/// Who changed what, when.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AuditEntry)]
+pub struct AuditEntryView {
+    pub number: i64,
+    #[schema(format = DateTime)]
+    pub at: String,
+    /// `admin`, `gateway`, `agent …` or `enrollment-token …`
+    pub actor: String,
+    /// For example `service.create`.
+    pub action: String,
+    pub account: Option<String>,
+    pub target: String,
+    /// What was asked for.
+    pub detail: serde_json::Value,
+}
+
+impl From<NumberedEntry> for AuditEntryView {
+    fn from(NumberedEntry { number, entry }: NumberedEntry) -> Self {
+        let AuditEntry { at, actor, action, account, target, detail } = entry;
+        let (at, action, account) = (at.to_string(), action.into_owned(), account.map(String::from));
+        Self { number, at, actor, action, account, target, detail }
+    }
+}
+
 impl Control {
+    /// A page of the audit log, the newest entry first. The cursor is the number of the page's last entry.
+    pub fn audit_log(&self, query: &AuditQuery) -> Result<Page<AuditEntryView>, ControlError> {
+        // One more entry than the page has tells whether another page follows.
+        let one_more = AuditQuery { limit: query.limit.saturating_add(1), ..query.clone() };
+        let mut entries = self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(&one_more)?;
+        let has_more = entries.len() > query.limit;
+        entries.truncate(query.limit);
+        let next_cursor = entries.last().filter(|_| has_more).map(|last| last.number.to_string());
+        Ok(Page { items: entries.into_iter().map(AuditEntryView::from).collect(), next_cursor })
+    }
+
     /// Enters into the audit log that a captured body of `request` is read. To be called before it is handed out.
     pub(crate) fn note_body_read(&self, actor: &Actor, request: &RequestView, side: Side) -> Result<(), ControlError> {
         self.note(actor, "request.read_body", request, json!({ "body": side }))
@@ -41,7 +80,7 @@ impl Control {
         let entry = AuditEntry {
             at: Timestamp::now(),
             actor: actor.to_string(),
-            action,
+            action: action.into(),
             account: AccountId::new(&request.account).ok(),
             target: request.id.clone(),
             detail,
