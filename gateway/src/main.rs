@@ -1,4 +1,4 @@
-//! `gw-gateway`: arguments, command, exit code.
+//! `gw-gateway`: parses arguments, runs the command, returns the exit code.
 
 mod cli;
 
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Err(CommandFailure::Run(message)) => (message, 1),
         Err(CommandFailure::Usage(message)) => (message, 2),
     };
-    // In one piece: another process may be writing to the same log. Nobody is left to be told if that fails.
+    // In one write, because another process may write to the same log. A failure cannot be reported anywhere.
     let _ = io::stderr().write_all(format!("gw-gateway: {message}\n").as_bytes());
     ExitCode::from(code)
 }
@@ -73,7 +73,7 @@ fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, 
     Gateway::start_after(&config, predecessor).map_err(|error| CommandFailure::Run(error.to_string()))
 }
 
-/// The configuration, and what some callers will not accept of it.
+/// The configuration, and warnings about properties that some callers refuse.
 fn checked_config(path: &Path) -> Result<(Config, Vec<String>), CommandFailure> {
     let text =
         std::fs::read_to_string(path).map_err(|error| CommandFailure::Usage(format!("{}: {error}", path.display())))?;
@@ -81,7 +81,7 @@ fn checked_config(path: &Path) -> Result<(Config, Vec<String>), CommandFailure> 
         .map_err(|errors| CommandFailure::Usage(format!("{}: {errors}", path.display())))
 }
 
-/// Where a demo sends spans: it has no configuration that could say so.
+/// The trace settings of the environment, because a demo has no configuration file.
 fn traces_of_environment() -> Result<Option<Settings>, CommandFailure> {
     let mut errors = Vec::new();
     let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);

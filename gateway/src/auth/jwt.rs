@@ -1,5 +1,5 @@
-//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), minted and verified
-//! as RFC 8725 asks.
+//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), created and
+//! verified according to RFC 8725.
 
 use std::num::NonZeroUsize;
 use std::rc::Rc;
@@ -20,19 +20,19 @@ use crate::error::Error;
 use crate::limits;
 use crate::store::{Directory, Service, SigningKey};
 
-/// `typ` of an access token (RFC 9068 §2.1): no other kind of token can be taken for one.
+/// `typ` of an access token (RFC 9068 §2.1), which distinguishes it from other kinds of tokens.
 const TYPE: &str = "at+jwt";
-/// Of base62: 131 bits.
+/// In base62 characters: 131 bits.
 const TOKEN_ID_LENGTH: usize = 22;
 
-/// What a token says (RFC 9068 §2.2).
+/// The claims of a token (RFC 9068 §2.2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// {base_url} of the region.
+    /// The base URL of the region.
     pub iss: String,
     pub sub: ClientId,
     pub client_id: ClientId,
-    /// {tenant_url} of the one service it is for.
+    /// The URL of the service that the token is for, without a port.
     pub aud: String,
     pub scope: String,
     pub iat: i64,
@@ -41,8 +41,7 @@ pub struct Claims {
     pub jti: String,
 }
 
-/// The header of our tokens, and nothing else: a token that brings `jku`, `jwk`, `x5u`, `crit` or anything we do not
-/// write ourselves is not ours.
+/// The header of tokens of this gateway. A token with `jku`, `jwk`, `x5u`, `crit` or any other member is refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenHeader<'a> {
@@ -51,17 +50,17 @@ struct TokenHeader<'a> {
     kid: &'a str,
 }
 
-/// A token whose signature was verified, by a key that must still be published each time it is used.
+/// A token with a verified signature. Its key must still be published each time the token is used.
 #[derive(Debug)]
 struct Verified {
     claims: Claims,
     key: SigningKeyId,
 }
 
-/// The tokens that one worker has verified, by their SHA-256: the tokens themselves are not kept.
+/// Cache of the tokens that one worker has verified, by their SHA-256; the tokens themselves are not stored.
 ///
-/// Only what never changes about a token is remembered, its signature and what it says. Expiry, audience, key and
-/// credential are looked at on every request.
+/// Holds only the signature check and the claims, which never change. Expiry, audience, key and credential are checked
+/// on every request.
 pub struct VerifiedTokens(LruCache<[u8; digest::SHA256_OUTPUT_LEN], Rc<Verified>>);
 
 impl Default for VerifiedTokens {
@@ -71,7 +70,7 @@ impl Default for VerifiedTokens {
     }
 }
 
-/// Verifies the value of `X-Gw-Authorization`, and names the client that the token was issued to.
+/// Verifies the value of `X-Gw-Authorization`; returns the client that the token was issued to.
 pub(super) fn verify(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
     tokens: &mut VerifiedTokens,
@@ -109,7 +108,7 @@ fn verify_signature(
     }
     let key = directory.signing_key(header.kid).ok_or(Error::TokenInvalid("signed by no key of this region"))?;
     may_verify()?;
-    // The algorithm is the key's, whatever the token says (RFC 8725 §3.1). What it claims is looked at by us.
+    // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims` checks the claims.
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.validate_exp = false;
     validation.validate_aud = false;
@@ -118,7 +117,7 @@ fn verify_signature(
     Ok((decoded.claims, key.id.clone()))
 }
 
-/// Everything about a token that depends on the moment and the request.
+/// Checks the claims that depend on the time and on the request.
 fn check_claims(
     directory: &Directory,
     claims: &Claims,
@@ -145,7 +144,7 @@ fn check_claims(
 }
 
 impl Claims {
-    /// What a token for `service` says that `client` gets at `now`.
+    /// The claims of a token for `service` that is issued to `client` at `now`.
     pub fn new(issuer: &str, client: &ClientId, service: &Service, now: Timestamp, lifetime: Duration) -> Self {
         Self {
             iss: issuer.to_owned(),

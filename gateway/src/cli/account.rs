@@ -8,10 +8,10 @@ use super::output::{CommandError, Listed, Output, Shown, yes_or_no};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make an account.
+    /// Create an account.
     Create {
         account: AccountId,
-        /// Whether its plan includes keeping bodies with the request log.
+        /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
     },
@@ -19,14 +19,14 @@ pub(crate) enum Command {
     List,
     /// Show an account.
     Show { account: AccountId },
-    /// Change an account. What is not set stays as it is.
+    /// Change an account. Omitted settings stay unchanged.
     Change {
         account: AccountId,
-        /// Whether its plan includes keeping bodies with the request log.
+        /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
     },
-    /// Delete an account that has nothing left in it.
+    /// Delete an account without services, credentials, service keys and agents.
     Delete { account: AccountId },
 }
 

@@ -14,22 +14,22 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show an agent and its tunnels.
     Show { account: AccountId, agent: AgentId },
-    /// Let an agent serve that waits for it.
+    /// Approve an agent that waits for approval.
     Approve { account: AccountId, agent: AgentId },
-    /// Cut an agent off for good. Its tunnels end, its certificate is worth nothing.
+    /// Revoke an agent permanently. Its tunnels end, and its certificate is refused.
     Revoke { account: AccountId, agent: AgentId },
-    /// Change an agent. What is not set stays as it is.
+    /// Change an agent. Omitted settings stay unchanged.
     Change {
         account: AccountId,
         agent: AgentId,
-        /// A service that it serves; once for each. These replace those it served before.
+        /// A service that the agent serves; repeat for each. Replaces the previous list.
         #[arg(long = "service", value_name = "SERVICE")]
         services: Vec<ServiceId>,
-        /// What people call it.
+        /// Display name.
         #[arg(long)]
         name: Option<String>,
     },
-    /// Delete an agent. It is cut off, and forgotten.
+    /// Delete an agent. Its tunnels end.
     Delete { account: AccountId, agent: AgentId },
 }
 

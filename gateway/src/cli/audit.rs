@@ -8,10 +8,10 @@ use super::output::{CommandError, Listed, Output, Shown, or_dash};
 
 #[derive(Args)]
 pub(crate) struct AuditArguments {
-    /// Only what was done in this account.
+    /// Only entries of this account.
     #[arg(long)]
     account: Option<AccountId>,
-    /// Most entries.
+    /// Most entries to print.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }

@@ -1,4 +1,4 @@
-//! `gw-gateway credential` and `gw-gateway key`: the same commands for two kinds of secret.
+//! `gw-gateway credential` and `gw-gateway key`: the same commands for both kinds of caller secret.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -12,13 +12,13 @@ use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, yes_or_no};
 use super::{Switch, new_list, texts};
 
-/// A kind of secret that opens services.
+/// A kind of caller secret.
 pub(crate) trait SecretKind {
     type Id: FromStr<Err = InvalidId> + Display + Clone + Send + Sync + 'static;
     type View: Listed;
-    /// With its secret.
+    /// View with the secret.
     type NewView: Shown;
-    /// Where they are in the API, below their account.
+    /// Path segment in the API, below the account.
     const COLLECTION: &'static str;
 }
 
@@ -42,38 +42,38 @@ impl SecretKind for ServiceKey {
 
 #[derive(Subcommand)]
 pub(crate) enum Command<K: SecretKind> {
-    /// Make one. Its secret is shown this once.
+    /// Create one. Its secret is shown only this once.
     Create {
         account: AccountId,
-        /// A service that it opens; once for each.
+        /// A service that it gives access to; repeat for each.
         #[arg(long = "service", value_name = "SERVICE", required = true)]
         services: Vec<ServiceId>,
-        /// What people call it. With a name, making it again changes nothing.
+        /// Display name. Creating the same name again changes nothing.
         #[arg(long)]
         name: Option<String>,
         #[command(flatten)]
         switch: Switch,
     },
-    /// List those of an account.
+    /// List all of an account.
     List { account: AccountId },
     /// Show one.
     Show { account: AccountId, id: K::Id },
-    /// Change one. What is not set stays as it is.
+    /// Change one. Omitted settings stay unchanged.
     Change {
         account: AccountId,
         id: K::Id,
-        /// A service that it opens; once for each. These replace those it opened before.
+        /// A service that it gives access to; repeat for each. Replaces the previous list.
         #[arg(long = "service", value_name = "SERVICE")]
         services: Vec<ServiceId>,
-        /// What people call it.
+        /// Display name.
         #[arg(long)]
         name: Option<String>,
         #[command(flatten)]
         switch: Switch,
     },
-    /// Give it a new secret, shown this once. The old one opens nothing from then on.
+    /// Replace the secret; the new one is shown only this once. The old one is refused from then on.
     RotateSecret { account: AccountId, id: K::Id },
-    /// Delete one. It opens nothing from then on.
+    /// Delete one. Its secret is refused from then on.
     Delete { account: AccountId, id: K::Id },
 }
 

@@ -1,4 +1,4 @@
-//! Where the admin listener is, and the token for it.
+//! Address and token of the admin listener.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
                         or the gateway's own configuration with --config";
 
-/// Options win over variables.
+/// Options take precedence over environment variables.
 #[derive(Args, Default)]
 #[command(next_help_heading = "Which gateway")]
 pub(crate) struct AdminConnection {
-    /// Its admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
+    /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
-    /// File with its admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
+    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
-    /// Its configuration file, on the same machine: says where it listens and where its token is.
+    /// Configuration file of a gateway on this machine, from which the address and the token are read.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the JSON of the administration API instead of tables.
@@ -34,13 +34,13 @@ pub(crate) struct AdminConnection {
     json: bool,
 }
 
-/// An admin listener, and what opens it.
+/// An admin listener and its token.
 #[derive(Debug)]
 pub(crate) struct AdminEndpoint {
-    /// `http://…`, without a slash at its end.
+    /// `http://…`, without a trailing slash.
     pub(crate) url: String,
     pub(crate) token: Secret,
-    /// Where the token came from.
+    /// Source of the token, for errors.
     pub(crate) token_source: String,
 }
 
@@ -96,7 +96,7 @@ fn checked_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// How to reach a listener from its own machine.
+/// The URL of a listener on this machine.
 fn url_of(listen: SocketAddr) -> Result<String, String> {
     if listen.port() == 0 {
         return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
@@ -109,7 +109,7 @@ fn url_of(listen: SocketAddr) -> Result<String, String> {
     Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
 }
 
-/// The token, and where it was found.
+/// The token and its source.
 fn read_token(file: &Path) -> Result<(String, String), String> {
     let source = file.display().to_string();
     match std::fs::read_to_string(file) {

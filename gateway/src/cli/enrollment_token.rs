@@ -14,19 +14,19 @@ use super::texts;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a token, and print the command that enrolls an agent with it.
+    /// Create a token, and print the command that enrolls an agent with it.
     Create {
         account: AccountId,
-        /// A service that the agent will serve; once for each.
+        /// A service that the agent will serve; repeat for each.
         #[arg(long = "service", value_name = "SERVICE", required = true)]
         services: Vec<ServiceId>,
-        /// Whether the agent may serve at once, or waits for `agent approve`.
+        /// Whether the agent is approved automatically, or waits for `agent approve`.
         #[arg(long, value_enum, default_value = "auto")]
         approval: Approval,
-        /// Lifetime of the token; 600 if not given, which is also the most.
+        /// Lifetime of the token; 600 by default, which is also the maximum.
         #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=600))]
         expires_in_seconds: Option<u64>,
-        /// The gateway as the agent reaches it; the apex of the region and the port that it listens on if not given.
+        /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
     },
@@ -34,7 +34,7 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show a token, without its secret.
     Show { account: AccountId, id: EnrollmentTokenId },
-    /// Withdraw a token. An agent that has used it stays enrolled.
+    /// Withdraw a token. An agent that used it stays enrolled.
     Delete { account: AccountId, id: EnrollmentTokenId },
 }
 

@@ -20,16 +20,16 @@ const BAR: u64 = 40;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Show a request and where its time went.
+    /// Show a request and its waterfall of durations.
     Show {
         /// As in X-Gw-Request-Id.
         id: RequestId,
     },
     /// Search the requests of the last 7 days, the newest first.
     Search(Box<SearchArguments>),
-    /// Write a body that was kept to standard output, as it went over the wire.
+    /// Write a captured body to standard output, unchanged.
     Body { id: RequestId, side: SideArgument },
-    /// Relay a request that was kept once more, and show what comes of it.
+    /// Relay a captured request again, and show the result.
     Replay(Box<ReplayArguments>),
 }
 
@@ -48,10 +48,10 @@ pub(crate) struct SearchArguments {
     /// Requests to the regional apex only.
     #[arg(long, conflicts_with = "account")]
     apex: bool,
-    /// A status like 502, a class like 5xx, or `none`: there was no response.
+    /// A status like 502, a class like 5xx, or `none` for requests without a response.
     #[arg(long)]
     status: Option<String>,
-    /// Code of the gateway's error, like AGENT_UNAVAILABLE.
+    /// Error code of the gateway, like GW_AGENT_UNAVAILABLE.
     #[arg(long)]
     code: Option<String>,
     #[arg(long, value_name = "PATH")]
@@ -59,16 +59,16 @@ pub(crate) struct SearchArguments {
     /// Id of a credential (client id) or service key.
     #[arg(long, value_name = "ID")]
     caller_id: Option<String>,
-    /// Not before this: RFC 3339, or how long ago: 90s, 15m, 2h, 3d.
+    /// Earliest time: RFC 3339, or relative to now: 90s, 15m, 2h, 3d.
     #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
     since: Option<String>,
-    /// Before this; the same.
+    /// Latest time, exclusive; the same formats.
     #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
     until: Option<String>,
-    /// Those that took at least so many milliseconds.
+    /// Shortest total duration, in milliseconds.
     #[arg(long, value_name = "MS")]
     min_ms: Option<u32>,
-    /// Most requests.
+    /// Most requests to print.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..))]
     limit: u32,
 }
@@ -81,10 +81,10 @@ pub(crate) struct ReplayArguments {
     /// Path and query.
     #[arg(long)]
     target: Option<String>,
-    /// Sets a field, or takes it out if there is no value (`Name:`). Credentials were not kept: give them here.
+    /// Sets a field, or removes it if the value is empty (`Name:`). Credentials are not captured: give them here.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = field)]
     headers: Vec<(String, Option<String>)>,
-    /// A file with another body; `-` is standard input.
+    /// A file with the body to send; `-` is standard input.
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
 }
@@ -116,7 +116,7 @@ impl Command {
 }
 
 impl SearchArguments {
-    /// Parameters of the API.
+    /// Query parameters of the API.
     fn filter(self) -> Vec<(&'static str, String)> {
         let query = SearchQuery {
             account: self.account.map(String::from),
@@ -171,7 +171,7 @@ impl ReplayArguments {
     }
 }
 
-/// RFC 3339, of that or of a time ago.
+/// Converts a relative time to RFC 3339; returns RFC 3339 unchanged.
 fn time_or_ago(text: &str) -> Result<String, String> {
     if OffsetDateTime::parse(text, &Rfc3339).is_ok() {
         return Ok(text.to_owned());

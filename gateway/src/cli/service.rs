@@ -9,7 +9,7 @@ use super::{Switch, new_list};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a service. What is not set gets its default.
+    /// Create a service. Omitted settings get their defaults.
     Create {
         account: AccountId,
         service: ServiceId,
@@ -20,37 +20,37 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show a service.
     Show { account: AccountId, service: ServiceId },
-    /// Change a service. What is not set stays as it is.
+    /// Change a service. Omitted settings stay unchanged.
     Change {
         account: AccountId,
         service: ServiceId,
         #[command(flatten)]
         settings: Settings,
     },
-    /// Delete a service, and take it off the lists of credentials, keys and agents.
+    /// Delete a service, and remove it from the lists of credentials, keys and agents.
     Delete { account: AccountId, service: ServiceId },
 }
 
 #[derive(Args)]
 pub(crate) struct Settings {
-    /// A way for callers to authenticate; once for each.
+    /// A way for callers to authenticate; repeat for each.
     #[arg(long = "mode", value_name = "MODE")]
     modes: Vec<Mode>,
     #[command(flatten)]
     switch: Switch,
-    /// Requests at once before the rate limit takes hold.
+    /// Requests at once before the rate limit applies.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     burst: Option<u32>,
     /// Requests per minute after that.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     refill_per_minute: Option<u32>,
-    /// Whether requests are recorded.
+    /// Whether requests are logged.
     #[arg(long, value_name = "true|false")]
     request_logging: Option<bool>,
-    /// Whether the bodies of requests are recorded with them.
+    /// Whether request bodies are captured in the log.
     #[arg(long, value_name = "true|false")]
     capture_request_body: Option<bool>,
-    /// Whether the bodies of responses are.
+    /// Whether response bodies are captured in the log.
     #[arg(long, value_name = "true|false")]
     capture_response_body: Option<bool>,
 }

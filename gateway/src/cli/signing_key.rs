@@ -9,15 +9,15 @@ use super::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// List the keys: the next, the active, and the retired whose tokens are still good.
+    /// List the published keys: the next key, the active key, and retired keys whose tokens are still valid.
     List,
-    /// Make the key that follows the active one. It signs once every verifier can know it.
+    /// Create the key that follows the active one. It signs once every verifier can know it.
     Rotate {
-        /// Sign with it now, although verifiers may not know it yet: for when the active key is in the wrong hands.
+        /// Sign with the new key at once, although verifiers may not know it yet. For a compromised active key.
         #[arg(long)]
         immediately: bool,
     },
-    /// Withdraw a key that signs no more. The tokens it signed are refused from then on.
+    /// Withdraw a key that no longer signs. Tokens signed by it are refused from then on.
     Delete { kid: SigningKeyId },
 }
 

@@ -52,7 +52,7 @@ impl From<&AccountRecord> for AccountView {
 }
 
 impl Control {
-    /// Creates an account, unless it is there; whether it was created.
+    /// Creates an account if it does not exist; the flag says whether it was created.
     pub fn create_account(&self, actor: &Actor, new: &NewAccount) -> Result<(AccountView, bool), ControlError> {
         let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
         self.change(actor, |records, now| {
@@ -110,7 +110,7 @@ impl Control {
         })
     }
 
-    /// Deletes an account that has nothing left in it.
+    /// Deletes an account that has no services, credentials, service keys or agents left.
     pub fn delete_account(&self, actor: &Actor, id: &str) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let id = &find(records, id)?.id;
@@ -141,7 +141,7 @@ impl Control {
     }
 }
 
-/// The account of this id, which somebody wrote.
+/// The account with this id.
 pub(super) fn find<'a>(records: &'a Records, id: &str) -> Result<&'a AccountRecord, ControlError> {
     records.accounts.get(id).ok_or_else(|| ControlError::not_found("account", id))
 }

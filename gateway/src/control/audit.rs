@@ -1,4 +1,5 @@
-//! The audit log: its entries, and those of reads and replays of captures, which may hold personal data.
+//! The audit log: its entries, and the entries for reads and replays of captured requests, which may hold personal
+//! data.
 
 use gw_shared::id::AccountId;
 use serde::{Deserialize, Serialize};
@@ -48,12 +49,12 @@ impl Control {
         Ok(Page { items: entries.into_iter().map(AuditEntryView::from).collect(), next_cursor })
     }
 
-    /// Enters into the audit log that a captured body of `request` is read. To be called before it is handed out.
+    /// Records in the audit log that a captured body of `request` is read. Must be called before the body is returned.
     pub(crate) fn note_body_read(&self, actor: &Actor, request: &RequestView, side: Side) -> Result<(), ControlError> {
         self.note(actor, "request.read_body", request, json!({ "body": side }))
     }
 
-    /// Enters a replay of `request` into the audit log, with the names of the edited parts.
+    /// Records a replay of `request` in the audit log, with the names of the edited parts.
     pub(super) fn note_replay(
         &self,
         actor: &Actor,

@@ -1,4 +1,4 @@
-//! Credentials and service keys: two kinds of secret that open services, under the same rules.
+//! Caller secrets: credentials and service keys, managed by the same rules.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,12 +16,12 @@ use crate::auth::service_key;
 use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, Record, Records, SecretAccess, ServiceKeyRecord, Step};
 
-/// A kind of record that is an id, a secret and what they open.
+/// A record with an id, a secret and the services that the secret gives access to.
 pub trait CallerSecret: Clone {
     type Id: Clone + Ord + fmt::Display + Borrow<str>;
-    /// As it is shown without its secret.
+    /// View without the secret.
     type View;
-    /// As it is shown the one time its secret is.
+    /// View with the secret, returned when the secret is created or rotated.
     type NewView;
 
     #[doc(hidden)]
@@ -45,7 +45,7 @@ pub trait CallerSecret: Clone {
     fn id_of(view: &Self::NewView) -> String;
 }
 
-/// What the audit log calls what happens to them.
+/// Names of the actions in the audit log.
 #[doc(hidden)]
 pub struct Actions {
     create: &'static str,
@@ -255,14 +255,15 @@ impl CallerSecret for ServiceKeyRecord {
     }
 }
 
-/// `gw_cs_` and 43 of base62 for a client secret; the secret part of a service key has no prefix of its own.
+/// A client secret is `gw_cs_` and 43 base62 characters; the secret part of a service key has no prefix.
 fn secret_of<G: CallerSecret>() -> Secret {
     let secret = new_secret();
     if G::KIND == CredentialRecord::KIND { Secret::new(format!("gw_cs_{}", secret.reveal())) } else { secret }
 }
 
 impl Control {
-    /// Creates a credential or service key; whether it was created. The secret is in the result and nowhere else.
+    /// Creates a credential or service key; the flag says whether it was created. Only the returned view holds the
+    /// secret.
     pub fn create_caller_secret<G: CallerSecret>(
         &self,
         actor: &Actor,
@@ -353,7 +354,7 @@ impl Control {
         })
     }
 
-    /// Gives it a new secret; the old one opens nothing from now on.
+    /// Replaces the secret; the old one is refused from now on.
     pub fn rotate_secret<G: CallerSecret>(
         &self,
         actor: &Actor,

@@ -1,8 +1,8 @@
-//! The control plane: the records, the certificate authority, and what they tell the workers. Ordinary blocking code,
-//! off the cores.
+//! The control plane: the records and the certificate authority, and the messages that update the workers. Ordinary
+//! blocking code that runs outside the worker threads.
 //!
-//! Every change goes one way: `Control::change` plans it on the records in memory, commits it to the store together
-//! with its entry in the audit log, and only then has the workers act on it and answers.
+//! Every change takes the same path: `Control::change` plans it on the records in memory, commits it to the store
+//! together with its audit entry, then publishes the new directory to the workers and returns.
 
 mod account;
 mod agent;
@@ -60,9 +60,9 @@ use crate::tls::pki::{Authority, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 use crate::worker::Peers;
 
-/// How long a worker may take to report.
+/// Time limit for the reports of the workers.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// 43 of base62 hold 256 bits: the length of every secret we make.
+/// Length of every generated secret: 43 base62 characters hold 256 bits.
 pub(crate) const SECRET_LENGTH: usize = 43;
 
 /// Administration of one gateway process.
@@ -80,25 +80,26 @@ pub struct Control {
     peers: Arc<Peers>,
 }
 
-/// The records, and where they are kept: always the same.
+/// The records and the store. Both always hold the same data.
 struct ControlState {
     records: Records,
-    /// `None` while another process has it.
+    /// `None` while another process has the store open.
     store: Option<Box<dyn Store>>,
-    /// Certificates that each agent may still have: each costs a write to the disk, which is everybody's.
+    /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
     issuance: HashMap<AgentId, Bucket>,
-    /// The last snapshots that workers were given: held on to, so that freeing a whole one falls to none of them that keeps up.
+    /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
+    /// snapshot.
     published: [Arc<Directory>; 2],
-    /// Told that the records have changed.
+    /// Receives a message after each change of the records.
     watcher: Option<Sender<()>>,
 }
 
-/// In whose name something changes.
+/// The originator of a change, as the audit log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Actor {
-    /// Who holds the admin token.
+    /// The holder of the admin token.
     Admin,
-    /// The gateway itself: rotation by age, what has expired.
+    /// The gateway itself: key rotation by age, deletion of expired records.
     Gateway,
     Agent(AgentId),
     EnrollmentToken(EnrollmentTokenId),
@@ -119,7 +120,7 @@ impl fmt::Display for Actor {
 pub enum ControlError {
     #[error("no {kind} {id}")]
     NotFound { kind: &'static str, id: String },
-    /// What is wrong with a value, by the name of its field.
+    /// An invalid value, with the name of its field.
     #[error("{field}: {message}")]
     Invalid { field: &'static str, message: String },
     #[error("{0}")]
@@ -128,7 +129,7 @@ pub enum ControlError {
     HandedOver,
     #[error("the gateway stopped before the replay ended")]
     Stopping,
-    /// An agent asked for what it may not have.
+    /// The request of an agent was refused.
     #[error("{0}")]
     Refused(crate::error::Error),
     #[error(transparent)]
@@ -174,20 +175,20 @@ impl From<LogError> for ControlError {
     }
 }
 
-/// A change that was decided on and not made yet.
+/// A planned change that is not made yet.
 struct Plan<T> {
-    /// None: everything is as wanted already.
+    /// Empty if nothing needs to change.
     steps: Vec<Step>,
     action: &'static str,
     account: Option<AccountId>,
     target: String,
     detail: serde_json::Value,
-    /// What whoever asked gets once it is made.
+    /// The result for the caller once the change is made.
     output: T,
 }
 
 impl<T> Plan<T> {
-    /// Nothing to do.
+    /// A plan without any change.
     fn already(output: T) -> Self {
         Self {
             steps: Vec::new(),
@@ -201,10 +202,10 @@ impl<T> Plan<T> {
 }
 
 impl Control {
-    /// Opens the data folder: records, authority, admin token; makes what is not there.
+    /// Opens the data folder with records, authority and admin token, and creates what is missing.
     pub(crate) fn open(config: &Config, peers: Arc<Peers>) -> Result<Self, ControlError> {
         files::create_private_dir(&config.data_dir)?;
-        // First: it says whether another process uses the folder.
+        // Must come first: it fails if another process uses the folder.
         let store_path = config.data_dir.join("gw.sqlite");
         let store = SqliteStore::open(&store_path)?;
         let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
@@ -234,7 +235,8 @@ impl Control {
             peers,
         };
         if let Err(error) = control.maintain(Timestamp::now()) {
-            // What is due can wait, as on a full disk; without any key there would be no tokens at all.
+            // Maintenance can wait, for example on a full disk. Without any signing key, however, no token can be
+            // issued.
             if control.state().records.signing_keys.is_empty() {
                 return Err(error);
             }
@@ -243,7 +245,7 @@ impl Control {
         Ok(control)
     }
 
-    /// What workers start with.
+    /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
         Ok((Arc::new(self.directory(&self.state().records)), Arc::new(self.tls.load()?)))
     }
@@ -256,12 +258,12 @@ impl Control {
         &self.admin_token
     }
 
-    /// Names, besides those of this machine, by which browsers reach the console.
+    /// Additional host names by which browsers reach the console.
     pub(crate) fn admin_hosts(&self) -> &[String] {
         &self.admin_hosts
     }
 
-    /// The certificate that callers and agents have to trust, if it is not of a public authority.
+    /// The CA certificate that callers and agents must trust; `None` if the server certificate comes from a file.
     pub(crate) fn development_ca(&self) -> Option<PathBuf> {
         self.tls.development_ca()
     }
@@ -271,12 +273,12 @@ impl Control {
         self.state().records.clone()
     }
 
-    /// Looks at the records where they are. Nothing changes meanwhile: look, and go.
+    /// Reads the records in place. Holds the lock meanwhile, so `look` must be short.
     pub(crate) fn look_at<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
         look(&self.state().records)
     }
 
-    /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
+    /// Stores a record as it is, without the checks of the other methods. For tests.
     #[doc(hidden)]
     pub fn put(&self, record: Record) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
@@ -291,15 +293,15 @@ impl Control {
         })
     }
 
-    /// What is due by `now` without anybody asking: a new signing key, records whose time is over.
+    /// Runs the maintenance that is due at `now`: rotates the signing key and deletes expired records.
     pub(crate) fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
         self.rotate_signing_key_by_age(now)?;
         self.forget_old_signing_keys(now)?;
         self.forget_old_enrollments(now)
     }
 
-    /// Makes a change: plans it, stores it with its audit entry, has every worker act on it. When this returns it is
-    /// durable, and workers follow at once; on an error nothing has changed.
+    /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On success the change is
+    /// durable and the workers apply it at once; on an error nothing has changed.
     fn change<T>(
         &self,
         actor: &Actor,
@@ -328,31 +330,33 @@ impl Control {
         Ok(plan.output)
     }
 
-    /// Has every worker act on the records. Takes them locked, so that of two changes the later snapshot arrives later.
+    /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their
+    /// changes.
     fn publish(&self, state: &mut ControlState) {
         let directory = Arc::new(self.directory(&state.records));
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
         self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
         if let Some(watcher) = &state.watcher {
-            // Full: told already. Disconnected: not wanted any more.
+            // Full: a message is already waiting. Disconnected: the watch has ended.
             let _ = watcher.try_send(());
         }
     }
 
-    /// A channel that has a message whenever the records have changed since the last one. There is one at a time.
+    /// A channel with one message if the records have changed since the last message was received. Only one watch
+    /// exists at a time.
     pub(crate) fn watch_changes(&self) -> Receiver<()> {
         let (watcher, changes) = crossbeam_channel::bounded(1);
         self.state().watcher = Some(watcher);
         changes
     }
 
-    /// Ends the channel of [`Self::watch_changes`]: changes are not known here any more.
+    /// Closes the channel of [`Self::watch_changes`], because changes are no longer made in this process.
     pub(crate) fn end_watch(&self) {
         self.state().watcher = None;
     }
 
-    /// Has workers act on the records of the process that has the store now.
+    /// Publishes the records received from the process that now has the store.
     pub(crate) fn follow(&self, records: Vec<Record>) {
         let mut state = self.state();
         if state.store.is_none() {
@@ -361,12 +365,12 @@ impl Control {
         }
     }
 
-    /// Closes the store, for another process to open. Until it is opened again, nothing can be changed here.
+    /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
     pub(crate) fn close_store(&self) {
         self.state().store = None;
     }
 
-    /// Opens the store again and takes over what another process may have changed.
+    /// Reopens the store and loads changes made by another process.
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
         let store = SqliteStore::open(&self.store_path)?;
         let mut state = self.state();
@@ -380,19 +384,19 @@ impl Control {
         self.state().store.is_some()
     }
 
-    /// Reads the server certificate again. On failure the old one stays in use.
+    /// Reloads the server certificate. On failure the old one stays in use.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
         let certificates = Arc::new(self.tls.reload()?);
         self.tell_workers(|| Message::Certificates(Arc::clone(&certificates)));
         Ok(())
     }
 
-    /// Asks every worker for its counters and tunnels; those that do not answer in time are missing.
+    /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.
     pub fn reports(&self) -> Vec<WorkerReport> {
         self.scrape(false)
     }
 
-    /// The same, with the counts of every service.
+    /// As [`Self::reports`], with the counters of every service.
     pub fn reports_with_services(&self) -> Vec<WorkerReport> {
         self.scrape(true)
     }
@@ -403,7 +407,7 @@ impl Control {
         received
     }
 
-    /// Asks every worker; the answers of those that answer in time.
+    /// Sends a question to every worker and returns the answers that arrive in time.
     pub(crate) fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
         self.ask_workers_within(REPORT_WITHIN, question)
     }
@@ -417,7 +421,7 @@ impl Control {
         std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
     }
 
-    /// How many there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
         self.peers.mailboxes.len()
     }
@@ -437,7 +441,8 @@ impl Control {
     }
 
     fn state(&self) -> MutexGuard<'_, ControlState> {
-        // A panic while it was held left the store as SQLite's transactions leave it, whole; records are applied after.
+        // A panic that poisons the lock leaves the store consistent (SQLite transactions); records are applied after
+        // the commit.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,5 +1,5 @@
-//! What is kept, and where: an interface, with SQLite as its first implementation, and the snapshots that workers read
-//! instead of a database.
+//! Storage of the records: an interface with one implementation on SQLite, and the directory snapshots that workers
+//! read instead of a database.
 
 mod directory;
 mod records;
@@ -20,14 +20,13 @@ pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
 
-/// Where records are kept.
+/// Durable storage of records and of the audit log.
 pub trait Store: Send {
-    /// Everything, in one consistent reading.
+    /// Loads all records in one consistent read.
     fn load(&self) -> Result<Records, StoreError>;
-    /// Takes all steps and appends the entry to the audit log. Either all of it takes effect, and then survives a
-    /// crash, or none.
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction.
     fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError>;
-    /// Entries of the audit log, the newest first.
+    /// Returns entries of the audit log, the newest first.
     fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
 }
 

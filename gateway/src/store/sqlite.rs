@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::{AuditEntry, AuditQuery, NumberedEntry, Record, RecordId, Records, Step, Store, StoreError};
 use crate::clock::Timestamp;
 
-/// Each entry brings a database from the schema numbered by its index to the next. Append only.
+/// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only.
 const MIGRATIONS: &[&str] = &[
     "
     CREATE TABLE accounts (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
@@ -89,12 +89,13 @@ const MIGRATIONS: &[&str] = &[
 pub struct SqliteStore(Connection);
 
 impl SqliteStore {
-    /// Opens or creates the database at `path` (mode 0600) and brings its schema up to date.
+    /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        // SQLite gives the files beside it the same permissions.
+        // SQLite gives its other files the same permissions.
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let connection = Connection::open(path)?;
-        // Also keeps the log's index in memory instead of a mapped file, which a full disk could take away under us.
+        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
+        // SIGBUS.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL").map_err(|error| match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
@@ -200,7 +201,7 @@ fn corrupt(error: impl fmt::Display) -> StoreError {
     StoreError::Corrupt(error.to_string())
 }
 
-/// `kind` and `id` of a record's row.
+/// The columns `kind` and `id` of a record.
 fn key(id: &RecordId) -> (&'static str, String) {
     match id {
         RecordId::Account(id) => ("account", id.to_string()),
@@ -265,7 +266,7 @@ mod tests {
         }
     }
 
-    /// One of each kind.
+    /// One record of each kind.
     fn samples() -> Vec<Record> {
         let account = AccountId::new("acme").unwrap();
         let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
@@ -329,7 +330,7 @@ mod tests {
         ]
     }
 
-    /// All that a store holds, in a form that can be compared, secrets included.
+    /// All records of a store as comparable text, secrets included.
     fn contents(store: &SqliteStore) -> Vec<String> {
         let records = store.load().unwrap();
         let mut all: Vec<Record> = Vec::new();
