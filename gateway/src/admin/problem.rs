@@ -161,7 +161,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// A JSON object, or the problem with it.
+/// A JSON object in the request body, or the problem with it.
 pub(crate) struct JsonBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
@@ -174,7 +174,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
 }
 
 impl<T: DeserializeOwned> JsonBody<T> {
-    /// Reads the object as a `T`.
+    /// Deserializes the object as a `T`.
     pub(crate) fn of(Object(mut members): Object) -> Result<Self, Problem> {
         members.values_mut().for_each(make_whole);
         serde_json::from_value(Value::Object(members))
@@ -183,9 +183,9 @@ impl<T: DeserializeOwned> JsonBody<T> {
     }
 }
 
-/// Makes 5.0 the 5 that it is to everybody but serde (RFC 8259 §6 knows numbers only).
+/// Converts whole numbers such as 5.0 to integers, which serde requires (RFC 8259 §6 has one kind of number).
 fn make_whole(value: &mut Value) {
-    // Whole numbers up to 2^53 are exact.
+    // Whole numbers up to 2^53 are exact in an f64.
     if let Some(number) = value.as_f64()
         && !value.is_u64()
         && !value.is_i64()

@@ -51,7 +51,7 @@ pub(crate) struct SearchArguments {
     /// A status like 502, a class like 5xx, or `none` for requests without a response.
     #[arg(long)]
     status: Option<String>,
-    /// Error code of the gateway, like GW_AGENT_UNAVAILABLE.
+    /// Error code of the gateway, like AGENT_UNAVAILABLE.
     #[arg(long)]
     code: Option<String>,
     #[arg(long, value_name = "PATH")]

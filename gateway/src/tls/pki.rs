@@ -21,6 +21,7 @@ use crate::hostname::Region;
 
 /// Lifetime of the authorities.
 const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);
+/// Lifetime of the server certificate that the development authority issues.
 const DEVELOPMENT_LIFETIME: Duration = Duration::from_hours(365 * 24);
 /// Certificates are valid from a little before their creation, because clocks differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);

@@ -1,4 +1,5 @@
-//! `/accounts/{account}/credentials` and `/accounts/{account}/service-keys`: the same routes for two kinds of record.
+//! `/accounts/{account}/credentials` and `/accounts/{account}/service-keys`: the same routes for both kinds of caller
+//! secret.
 
 use axum::Json;
 use axum::extract::State;
@@ -20,8 +21,8 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
     credentials::routes().merge(service_keys::routes())
 }
 
-/// The routes of one kind. `$record` is what is kept, `$view` and `$new_view` how it is shown without and with its
-/// secret; the names of the functions are the operations' ids.
+/// Defines the routes of one kind. `$record` is the stored record, `$view` and `$new_view` are its views without and
+/// with the secret. The names of the functions are the operation ids.
 macro_rules! caller_secret_routes {
     (
         $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $record:ty, $view:ty, $new_view:ty,

@@ -16,9 +16,9 @@ use crate::control::{Control, ControlError, ReplayEdits};
 use crate::page::Page;
 use crate::telemetry::request_log::{BodyView, RequestView, SearchQuery, Side};
 
-/// Of a body that was kept: more had been there.
+/// Whether the captured body is incomplete.
 const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");
-/// Why.
+/// The reason for truncation.
 const X_GW_TRUNCATED_BY: HeaderName = HeaderName::from_static("x-gw-truncated-by");
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -28,7 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(show_request_body))
 }
 
-/// Apart: they take larger bodies.
+/// Separate routes, because they accept larger bodies.
 pub(super) fn replay_routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(replay_request))
 }
@@ -89,7 +89,7 @@ async fn show_request_body(
     body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "nothing was kept of this body"))
 }
 
-/// What a stranger wrote: for keeping, not for showing as a page of ours.
+/// A captured body as a download. It is untrusted data, so browsers must not render it.
 fn attachment(body: BodyView) -> Response {
     let mut response = body.bytes.into_response();
     let headers = response.headers_mut();
@@ -131,7 +131,7 @@ async fn replay_request(
 }
 
 impl Admin {
-    /// The request of an id that somebody wrote.
+    /// The request with this id.
     pub(in crate::admin) async fn request(&self, id: &str) -> Result<RequestView, Problem> {
         let id = parse(id)?;
         let found = self.read_log(move |log| log.show(id)).await?;
@@ -139,7 +139,7 @@ impl Admin {
     }
 }
 
-/// What is no id is the id of no request.
+/// A malformed id is treated as an unknown request.
 fn parse(id: &str) -> Result<RequestId, Problem> {
     id.parse().map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
 }

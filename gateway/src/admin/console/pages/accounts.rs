@@ -1,4 +1,4 @@
-//! Accounts: the list, and what is an account's as a whole.
+//! Accounts: the list, and the settings of an account.
 
 use askama::Template;
 use axum::Extension;
@@ -32,7 +32,7 @@ struct SettingsPage {
     form: Form,
 }
 
-/// The pages of one account.
+/// The tabs of an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tab {
     Services,
@@ -52,12 +52,12 @@ impl Tab {
     ];
 }
 
-/// The way to the pages of an account.
+/// Breadcrumbs of the pages of an account.
 pub(crate) fn crumbs(account: &str) -> Vec<Crumb> {
     vec![crumb("Accounts", "/accounts"), crumb(account, format!("/accounts/{account}"))]
 }
 
-/// Which page of a list.
+/// Selects a page of a list.
 #[derive(serde::Deserialize)]
 pub(crate) struct ListQuery {
     cursor: Option<String>,
@@ -110,7 +110,7 @@ pub(crate) async fn settings(
     settings_page(&admin, visit, account, None).await
 }
 
-/// With the settings as they are, and what was typed to confirm.
+/// Shows the stored settings and the typed confirmation.
 async fn settings_page(
     admin: &Admin,
     visit: Visit,

@@ -1,4 +1,4 @@
-//! Agents of an account, and the tokens with which more can enroll.
+//! Agents and enrollment tokens of an account.
 
 use askama::Template;
 use axum::Extension;
@@ -47,7 +47,7 @@ struct AgentPage {
     now: Timestamp,
 }
 
-/// How an agent's state is called and shown.
+/// Text and style of an agent's status.
 pub(crate) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static str) {
     match status {
         EnrollmentStatus::Pending => ("waiting for approval", "warn"),
@@ -56,7 +56,7 @@ pub(crate) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static 
     }
 }
 
-/// What became of an enrollment token.
+/// Text and style of an enrollment token's state.
 fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'static str) {
     if token.used_by.is_some() {
         ("used", "neutral")
@@ -67,11 +67,11 @@ fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'
     }
 }
 
-/// Which page of either list.
+/// Selects a page of each of the two lists.
 #[derive(Deserialize)]
 pub(crate) struct ListsQuery {
     cursor: Option<String>,
-    /// The same of the tokens.
+    /// Cursor of the enrollment tokens.
     tokens: Option<String>,
 }
 
@@ -196,7 +196,7 @@ pub(crate) async fn delete(
     refused(&admin, visit, account, agent, &form).await
 }
 
-/// The agent as it is, with what was typed to confirm.
+/// Shows the stored agent and the typed confirmation.
 async fn refused(
     admin: &Admin,
     visit: Visit,

@@ -1,4 +1,4 @@
-//! The audit log: who changed what.
+//! The audit log.
 
 use askama::Template;
 use axum::extract::{Query, State};

@@ -1,4 +1,4 @@
-//! Credentials and service keys: the same pages for two kinds of secret.
+//! Pages of credentials and service keys, the two kinds of caller secret.
 
 use std::collections::BTreeSet;
 
@@ -20,32 +20,32 @@ use crate::control::{Actor, CallerSecret, CallerSecretChanges, Control, ControlE
 use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
-/// Of the services that one opens.
+/// Error of an empty list of services.
 const AT_LEAST_ONE: &str = "at least one, or it opens nothing";
 
-/// What pages say of a kind, and where they are.
+/// Texts and paths of a kind.
 pub(crate) struct Words {
     tab: Tab,
-    /// Below the account.
+    /// Path segment below the account.
     path: &'static str,
     one: &'static str,
     many: &'static str,
     id: &'static str,
     secret: &'static str,
     about: &'static str,
-    /// Whose secret goes to the token endpoint, not to the service.
+    /// Whether the secret is sent to the token endpoint instead of to the service.
     mints_tokens: bool,
 }
 
-/// A kind of secret that opens services.
+/// A kind of caller secret with its pages.
 trait SecretPages: CallerSecret<View: Send, NewView: Send> + 'static {
     const WORDS: Words;
     fn row(view: Self::View) -> SecretRow;
-    /// With its secret, if it was made just now.
+    /// The secret is present only if it is new.
     fn secret(new: Self::NewView) -> (SecretRow, Option<String>);
 }
 
-/// One of either kind.
+/// A credential or service key in the list.
 struct SecretRow {
     id: String,
     name: Option<String>,
@@ -151,7 +151,7 @@ struct SecretPage {
     words: Words,
     row: SecretRow,
     secret: String,
-    /// What to type to see that it works.
+    /// Example commands that use the secret.
     commands: String,
 }
 
@@ -196,13 +196,13 @@ async fn list<K: SecretPages>(
 /// The services that a form offers.
 pub(crate) struct Offered {
     pub(crate) ids: BTreeSet<String>,
-    /// The account has others.
+    /// Whether the account has more services than are offered.
     pub(crate) are_cut_off: bool,
 }
 
 impl Offered {
-    /// As many of the account's as a list may have, and all of `chosen`: a form says with each box that is not ticked, or
-    /// not there, that its service is not wanted.
+    /// Offers as many services as a list may have, and always all of `chosen`: submitting a form removes every service
+    /// without a ticked box.
     pub(crate) fn new(
         control: &Control,
         account: &str,
@@ -265,7 +265,7 @@ async fn create<K: SecretPages>(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-/// Shows a secret: it is on this page and nowhere else.
+/// Shows a new secret. It is shown only on this page.
 fn secret_page<K: SecretPages>(
     admin: &Admin,
     visit: Visit,
@@ -282,7 +282,7 @@ fn secret_page<K: SecretPages>(
         place.call_with_key(account, service, &secret)
     };
     let mut chrome = visit.chrome(Section::Accounts, format!("{} of {}", words.secret, row.id));
-    // To go back to: the address of this page is that of a form.
+    // The link back must lead to the record, because the address of this page accepts only POST.
     chrome.address = address::<K>(account, &row.id);
     render(&SecretPage { chrome, crumbs: list_crumbs::<K>(account), words, row, secret, commands })
 }
@@ -362,7 +362,7 @@ async fn disable<K: SecretPages>(
     Ok(Redirect::to(&changed::<K>(&admin, &account, &id, changes).await??).into_response())
 }
 
-/// Makes changes; the address that shows them.
+/// Applies changes; returns the address of the page that shows them.
 async fn changed<K: SecretPages>(
     admin: &Admin,
     account: &str,

@@ -1,4 +1,4 @@
-//! Enrollment tokens: how an agent comes to the gateway.
+//! Enrollment tokens, with which agents join the gateway.
 
 use askama::Template;
 use axum::Extension;
@@ -75,7 +75,7 @@ pub(crate) async fn create(
     match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
         Ok(made) => {
             let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
-            // To go back to: the address of this page is that of a form.
+            // The link back must lead to the list, because the address of this page accepts only POST.
             chrome.address = format!("/accounts/{account}/agents");
             let made = made.on_port(admin.console.port());
             let enroll = made.command();

@@ -1,4 +1,4 @@
-//! How things are, at a glance.
+//! The overview page.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,11 @@ use crate::control::{Control, ControlError};
 use crate::store::ServiceRecord;
 use crate::telemetry::request_log::{RequestLog, SearchQuery};
 
-/// Services that the page lists; those beyond are on the pages of their accounts.
+/// Most services on the page; the pages of the accounts list all.
 const SERVICES: usize = 50;
 const ERRORS: usize = 8;
-/// How old they may be: the page looks for them every few seconds, and further back would be through days.
+/// Greatest age of the errors shown. The page is refreshed every few seconds, so that a longer search would be
+/// expensive.
 const ERRORS_SECONDS: i64 = 3600;
 
 #[derive(Template)]
@@ -45,7 +46,7 @@ struct Glance {
 
 struct Errors {
     rows: Vec<RequestRow>,
-    /// There are no others: a search that has looked at much ends early.
+    /// Whether these are all errors; a search ends early after a limit of work.
     are_all: bool,
 }
 
@@ -59,7 +60,7 @@ struct ServiceRow {
 }
 
 impl ServiceRow {
-    /// What there is to say about it, and how it looks.
+    /// Text and style of the service's state.
     fn state(&self) -> (&'static str, &'static str) {
         match (self.enabled, self.tunnels) {
             (false, _) => ("disabled", "neutral"),
@@ -106,7 +107,7 @@ fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
         tunnels: tunnels.len(),
         in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
         connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
-        // The rest is to be seen all the same.
+        // The rest of the page is shown even without the errors.
         errors: errors(log, Timestamp::now())
             .inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown"))
             .ok(),

@@ -1,4 +1,4 @@
-//! Making a request again, changed or not.
+//! Replay of a captured request, unchanged or edited.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,34 +31,34 @@ struct ReplayPage {
     preview: Option<Preview>,
 }
 
-/// What the form has sent, before it is.
+/// The request that the form would send.
 struct Preview {
     method: String,
     target: String,
     headers: Vec<(String, String)>,
-    /// Where its body is from.
+    /// Whether the body is edited or as recorded, and its size.
     body: String,
-    /// The body, if it is text.
+    /// The body if it is text.
     text: String,
 }
 
-/// A request as it was captured. What the form does not change is left out of the edits: it stays as it was, to the byte.
+/// A captured request. Edits contain only what the form changes; the rest is sent as recorded, byte for byte.
 #[derive(Default)]
 struct Recorded {
     id: String,
     method: String,
     target: String,
     headers: Vec<(String, String)>,
-    /// Bytes of its body that were kept.
+    /// Captured bytes of the body.
     bytes: u64,
-    /// There was more of it.
+    /// Whether only the beginning of the body was captured.
     is_cut_off: bool,
-    /// Its body, if it is a text that is whole: one that can be edited.
+    /// The body if it is complete text, which can be edited.
     text: Option<String>,
 }
 
 impl Recorded {
-    /// `None` if there is no such request. The audit log says that its body is read, if it is to be shown.
+    /// `None` if there is no such request. If the body is shown, the read is recorded in the audit log.
     fn read(control: &Control, log: &RequestLog, id: &str, is_shown: bool) -> Result<Option<Self>, ControlError> {
         let Some(request) = data::request(log, id)? else { return Ok(None) };
         let target = target(&request);
@@ -82,7 +82,7 @@ impl Recorded {
         }))
     }
 
-    /// The request that these edits make.
+    /// The request with the edits applied.
     fn preview(&self, edits: &ReplayEdits) -> Preview {
         let mut headers: Vec<(String, String)> = match &edits.headers {
             Some(all) => all.iter().map(|field| (field.name.clone(), field.value.clone())).collect(),
@@ -97,7 +97,7 @@ impl Recorded {
             (Some(edited), _) => ("edited", edited.len() as u64, edited.clone()),
             (None, text) => ("as recorded", self.bytes, text.clone().unwrap_or_default()),
         };
-        // The framing is the body's.
+        // Framing fields follow from the body.
         let is_framing =
             |name: &str| relay::REPLAY_FRAMING.iter().any(|framing| framing.as_str().eq_ignore_ascii_case(name));
         headers.retain(|(name, _)| !is_framing(name));
@@ -158,7 +158,7 @@ pub(crate) async fn replay(
     let recorded = recorded(&admin, id.to_string(), is_preview).await?;
     let edits = edits(&mut form, &recorded);
     if edits.body.is_some() {
-        // The form, when shown again, has the body that was sent.
+        // Select the edited body when the form is shown again.
         form.set("body_from", "text");
     }
     if is_preview && !form.is_refused() {
@@ -174,7 +174,7 @@ pub(crate) async fn replay(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page(visit, recorded, form, None)?).into_response())
 }
 
-/// What the form has different from what was recorded. What it says wrong is said in it.
+/// The differences between the form and the recorded request. Errors are added to the form.
 fn edits(form: &mut Form, recorded: &Recorded) -> ReplayEdits {
     let method = changed(form.value("method"), &recorded.method);
     if method.as_ref().is_some_and(|method| Method::from_bytes(method.as_bytes()).is_err()) {
@@ -196,7 +196,7 @@ fn changed(typed: &str, recorded: &str) -> Option<String> {
     Some(typed.trim()).filter(|typed| *typed != recorded).map(str::to_owned)
 }
 
-/// Fields of the names whose values are different; or all of them, where one name has several.
+/// Edits of single fields by name, or the whole list of fields if a changed name occurs more than once.
 fn header_edits(
     form: &mut Form,
     recorded: &[(String, String)],
@@ -229,7 +229,7 @@ fn header_edits(
         let field = |(name, value): &(&str, &str)| ReplayField { name: (*name).to_owned(), value: (*value).to_owned() };
         all = Some(typed.iter().map(field).collect());
     }
-    // What stands for bytes that are no text is not what was recorded.
+    // U+FFFD stands for bytes that are not text, so such a value is not the recorded one.
     let cannot_be_sent = |value: &str| value.contains('\u{fffd}') || HeaderValue::from_str(value).is_err();
     if let Some((name, _)) = typed.iter().find(|(_, value)| cannot_be_sent(value)) {
         form.refuse("headers", format!("the value of {name} is not all text, which can only stay as it was"));
@@ -241,8 +241,8 @@ fn values_of<'a>(fields: &[(&str, &'a str)], name: &str) -> Vec<&'a str> {
     fields.iter().filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| *value).collect()
 }
 
-/// The text of the body that is to be sent, unless the recorded one is. A text that was edited is sent whatever is
-/// selected beside it: without scripts, editing selects nothing.
+/// The text to send as the body, or `None` for the recorded body. An edited text is sent regardless of the selection,
+/// because without scripts editing selects nothing.
 fn chosen_body(form: &Form, recorded: &Recorded) -> Option<String> {
     if !form.is_sent("body") {
         return None;
@@ -252,9 +252,8 @@ fn chosen_body(form: &Form, recorded: &Recorded) -> Option<String> {
     if is_recorded { None } else { body_edit(text, recorded.text.as_deref()) }
 }
 
-/// The text of a body as it is to be sent, unless it is what a text area makes of the recorded one. Text areas know one
-/// kind of line break, and browsers send it as two characters (HTML, "constructing the entry list"): it becomes the kind
-/// that the recorded text has.
+/// The edited text of a body, or `None` if only line breaks differ. Browsers submit every line break of a text area as
+/// CRLF (HTML, "constructing the entry list"), so line breaks are converted to the kind in the recorded text.
 fn body_edit(sent: &str, recorded: Option<&str>) -> Option<String> {
     let unified = |text: &str| text.replace("\r\n", "\n").replace('\r', "\n");
     let sent = unified(sent);
@@ -302,7 +301,7 @@ mod tests {
         let single = [("x", "2"), ("y", "3")].map(|(name, value)| (name.to_owned(), Some(value.to_owned())));
         assert_eq!(made.set_headers, single.into());
 
-        // Several of a name can only be sent with all others.
+        // Several fields of one name can only be sent with the whole list.
         let mut typed = form("PUT", "*", "Accept: a\naccept: c\nx: 1", "");
         let made = edits(&mut typed, &recorded(""));
         let all = [("Accept", "a"), ("accept", "c"), ("x", "1")];

@@ -1,4 +1,4 @@
-//! The request log: searching it, and one request with everything that is known of it.
+//! The request log: search, and the page of one request.
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -21,7 +21,7 @@ use crate::telemetry::request_log::{CapturedView, RequestLog, RequestView, Searc
 
 const ROWS: usize = 50;
 
-/// A request as lists show it.
+/// A request in a list.
 pub(crate) struct RequestRow {
     pub(crate) id: String,
     pub(crate) time: String,
@@ -33,7 +33,7 @@ pub(crate) struct RequestRow {
     pub(crate) duration: String,
 }
 
-/// A status, or that there was none, and how it looks.
+/// The status of a response, or `none`, with its style.
 pub(crate) struct StatusCell {
     pub(crate) text: String,
     pub(crate) look: &'static str,
@@ -73,7 +73,7 @@ fn label(request: &RequestView) -> String {
     format!("{}--{}", request.account, request.service)
 }
 
-/// Without what is the same for all: `2026-11-21 04:15:32.123`.
+/// The time without zone: `2026-11-21 04:15:32.123`.
 fn short_time(time: &str) -> String {
     time.trim_end_matches('Z').replacen('T', " ", 1)
 }
@@ -89,7 +89,7 @@ struct SearchPage {
     is_filtered: bool,
 }
 
-/// What the search form has. The same words as the API's.
+/// Fields of the search form, named as the parameters of the API.
 const FILTERS: [&str; 10] =
     ["account", "service", "apex", "status", "code", "path_prefix", "caller_id", "since", "until", "min_ms"];
 
@@ -138,7 +138,7 @@ pub(crate) async fn search(
     Ok((status, page).into_response())
 }
 
-/// The same search, from a cursor on.
+/// The address of the same search from a cursor on.
 fn page_address(form: &Form, cursor: &str) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
     for name in FILTERS {
@@ -149,7 +149,7 @@ fn page_address(form: &Form, cursor: &str) -> String {
     format!("/requests?{}", query.append_pair("cursor", cursor).finish())
 }
 
-/// Browsers' fields for times leave out seconds and zone; the console's are UTC throughout.
+/// Completes a time to RFC 3339. Browsers omit seconds and zone; times of the console are UTC.
 fn as_rfc_3339(time: String) -> String {
     match time.len() {
         // 2026-11-21
@@ -174,7 +174,7 @@ struct RequestPage {
     messages: Vec<CapturedMessage>,
 }
 
-/// One half of a captured exchange.
+/// The captured request or response.
 struct CapturedMessage {
     name: &'static str,
     side: &'static str,
@@ -235,7 +235,7 @@ pub(crate) enum SideWord {
     Response,
 }
 
-/// The bytes as they went over the wire, for a file; never for the browser to show.
+/// A captured body as a file download; browsers must not render it.
 pub(crate) async fn body(
     State(admin): State<Admin>,
     Path((id, side)): Path<(String, SideWord)>,

@@ -67,7 +67,7 @@ pub(crate) async fn new(
     visit: Visit,
     Path(account): Path<String>,
 ) -> Result<Response, Failure> {
-    // As the control plane would make it.
+    // The defaults of the control plane.
     let form = Form::default().with("modes", "jwt").with("modes", "service_key").with_box("request_logging", true);
     new_page(&admin, visit, account, form).await
 }
@@ -109,7 +109,7 @@ pub(crate) async fn show(
     page(&admin, visit, account, service, None).await
 }
 
-/// With the settings as they are, unless somebody typed others that are wrong.
+/// Shows the stored settings, or the invalid settings that were submitted.
 async fn page(
     admin: &Admin,
     visit: Visit,
@@ -181,7 +181,7 @@ pub(crate) async fn delete(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
 }
 
-/// Every setting, as the form has it. Numbers that are left out are the control plane's to choose.
+/// All settings of the form. The control plane chooses omitted numbers.
 fn settings(form: &mut Form) -> ServiceChanges {
     let modes = [(Mode::Jwt, "jwt"), (Mode::ServiceKey, "service_key")];
     ServiceChanges {

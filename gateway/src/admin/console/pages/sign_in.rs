@@ -1,4 +1,4 @@
-//! Signing in with the admin token, and out.
+//! Sign-in with the admin token, and sign-out.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -27,7 +27,7 @@ struct SignInPage<'a> {
     region: &'a str,
     form_token: String,
     next: &'a str,
-    /// Whoever comes here was somewhere else when their session ended.
+    /// The visitor was redirected here because the session ended.
     has_ended: bool,
     error: Option<&'a str>,
 }
@@ -45,12 +45,12 @@ fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
     SESSION.of(headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now()))
 }
 
-/// The form again, and what was wrong.
+/// Shows the form again with an error.
 fn refused(admin: &Admin, headers: &HeaderMap, next: &str, error: &str) -> Result<Response, Failure> {
     page(admin, headers, next, false, Some(error))
 }
 
-/// The form, for the browser that gets it: it has a cookie that goes with it, without which it is not accepted.
+/// Shows the form, with a cookie that ties it to this browser.
 fn page(
     admin: &Admin,
     headers: &HeaderMap,
@@ -58,7 +58,7 @@ fn page(
     has_ended: bool,
     error: Option<&str>,
 ) -> Result<Response, Failure> {
-    // One that it has goes with the forms in its other tabs.
+    // Reuses the existing id, which forms in other tabs depend on.
     let id = SIGN_IN.of(headers).filter(|id| session::is_id(id)).map(|id| Secret::new(id.to_owned()));
     let id = id.unwrap_or_else(session::new_id);
     let page = render(&SignInPage {
@@ -82,7 +82,7 @@ pub(crate) async fn sign_in(
     let form = Form::parse(&body);
     let next = address::checked(form.value("next"));
     if is_signed_in(&admin, &headers) {
-        // In another tab, meanwhile.
+        // Signed in through another tab in the meantime.
         return Ok(Redirect::to(next).into_response());
     }
     let is_our_form = SIGN_IN
@@ -93,8 +93,9 @@ pub(crate) async fn sign_in(
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();
-    // Before anything is counted: the right one is taken whatever others did, who may share the address of a proxy.
-    // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
+    // Checked before any rate limit: the correct token is always accepted, even if another client behind the same proxy
+    // exhausted the limit. Both sides are hashed, so that the time of the comparison reveals nothing about the token,
+    // including its length.
     if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
         if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
             let seconds = exhausted.until_one.as_secs() + 1;

@@ -1,4 +1,4 @@
-//! Charts: rate, latency, status, errors and bytes, of one service or of all.
+//! Charts of rate, latency, status, errors and bytes, for one service or all.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,7 +19,7 @@ use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
 use crate::telemetry::timeseries::{self, Series};
 
-/// Up to when, and how finely.
+/// Length of the charts and of their steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub(crate) enum Range {
     #[default]
@@ -36,7 +36,7 @@ pub(crate) enum Range {
 impl Range {
     pub(crate) const ALL: [Self; 4] = [Self::Hour, Self::SixHours, Self::Day, Self::Week];
 
-    /// As addresses have it.
+    /// The value in addresses.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Hour => "1h",
@@ -55,7 +55,7 @@ impl Range {
         }
     }
 
-    /// Seconds in all, and of one step.
+    /// Total seconds, and seconds of one step.
     fn seconds(self) -> (u32, u32) {
         match self {
             Self::Hour => (3600, 30),
@@ -75,16 +75,16 @@ pub(crate) struct TrafficQuery {
     range: Range,
 }
 
-/// Columns, as the charts are drawn from. Each is as long as `at`.
+/// Data of the charts, in columns. Each is as long as `at`.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ChartColumns {
     step_seconds: u32,
-    /// How much of the last step has been recorded.
+    /// Recorded seconds of the last step.
     last_seconds: u32,
     at: Vec<i64>,
     requests: Vec<u64>,
     by_class: [Vec<u64>; 4],
-    /// The codes that there were, and how often.
+    /// Error codes and their counts.
     errors: Vec<(String, Vec<u64>)>,
     bytes_in: Vec<u64>,
     bytes_out: Vec<u64>,
@@ -95,7 +95,7 @@ pub(crate) struct ChartColumns {
 }
 
 impl ChartColumns {
-    /// Every step from the first to the last, also those of which there is no point.
+    /// Fills every step from the first to the last, including those without a point.
     fn new(points: &[Point], ChartSpan { since, until, step_seconds, last_seconds }: ChartSpan) -> Self {
         let step = i64::from(step_seconds);
         let length = usize::try_from((until - since) / step).unwrap_or(0);
@@ -140,7 +140,7 @@ impl ChartColumns {
     }
 }
 
-/// The same in a few numbers, for who sees no charts.
+/// Totals of the charts as text.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ChartTotals {
     pub(crate) requests: String,
@@ -175,7 +175,7 @@ struct TrafficPage {
     /// `{account}--{service}` of all services.
     services: Vec<String>,
     service: String,
-    /// There is no service of this name, but perhaps there was.
+    /// Whether no service of this name exists any more.
     is_gone: bool,
     range: Range,
     totals: ChartTotals,
@@ -216,7 +216,7 @@ pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<ChartColum
     Ok(ChartColumns::new(&points, span))
 }
 
-/// What charts are of, in whole steps. The last of them may not be over.
+/// The time span of the charts, in whole steps. The last step may still be running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ChartSpan {
     since: i64,

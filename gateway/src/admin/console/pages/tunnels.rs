@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::control::Control;
 use crate::telemetry::counters::TunnelReport;
 
-/// A tunnel as it is shown: one cell each.
+/// A tunnel as a table row.
 pub(crate) struct TunnelRow {
     pub(crate) service: String,
     /// Address of the service's page.
@@ -21,16 +21,16 @@ pub(crate) struct TunnelRow {
     pub(crate) agent_page: String,
     pub(crate) version: String,
     pub(crate) age: String,
-    /// To the agent and back.
+    /// Round-trip time to the agent.
     pub(crate) round_trip: String,
-    /// How long ago something was relayed.
+    /// Time since the last relayed bytes.
     pub(crate) last_byte: String,
     pub(crate) in_flight: usize,
     /// `None` until the agent has reported them.
     pub(crate) slots: Option<Slots>,
     pub(crate) window: String,
     pub(crate) held: String,
-    /// When the agent's certificate expires.
+    /// Expiry of the agent's certificate.
     pub(crate) certificate: Option<String>,
     pub(crate) draining: bool,
 }
@@ -78,7 +78,7 @@ pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Res
     render(&TunnelsPage { chrome: visit.chrome(Section::Tunnels, "Live tunnels"), tunnels })
 }
 
-/// All of them, by service.
+/// All tunnels, sorted by service.
 fn rows(control: &Control) -> Vec<TunnelRow> {
     let mut rows: Vec<TunnelRow> = control.tunnels().iter().map(TunnelRow::from).collect();
     rows.sort_by(|one, other| (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id)));

@@ -1,4 +1,4 @@
-//! Style, scripts and the icon: in the program, under addresses that change with their contents.
+//! Style sheets, scripts and the icon, embedded in the program. Their addresses change with their contents.
 
 use std::sync::LazyLock;
 
@@ -30,7 +30,7 @@ const ASSETS: [Asset; 6] = [
     asset!("uplot.css", "vendor/uPlot.min.css", "text/css; charset=utf-8"),
 ];
 
-/// Says which assets these are: a browser that has them of another program asks again.
+/// A hash of all assets in their addresses, so that browsers fetch the assets of a new version.
 pub(crate) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let all: String = ASSETS.iter().map(|asset| asset.content).collect();
@@ -43,7 +43,7 @@ pub(crate) async fn serve(Path((asked, name)): Path<(String, String)>) -> Respon
     let Some(asset) = ASSETS.iter().find(|asset| asset.name == name) else {
         return Failure::nothing_here().into_response();
     };
-    // Under an address of another version, these are what there is: for the page that is being reloaded.
+    // Other versions get the current assets, uncached, for a page that is being reloaded.
     let caching = if asked == version() { "public, max-age=31536000, immutable" } else { "no-store" };
     ([(header::CONTENT_TYPE, asset.content_type), (header::CACHE_CONTROL, caching)], asset.content).into_response()
 }

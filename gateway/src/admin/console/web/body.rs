@@ -1,4 +1,5 @@
-//! Captured bodies, made readable: decoded, then as text, as JSON in lines, or as bytes. Never as what they say they are.
+//! Captured bodies as text: decoded, then shown as text, as indented JSON, or as a hex dump. Never rendered by their
+//! content type.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -9,13 +10,13 @@ use serde::de::IgnoredAny;
 
 use crate::telemetry::request_log::BodyView;
 
-/// Most of a body that is shown, in bytes, once it is decoded.
+/// Longest decoded body that is shown, in bytes.
 const SHOWN_MAX: usize = 1024 * 1024;
-/// The same of what is no text: four characters and more for each byte.
+/// Longest binary body that is shown, in bytes; a dump has more than four characters for each byte.
 const DUMPED_MAX: usize = 4 * 1024;
-/// Most that JSON may become in lines: in twenty levels, each value of one character has a line of 41.
+/// Longest indented JSON, in bytes: at a depth of twenty, a value of one character becomes a line of 41.
 const LINES_MAX: usize = 2 * SHOWN_MAX;
-/// Largest window of zstd that is given memory, as a power of two (RFC 9659 allows content codings 8 MiB).
+/// Largest zstd window, as a power of two (RFC 9659 allows content codings 8 MiB).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
 /// A body as a page shows it.
@@ -23,7 +24,7 @@ const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 pub(crate) struct ShownBody {
     pub(crate) kind: BodyKind,
     pub(crate) text: String,
-    /// What one has to know about it.
+    /// Remarks such as truncation.
     pub(crate) notes: Vec<String>,
 }
 
@@ -88,19 +89,19 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
     ShownBody { kind, text, notes }
 }
 
-/// Undoes the content codings, the last first (RFC 9110 §8.4); whether all of it could be. One byte more than is shown,
-/// to see that there is more.
+/// Undoes the content codings, the last one first (RFC 9110 §8.4); the flag says whether decoding was complete. Decodes
+/// one byte more than is shown, to detect longer bodies.
 fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
     let codings: Vec<String> = codings.split(',').map(|coding| coding.trim().to_ascii_lowercase()).collect();
     let (mut bytes, mut whole) = (bytes.to_vec(), true);
-    // More than two are somebody's joke.
+    // More than two codings are not used in practice.
     for coding in codings.iter().rev().filter(|coding| !coding.is_empty() && *coding != "identity").take(2) {
         let source = bytes.as_slice();
         let mut decoded = Vec::new();
         let limit = SHOWN_MAX as u64 + 1;
         let read = match coding.as_str() {
             "gzip" | "x-gzip" => MultiGzDecoder::new(source).take(limit).read_to_end(&mut decoded),
-            // By the standard with a zlib header, by habit without.
+            // The standard requires a zlib header, but some servers omit it.
             "deflate" if source.first().is_some_and(|first| first & 0x0f == 8) => {
                 ZlibDecoder::new(source).take(limit).read_to_end(&mut decoded)
             }
@@ -118,7 +119,7 @@ fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
     Ok((bytes, whole))
 }
 
-/// What can be read. A character may be cut in two where the body is cut.
+/// The bytes as readable text. A cut body may end within a character.
 fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
@@ -131,8 +132,8 @@ fn as_text(bytes: &[u8], is_cut: bool) -> Option<&str> {
     text.chars().all(readable).then_some(text)
 }
 
-/// Valid JSON, a value a line, unless that is too long. Only the space between values changes: numbers and the order of
-/// members stay as they are.
+/// Indents valid JSON with one value on each line, unless the result is too long. Changes only the space between
+/// values: numbers and the order of members stay as they are.
 fn in_lines(json: &str) -> Option<String> {
     let mut lines = String::with_capacity((json.len() * 2).min(LINES_MAX));
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
@@ -152,7 +153,7 @@ fn in_lines(json: &str) -> Option<String> {
             '{' | '[' => {
                 while characters.next_if(|next| next.is_ascii_whitespace()).is_some() {}
                 lines.push(character);
-                // Empty ones stay together.
+                // Empty objects and arrays stay on one line.
                 if let Some(end) = characters.next_if(|next| matches!(next, '}' | ']')) {
                     lines.push(end);
                 } else {
@@ -180,13 +181,13 @@ fn in_lines(json: &str) -> Option<String> {
     Some(lines)
 }
 
-/// Deeper than anybody reads, lines are not set further in: what is nested a thousandfold would be a million spaces.
+/// Limits the indent, because the indent of deeply nested JSON would take megabytes.
 fn new_line(lines: &mut String, depth: usize) {
     lines.push('\n');
     lines.extend(std::iter::repeat_n("  ", depth.min(20)));
 }
 
-/// Sixteen bytes a line: where, what, and what of it is ASCII.
+/// A hex dump with sixteen bytes on each line: offset, bytes, ASCII.
 fn dump(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 5);
     for (line, sixteen) in bytes.chunks(16).enumerate() {
@@ -240,7 +241,7 @@ mod tests {
         zlib.write_all(text.as_bytes()).unwrap();
         let mut deflate = DeflateEncoder::new(Vec::new(), Compression::default());
         deflate.write_all(text.as_bytes()).unwrap();
-        // By Node's zlib and by the program `zstd`.
+        // Encoded by Node's zlib and by the program `zstd`.
         let brotli = [
             0x1b, 0x17, 0x00, 0xf8, 0x8d, 0x94, 0x6e, 0xde, 0x44, 0x55, 0x86, 0xd6, 0x0a, 0x20, 0x6c, 0x6f, 0x4a, 0x11,
             0x79, 0xe2, 0x80, 0xae, 0x16,
@@ -258,7 +259,7 @@ mod tests {
             ("deflate", deflate.finish().unwrap()),
             ("br", brotli.to_vec()),
             ("zstd", zstd.to_vec()),
-            // Frames follow one another.
+            // Several frames in one body.
             ("zstd", [zstd_of(b"hello hello "), zstd_of(b"hello hello\n")].concat()),
             ("gzip, gzip", gzip(&gzip(text.as_bytes()))),
         ] {
@@ -272,7 +273,7 @@ mod tests {
     fn a_bomb_is_defused_and_what_is_broken_is_shown_as_far_as_it_goes() {
         let shown = show(&body(gzip(&vec![b'a'; 64 << 20]), "gzip"));
         assert_eq!((shown.text.len(), shown.notes.len()), (SHOWN_MAX, 1));
-        // The largest window that is given memory, and one larger.
+        // The largest window that is accepted, and a larger one.
         for (window_log, length) in [(ZSTD_WINDOW_LOG_MAX, SHOWN_MAX), (ZSTD_WINDOW_LOG_MAX + 1, 0)] {
             let mut compressor = Compressor::new(1).unwrap();
             compressor.set_parameter(CParameter::WindowLog(window_log)).unwrap();
@@ -295,7 +296,7 @@ mod tests {
                         \"n\": 12345678901234567890123\n}";
         assert_eq!(shown.text, expected);
         assert_eq!(show(&body(r#"{"a":"#, "")).kind, BodyKind::Text);
-        // In lines, each value would be twenty times as long.
+        // Indented, each value would be twenty times as long.
         let deep = format!("{}{}1{}", "[".repeat(20), "1,".repeat(SHOWN_MAX / 4), "]".repeat(20));
         let shown = show(&body(deep.as_str(), ""));
         assert_eq!((shown.text, shown.kind, shown.notes.len()), (deep, BodyKind::Text, 1));

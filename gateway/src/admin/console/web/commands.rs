@@ -1,13 +1,13 @@
-//! Commands that pages propose, ready to be pasted into a shell.
+//! Shell commands that pages suggest.
 
 use crate::admin::Admin;
 
-/// Where a gateway is for those outside, as far as it knows itself.
+/// The address of the gateway for callers, as far as the gateway knows it.
 pub(crate) struct Place {
     apex: String,
-    /// With its colon; nothing for the one that https has anyway.
+    /// With a leading colon; empty for the default port of https.
     port: String,
-    /// File with the certificate to trust, if it is not of a public authority.
+    /// File of the CA certificate, unless it is a public authority.
     ca_file: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl Place {
     }
 }
 
-/// As one word of a shell's.
+/// Quotes `text` as one word of a shell.
 fn quoted(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:=@%+".contains(&byte);
     if !text.is_empty() && text.bytes().all(plain) {

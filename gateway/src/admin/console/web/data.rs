@@ -1,5 +1,4 @@
-//! What pages take from elsewhere than the records: the request log, its statistics. The one place that knows
-//! where it comes from.
+//! Access of the pages to the request log and its statistics.
 
 use std::collections::BTreeMap;
 
@@ -9,45 +8,45 @@ use crate::page::Page;
 use crate::telemetry::request_log::{BodyView, RequestLog, RequestView, SearchQuery, Side};
 use crate::telemetry::timeseries::{self, Selection, Series};
 
-/// What became of the requests of one step of time.
+/// Statistics of the requests of one time step.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Point {
-    /// When the step begins.
+    /// Start of the step.
     pub(crate) at: Timestamp,
     pub(crate) requests: u64,
-    /// By class of their status: 2xx, 3xx, 4xx, 5xx.
+    /// Number of responses by status class: 2xx, 3xx, 4xx, 5xx.
     pub(crate) by_class: [u64; 4],
-    /// By code of the gateway's errors.
+    /// Number of errors by error code of the gateway.
     pub(crate) errors: BTreeMap<String, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// Total duration at the median, the 90th and the 99th percentile, in milliseconds; `None` without requests.
+    /// Median, 90th and 99th percentile of the total duration, in milliseconds; `None` without requests.
     pub(crate) quantiles_ms: Option<[f64; 3]>,
 }
 
-/// Which requests, over what time.
+/// Selects requests and a time span.
 #[derive(Debug, Clone)]
 pub(crate) struct PointsQuery {
-    /// `{account}--{service}`; all if there is none.
+    /// `{account}--{service}`; `None` selects all.
     pub(crate) service: Option<String>,
     pub(crate) since: Timestamp,
     pub(crate) until: Timestamp,
     pub(crate) step_seconds: u32,
 }
 
-/// The request of an id that somebody wrote, if it is kept.
+/// The request with this id, if the log has it.
 pub(crate) fn request(log: &RequestLog, id: &str) -> Result<Option<RequestView>, ControlError> {
-    // What is no id is the id of no request.
+    // A malformed id is treated as an unknown request.
     let Ok(id) = id.parse() else { return Ok(None) };
     Ok(log.show(id)?)
 }
 
-/// The newest first. A page may be short, or empty, and have a next one all the same.
+/// Searches the log, the newest request first. A page may be short or empty and still have a next page.
 pub(crate) fn search(log: &RequestLog, query: &SearchQuery) -> Result<Page<RequestView>, ControlError> {
     Ok(log.search(query)?)
 }
 
-/// A captured body, to be compared with and not shown.
+/// A captured body for comparison, without an entry in the audit log because it is not shown.
 pub(crate) fn recorded_body(log: &RequestLog, id: &str, side: Side) -> Result<Option<BodyView>, ControlError> {
     let Ok(id) = id.parse() else { return Ok(None) };
     Ok(log.body(id, side)?)

@@ -1,4 +1,4 @@
-//! Pages instead of the page that was asked for.
+//! Error pages.
 
 use askama::Template;
 use axum::http::StatusCode;
@@ -10,7 +10,7 @@ use crate::admin::Panicked;
 use crate::control::ControlError;
 use crate::store::StoreError;
 
-/// Why there is no page, said on a page of its own.
+/// The error that is shown instead of a page.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     status: StatusCode,
@@ -105,7 +105,7 @@ impl IntoResponse for Failure {
         let page = FailurePage { assets: assets::version(), status: status.as_u16(), title, detail: &detail };
         match render(&page) {
             Ok(page) => (status, page).into_response(),
-            // The page of what went wrong went wrong.
+            // The error page itself could not be rendered.
             Err(_) => (status, title).into_response(),
         }
     }

@@ -1,4 +1,4 @@
-//! What somebody typed, and what is wrong with it.
+//! Form data with its errors.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use crate::control::ControlError;
 /// Largest form, in bytes: a replay with a body of 1 MiB, percent-encoded, and its fields.
 pub(crate) const FORM_MAX: usize = 4 << 20;
 
-/// The fields of a form: as sent, or as a page begins with. No `Debug`: secrets pass through.
+/// The fields of a form, as submitted or as initial values. Without `Debug`, because forms carry secrets.
 #[derive(Clone, Default)]
 pub(crate) struct Form {
     fields: Vec<(String, String)>,
@@ -19,7 +19,7 @@ pub(crate) struct Form {
 impl Form {
     /// Name of the field with the form token.
     pub(crate) const TOKEN: &'static str = "form_token";
-    /// Errors of no field in particular.
+    /// Key of errors that do not belong to one field.
     const WHOLE: &'static str = "";
 
     pub(crate) fn parse(body: &[u8]) -> Self {
@@ -38,35 +38,35 @@ impl Form {
         self.fields.push((name.to_owned(), value.to_owned()));
     }
 
-    /// A box that is ticked, or not.
+    /// Sets a check box.
     #[must_use]
     pub(crate) fn with_box(self, name: &str, ticked: bool) -> Self {
         if ticked { self.with(name, "on") } else { self }
     }
 
-    /// What is wrong with another form is wrong with this one.
+    /// Copies the errors of another form.
     #[must_use]
     pub(crate) fn with_errors_of(mut self, other: &Self) -> Self {
         self.errors.extend(other.errors.iter().cloned());
         self
     }
 
-    /// What is in a field; nothing, if it is not there.
+    /// The value of a field; empty if the field is missing.
     pub(crate) fn value(&self, name: &str) -> &str {
         self.fields.iter().find(|(other, _)| other == name).map_or("", |(_, value)| value)
     }
 
-    /// Whether the field was sent, empty or not.
+    /// Whether the field was submitted, empty or not.
     pub(crate) fn is_sent(&self, name: &str) -> bool {
         self.fields.iter().any(|(other, _)| other == name)
     }
 
-    /// The same without space around it, if there is anything.
+    /// The trimmed value of a field, unless it is empty.
     pub(crate) fn filled(&self, name: &str) -> Option<String> {
         Some(self.value(name).trim()).filter(|value| !value.is_empty()).map(str::to_owned)
     }
 
-    /// All boxes of one name that are ticked.
+    /// Values of all ticked boxes of one name.
     pub(crate) fn values(&self, name: &str) -> Vec<String> {
         self.fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.clone()).collect()
     }
@@ -79,7 +79,7 @@ impl Form {
         self.has(name, "on")
     }
 
-    /// A whole number, if something is in the field. Says so there, if it is not one.
+    /// A whole number in a field, if it is filled. Adds an error if the number is invalid.
     pub(crate) fn number<T: FromStr + PartialOrd + Display>(
         &mut self,
         name: &str,
@@ -97,7 +97,7 @@ impl Form {
         self.errors.push((name.to_owned(), message.into()));
     }
 
-    /// Whether the id of what is to be deleted was typed as it has to be. Says so there, if it was not.
+    /// Whether the id was typed to confirm a deletion. Adds an error if it was not.
     pub(crate) fn confirms(&mut self, id: &str) -> bool {
         let confirmed = self.value("confirm").trim() == id;
         if !confirmed {
@@ -106,7 +106,7 @@ impl Form {
         confirmed
     }
 
-    /// Takes over what the control plane says; what no form can put right is given back.
+    /// Adds an error of the control plane to the form; returns errors that no input can correct.
     pub(crate) fn refused_by(&mut self, error: ControlError) -> Result<(), ControlError> {
         match error {
             ControlError::Invalid { field, message } => self.refuse(field, message),
@@ -121,12 +121,12 @@ impl Form {
         !self.errors.is_empty()
     }
 
-    /// What is wrong with a field.
+    /// The error of a field.
     pub(crate) fn error(&self, name: &str) -> Option<&str> {
         self.errors.iter().find(|(other, _)| other == name).map(|(_, message)| message.as_str())
     }
 
-    /// What is wrong, but not with one field.
+    /// The error that does not belong to one field.
     pub(crate) fn whole_error(&self) -> Option<&str> {
         self.error(Self::WHOLE)
     }

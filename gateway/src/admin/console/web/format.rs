@@ -1,4 +1,4 @@
-//! Numbers and times as people read them.
+//! Formats of numbers and times for people.
 
 use std::fmt;
 
@@ -51,14 +51,14 @@ pub(crate) fn count(count: u64) -> String {
     text
 }
 
-/// An RFC 3339 time in UTC, as all of ours are, easier on the eye: `2026-11-21 04:15:32 UTC`.
+/// Formats an RFC 3339 time in UTC: `2026-11-21 04:15:32 UTC`.
 pub(crate) fn time(time: impl fmt::Display) -> String {
     let time = time.to_string();
     let text = time.replacen('T', " ", 1);
     text.strip_suffix('Z').map_or(time, |text| format!("{text} UTC"))
 }
 
-/// How long it is to an RFC 3339 time: `in 3 h 20 min`, `42 s ago`. What is no time stays as it is.
+/// Formats the time until or since an RFC 3339 time: `in 3 h 20 min`, `42 s ago`. Returns other text unchanged.
 pub(crate) fn relative(time: &str, now: Timestamp) -> String {
     use time::OffsetDateTime;
     use time::format_description::well_known::Rfc3339;

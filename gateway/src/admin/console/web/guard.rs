@@ -1,4 +1,4 @@
-//! What stands in front of the pages: of every response, of every request, of every request that needs a session.
+//! Middleware of the console: response headers, host and origin checks, sessions.
 
 use std::time::Instant;
 
@@ -15,23 +15,23 @@ use super::session::{self, SESSION};
 use super::{address, hosts};
 use crate::admin::Admin;
 
-/// Nothing inline, nothing from elsewhere, in nobody's frame.
+/// Forbids inline scripts and styles, other origins, and framing.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
-/// Scripts may send the form token in this field instead of in a form.
+/// Field for the form token of requests by scripts.
 const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
-/// In which htmx says where the page is that it asks for.
+/// Field in which htmx sends the address of the current page.
 const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
 
-/// Adds what every response of the console has.
+/// Adds the security headers of every response.
 pub(crate) async fn hardened(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // Not `no-referrer`, with which browsers send `Origin: null` with our own forms.
+        // Not `no-referrer`, which makes browsers send `Origin: null` with the console's own forms.
         (header::REFERRER_POLICY, "same-origin"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
         (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
@@ -42,7 +42,7 @@ pub(crate) async fn hardened(request: Request, next: Next) -> Response {
     response
 }
 
-/// Lets a request through that was made for us: to a host of ours and, if it changes something, from a page of ours.
+/// Refuses requests for other hosts, and unsafe requests from pages of other origins.
 pub(crate) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let host = text(request.headers(), &header::HOST);
     if !hosts::is_ours(host, admin.control.region(), admin.control.admin_hosts()) {
@@ -54,18 +54,19 @@ pub(crate) async fn own_host(State(admin): State<Admin>, request: Request, next:
     next.run(request).await
 }
 
-/// What the browser says about where a request comes from; nothing, if it is none or old. The form token decides then.
+/// Whether the browser declares the request as same-origin. True if it declares nothing, as old browsers and other
+/// clients do; the form token decides then.
 fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
     match (text(headers, &HeaderName::from_static("sec-fetch-site")), text(headers, &header::ORIGIN)) {
-        // The better of the two where there is one: a proxy may have changed the host.
+        // Preferred over Origin, because a proxy may have changed Host.
         ("same-origin" | "none", _) => true,
         ("", origin) => origin.is_empty() || hosts::is_same(origin, host),
         _ => false,
     }
 }
 
-/// Lets a request through that is of a session and, if it changes something, of one of its forms. The form is read here,
-/// once for all handlers: none of them can forget to ask for the token.
+/// Requires a session and, for unsafe methods, the form token. Parses the form once for all handlers, so that no
+/// handler can omit the check.
 pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
     let id = SESSION.of(request.headers()).filter(|id| admin.console.sessions.is_open(id, Instant::now()));
     let Some(form_token) = id.map(session::form_token) else { return sign_in_first(&request) };
@@ -87,16 +88,16 @@ pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, 
     next.run(request).await
 }
 
-/// A request that is of a session. Only [`signed_in`] makes one.
+/// Proof that a request belongs to a session. Only [`signed_in`] creates one.
 #[derive(Clone)]
 pub(crate) struct SignedIn {
     pub(crate) form_token: String,
 }
 
-/// Has the browser sign in, and then go back to the page that it shows.
+/// Redirects to the sign-in page, which leads back to the current page.
 fn sign_in_first(request: &Request) -> Response {
     let headers = request.headers();
-    // A script would take the form for what it asked for.
+    // A script would process the sign-in page as the response it expects.
     if headers.contains_key("hx-request") || request.uri().path() == "/traffic/series" {
         let address = address::of_sign_in(&page_of(text(headers, &CURRENT_URL)), true);
         return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
@@ -110,8 +111,8 @@ fn sign_in_first(request: &Request) -> Response {
     Redirect::to(&address).into_response()
 }
 
-/// Path and query of the page that a browser says it shows, without what was said there of the last change. Never the
-/// host: whatever it says, nobody is sent elsewhere.
+/// Path and query of the page that the browser shows, without the note of the last change. Drops the host, so that a
+/// redirect cannot leave the console.
 fn page_of(url: &str) -> String {
     let Some(page) = url.parse::<Uri>().ok().and_then(|url| url.into_parts().path_and_query) else {
         return "/".to_owned();

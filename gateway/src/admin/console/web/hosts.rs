@@ -1,5 +1,5 @@
-//! Where a browser thinks it is. A page of somebody else's whose name leads to this listener (DNS rebinding) is of the
-//! same origin as ours to its browser; its name gives it away.
+//! Checks of Host and Origin. They prevent DNS rebinding: a foreign page whose name resolves to this listener is
+//! same-origin for the browser, and only its name reveals it.
 
 use std::net::IpAddr;
 
@@ -7,8 +7,7 @@ use axum::http::uri::Authority;
 
 use crate::hostname::Region;
 
-/// Whether a `Host` is one that we are reached by: an address, this machine, a name of the region, or one that the
-/// configuration has.
+/// Whether `Host` names the console: an IP address, localhost, the apex of the region or a configured host.
 pub(crate) fn is_ours(host: &str, region: &Region, configured: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else { return false };
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
@@ -17,7 +16,7 @@ pub(crate) fn is_ours(host: &str, region: &Region, configured: &[String]) -> boo
     address.parse::<IpAddr>().is_ok() || of("localhost") || name == region.apex() || configured.contains(&name)
 }
 
-/// Whether `Origin` is the origin that `Host` names, by either scheme: a proxy may have ended TLS.
+/// Whether `Origin` matches `Host`, with either scheme, because a proxy may terminate TLS.
 pub(crate) fn is_same(origin: &str, host: &str) -> bool {
     let authority = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host))

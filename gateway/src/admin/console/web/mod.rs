@@ -1,4 +1,4 @@
-//! What the pages have in common: guards, sessions, forms, formats, assets and the frame of a page.
+//! Shared parts of the pages: guards, sessions, forms, formats, assets and the page frame.
 
 pub(crate) mod address;
 pub(crate) mod assets;

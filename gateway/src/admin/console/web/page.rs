@@ -1,4 +1,4 @@
-//! What all pages have in common: who looks, where, and what is around the page.
+//! The page frame: navigation, breadcrumbs, theme and notes.
 
 use askama::Template;
 use axum::extract::{FromRequestParts, Query};
@@ -12,7 +12,7 @@ use super::session::THEME;
 use super::theme::Theme;
 use crate::admin::Admin;
 
-/// Where a page is in the navigation.
+/// Section of a page in the navigation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Section {
     Overview,
@@ -24,7 +24,7 @@ pub(crate) enum Section {
 }
 
 impl Section {
-    /// In the order of the navigation, with their names and addresses.
+    /// All sections in the order of the navigation, with names and addresses.
     const ALL: [(Self, &'static str, &'static str); 6] = [
         (Self::Overview, "Overview", "/"),
         (Self::Accounts, "Accounts", "/accounts"),
@@ -35,7 +35,7 @@ impl Section {
     ];
 }
 
-/// Somebody who is signed in asks for a page.
+/// A request for a page in a session.
 pub(crate) struct Visit {
     signed_in: SignedIn,
     theme: Theme,
@@ -49,7 +49,7 @@ impl FromRequestParts<Admin> for Visit {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Failure> {
-        // Behind the guard there always is one.
+        // The guard sets it on every request.
         let signed_in = parts.extensions.get::<SignedIn>().cloned().ok_or_else(Failure::forged)?;
         let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
         let note = query.iter().flatten().find(|(name, _)| name == "note").and_then(|(_, note)| in_words(note));
@@ -63,7 +63,7 @@ impl FromRequestParts<Admin> for Visit {
     }
 }
 
-/// What was just done, by the word for it in the address that the browser was sent to then.
+/// The text of a `note` parameter, with which a form handler reports success after its redirect.
 fn in_words(note: &str) -> Option<&'static str> {
     Some(match note {
         "created" => "Created.",
@@ -77,7 +77,7 @@ fn in_words(note: &str) -> Option<&'static str> {
     })
 }
 
-/// What is around a page.
+/// The data of the page frame.
 pub(crate) struct Chrome {
     pub(crate) title: String,
     pub(crate) section: Section,
@@ -116,7 +116,7 @@ pub(crate) fn render(page: &impl Template) -> Result<Response, Failure> {
     }
 }
 
-/// One step of the way to a page.
+/// One step of the breadcrumbs.
 pub(crate) struct Crumb {
     pub(crate) name: String,
     pub(crate) address: String,

@@ -1,4 +1,4 @@
-//! Who is signed in. In memory: whoever restarts the gateway signs in again.
+//! Sessions of the console and their cookies. Kept in memory only, so a restart of the gateway ends all sessions.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,17 +12,17 @@ use gw_shared::identity::secret::{Secret, SecretHash};
 
 use crate::control::SECRET_LENGTH;
 
-/// From signing in, however busy.
+/// Absolute lifetime, regardless of activity.
 pub(crate) const LIFETIME: Duration = Duration::from_hours(12);
-/// One more: the oldest ends.
+/// Opening one more ends the oldest.
 const SESSIONS_MAX: usize = 256;
 
-/// Sessions by the hash of their id; the id itself is the browser's alone.
+/// Open sessions with their expiry, by the hash of their id. Only the browser has the id.
 #[derive(Default)]
 pub(crate) struct Sessions(Mutex<HashMap<[u8; 32], Instant>>);
 
 impl Sessions {
-    /// Begins a session, and returns its id.
+    /// Opens a session and returns its id.
     pub(crate) fn open(&self, now: Instant) -> Secret {
         let id = new_id();
         let mut sessions = self.lock();
@@ -45,17 +45,17 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Instant>> {
-        // Whole at any time.
+        // Consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// 256 random bits.
+/// A random id of 256 bits.
 pub(crate) fn new_id() -> Secret {
     Secret::new(random_base62(SECRET_LENGTH))
 }
 
-/// Whether this can be one of [`new_id`]'s.
+/// Whether `id` has the form of an id of [`new_id`].
 pub(crate) fn is_id(id: &str) -> bool {
     id.len() == SECRET_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
@@ -66,25 +66,27 @@ fn key(id: &str) -> [u8; 32] {
     key
 }
 
-/// What the forms of a session carry: only who can read our pages knows it, and it does not tell the id.
+/// The token in the forms of a session, against cross-site request forgery. Derived from the id by a hash, so that it
+/// does not reveal the id.
 pub(crate) fn form_token(id: &str) -> String {
     URL_SAFE_NO_PAD.encode(SecretHash::of(&format!("form of {id}")).as_bytes())
 }
 
-/// Whether somebody sent the form token, in time that tells nothing of it.
+/// Compares the form token in constant time.
 pub(crate) fn is_form_token(expected: &str, sent: &str) -> bool {
     SecretHash::of(expected).matches(sent)
 }
 
-/// A cookie of ours. Over https it has the prefix that only this host, over https, can set (RFC 6265bis §4.1.3).
+/// A cookie of the console. Over https its name has the prefix `__Host-`, which only this host can set over https (RFC
+/// 6265bis §4.1.3).
 #[derive(Clone, Copy)]
 pub(crate) struct Cookie(&'static str);
 
-/// The session.
+/// The session id.
 pub(crate) const SESSION: Cookie = Cookie("gw_session");
-/// Ties the sign-in form to the browser that asked for it.
+/// Ties the sign-in form to the browser that requested it.
 pub(crate) const SIGN_IN: Cookie = Cookie("gw_sign_in");
-/// Light or dark.
+/// The colour theme.
 pub(crate) const THEME: Cookie = Cookie("gw_theme");
 
 impl Cookie {
@@ -96,7 +98,7 @@ impl Cookie {
             .find_map(|pair| pair.trim().strip_prefix(name.as_str())?.strip_prefix('='))
     }
 
-    /// The `Set-Cookie` that gives it this value, or, empty and with no lifetime, takes it away.
+    /// The `Set-Cookie` value that sets the cookie; an empty value with zero lifetime deletes it.
     pub(crate) fn set(self, headers: &HeaderMap, value: &str, lifetime: Duration) -> String {
         let https = is_https(headers);
         let secure = if https { "; Secure" } else { "" };
@@ -110,8 +112,8 @@ impl Cookie {
     }
 }
 
-/// Whether the browser came by https, to the proxy that is in front of us then. Who lies about it gets a cookie that its
-/// browser will not send.
+/// Whether the browser uses https, through a proxy in front of the console. A client that sends a false value only gets
+/// a cookie that its browser does not return.
 fn is_https(headers: &HeaderMap) -> bool {
     let proto = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
     proto.and_then(|list| list.split(',').next()).is_some_and(|first| first.trim().eq_ignore_ascii_case("https"))

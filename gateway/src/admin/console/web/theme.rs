@@ -1,4 +1,4 @@
-//! How somebody likes the console: in a cookie.
+//! The colour theme of the console, stored in a cookie.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const KEPT: Duration = Duration::from_hours(365 * 24);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Theme {
-    /// As the browser prefers.
+    /// The preference of the browser.
     System,
     Light,
     Dark,

@@ -1,21 +1,21 @@
-//! Where the time of one request went, drawn as bars under one another.
+//! The waterfall of a request's durations, drawn as bars.
 
 use super::format;
 use crate::telemetry::request_log::{DurationsView, Stage};
 
-/// The whole width, in the units of the drawing.
+/// Width of the drawing, in its units.
 const WIDTH: f64 = 1000.0;
-/// Narrower than this nothing is seen.
+/// Least width of a visible bar.
 const LEAST: f64 = 3.0;
 
-/// One stage.
+/// The bar of one stage.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Bar {
     pub(crate) name: &'static str,
     pub(crate) duration: String,
     pub(crate) x: String,
     pub(crate) width: String,
-    /// Names its colour.
+    /// CSS class of the colour.
     pub(crate) colour: &'static str,
 }
 
@@ -68,7 +68,7 @@ mod tests {
             ("response", "900.0", "100.0"),
         ];
         assert_eq!(spans(&durations), expected.map(|(colour, x, width)| (colour, x.to_owned(), width.to_owned())));
-        // Clocks that do not agree.
+        // Clocks of gateway and agent that differ.
         for (_, x, width) in spans(&DurationsView { agent: Some(5000), total: 0, ..durations }) {
             let (x, width): (f64, f64) = (x.parse().unwrap(), width.parse().unwrap());
             assert!(x >= 0.0 && width >= LEAST && x + width <= WIDTH, "{x} {width}");
