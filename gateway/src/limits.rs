@@ -7,7 +7,7 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
-use crate::limit::Rate;
+use crate::rate::Rate;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -105,7 +105,7 @@ pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 pub(crate) const PLATFORM_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests of workers to the control plane that wait. Full: 503.
-pub(crate) const ERRANDS: usize = 256;
+pub(crate) const CONTROL_JOBS: usize = 256;
 /// Certificates that one tunnel may ask for, and that one agent may have in all: it needs one a day, and some more while
 /// something is wrong.
 pub(crate) const RENEWALS: Rate = Rate::new(6, 6).unwrap();
@@ -270,7 +270,7 @@ const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9 * MIB);
 // What waits for the control plane can each have a whole body.
-const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
+const _: () = assert!(CONTROL_JOBS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.

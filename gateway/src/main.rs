@@ -1,4 +1,4 @@
-//! `gw-gateway`: arguments, command, exit code.
+//! `gw-gateway`: parses arguments, runs the command, returns the exit code.
 
 mod cli;
 
@@ -9,24 +9,17 @@ use std::process::ExitCode;
 use clap::Parser;
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
-use gw_gateway::limit::Rate;
 use gw_gateway::process::doctor;
+use gw_gateway::rate::Rate;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::Settings;
 
+use cli::CommandFailure;
 use cli::arguments::{Arguments, Command, DemoArguments};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Why a command ended, and with which exit code.
-enum Failure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
@@ -37,15 +30,15 @@ fn main() -> ExitCode {
     };
     let (message, code) = match result {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Run(message)) => (message, 1),
-        Err(Failure::Usage(message)) => (message, 2),
+        Err(CommandFailure::Run(message)) => (message, 1),
+        Err(CommandFailure::Usage(message)) => (message, 2),
     };
-    // In one piece: another process may be writing to the same log. Nobody is left to be told if that fails.
+    // In one write, because another process may write to the same log. A failure cannot be reported anywhere.
     let _ = io::stderr().write_all(format!("gw-gateway: {message}\n").as_bytes());
     ExitCode::from(code)
 }
 
-fn serve(path: &Path, check: bool) -> Result<(), Failure> {
+fn serve(path: &Path, check: bool) -> Result<(), CommandFailure> {
     if check {
         let (_, warnings) = checked_config(path)?;
         for warning in warnings {
@@ -53,54 +46,52 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let run = |error: io::Error| Failure::Run(error.to_string());
+    let run = |error: io::Error| CommandFailure::Run(error.to_string());
     let program = Program::of_this_process();
     let signals = Signals::listen().map_err(run)?;
     let mut predecessor = Predecessor::find().map_err(run)?;
     let started = start(path, predecessor.as_mut());
-    if let (Err(Failure::Usage(reason) | Failure::Run(reason)), Some(predecessor)) = (&started, &mut predecessor) {
+    if let (Err(CommandFailure::Usage(reason) | CommandFailure::Run(reason)), Some(predecessor)) =
+        (&started, &mut predecessor)
+    {
         predecessor.failed(reason);
     }
     signals.run(started?, Some(&program)).map_err(run)
 }
 
-fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
+fn examine(config: Option<&Path>, json: bool) -> Result<(), CommandFailure> {
     let examination = doctor::examine(config, |name| std::env::var(name).ok());
     let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| Failure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
+    written.map_err(|error| CommandFailure::Run(error.to_string()))?;
+    if examination.is_good() { Ok(()) } else { Err(CommandFailure::Run("something has to be done first".to_owned())) }
 }
 
-fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
+fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, CommandFailure> {
     // Warnings are logged when the certificate is loaded.
     let (config, _) = checked_config(path)?;
     logging::start(config.log_format, "info");
-    Gateway::start_after(&config, predecessor).map_err(|error| Failure::Run(error.to_string()))
+    Gateway::start_after(&config, predecessor).map_err(|error| CommandFailure::Run(error.to_string()))
 }
 
-/// The configuration, and what some callers will not accept of it.
-fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+/// The configuration, and warnings about properties that some callers refuse.
+fn checked_config(path: &Path) -> Result<(Config, Vec<String>), CommandFailure> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| CommandFailure::Usage(format!("{}: {error}", path.display())))?;
     Config::check(&text, |name| std::env::var(name).ok())
-        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
+        .map_err(|errors| CommandFailure::Usage(format!("{}: {errors}", path.display())))
 }
 
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
-}
-
-/// Where a demo sends spans: it has no configuration that could say so.
-fn traces_of_environment() -> Result<Option<Settings>, Failure> {
+/// The trace settings of the environment, because a demo has no configuration file.
+fn traces_of_environment() -> Result<Option<Settings>, CommandFailure> {
     let mut errors = Vec::new();
     let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
-    if errors.is_empty() { Ok(settings) } else { Err(Failure::Usage(errors.join("; "))) }
+    if errors.is_empty() { Ok(settings) } else { Err(CommandFailure::Usage(errors.join("; "))) }
 }
 
-fn demo(arguments: DemoArguments) -> Result<(), Failure> {
+fn demo(arguments: DemoArguments) -> Result<(), CommandFailure> {
     logging::start(LogFormat::Text, "warn");
     let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
-        .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
+        .ok_or_else(|| CommandFailure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
     let options = Options {
         port: arguments.port,
         admin_port: arguments.admin_port,
@@ -112,8 +103,8 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
         ..Options::default()
     };
     let demo = Demo::start(&options).map_err(|error| match error {
-        DemoError::Agent(_) => Failure::Usage(error.to_string()),
-        _ => Failure::Run(error.to_string()),
+        DemoError::Agent(_) => CommandFailure::Usage(error.to_string()),
+        _ => CommandFailure::Run(error.to_string()),
     })?;
     let mut out = io::stdout().lock();
     let told = if arguments.json {
@@ -121,7 +112,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
     } else {
         demo.about.write_hints(&mut out)
     };
-    told.and_then(|()| out.flush()).map_err(|error| Failure::Run(error.to_string()))?;
+    told.and_then(|()| out.flush()).map_err(|error| CommandFailure::Run(error.to_string()))?;
     drop(out);
-    demo.run_until_stopped().map_err(|error| Failure::Run(error.to_string()))
+    demo.run_until_stopped().map_err(|error| CommandFailure::Run(error.to_string()))
 }

@@ -161,10 +161,10 @@ impl IntoResponse for Problem {
     }
 }
 
-/// A JSON object, or the problem with it.
-pub(crate) struct Body<T>(pub(crate) T);
+/// A JSON object in the request body, or the problem with it.
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -173,8 +173,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-impl<T: DeserializeOwned> Body<T> {
-    /// Reads the object as a `T`.
+impl<T: DeserializeOwned> JsonBody<T> {
+    /// Deserializes the object as a `T`.
     pub(crate) fn of(Object(mut members): Object) -> Result<Self, Problem> {
         members.values_mut().for_each(make_whole);
         serde_json::from_value(Value::Object(members))
@@ -183,9 +183,9 @@ impl<T: DeserializeOwned> Body<T> {
     }
 }
 
-/// Makes 5.0 the 5 that it is to everybody but serde (RFC 8259 §6 knows numbers only).
+/// Converts whole numbers such as 5.0 to integers, which serde requires (RFC 8259 §6 has one kind of number).
 fn make_whole(value: &mut Value) {
-    // Whole numbers up to 2^53 are exact.
+    // Whole numbers up to 2^53 are exact in an f64.
     if let Some(number) = value.as_f64()
         && !value.is_u64()
         && !value.is_i64()

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::address_limits::Endpoint;
 use super::{Apex, body, json, only};
 use crate::auth::bearer;
-use crate::control::Proof;
+use crate::control::AgentProof;
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
 use crate::strict_json;
@@ -29,7 +29,7 @@ impl Apex {
             Ok(enrollment) => enrollment,
             Err(error) => return Ok(Err(error)),
         };
-        let reply = self.desk.ask(move |control| control.enroll(&enrollment)).await;
+        let reply = self.executor.run(move |control| control.enroll(&enrollment)).await;
         Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
     }
 
@@ -43,7 +43,7 @@ impl Apex {
         let id =
             enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
         let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
-        let reply = self.desk.ask(move |control| control.enrollment_status(&id, &secret)).await?;
+        let reply = self.executor.run(move |control| control.enrollment_status(&id, &secret)).await?;
         Ok(answer(StatusCode::OK, &reply))
     }
 
@@ -62,11 +62,11 @@ impl Apex {
                 let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
                 return Ok(Err(Error::InvalidRequest(message)));
             }
-            (Some(secret), None) => Proof::Enrollment { id: enrollment_id(request), secret },
-            (None, Some(agent_id)) => Proof::OldKey(agent_id),
+            (Some(secret), None) => AgentProof::Enrollment { id: enrollment_id(request), secret },
+            (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
             (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
         };
-        let reply = self.desk.ask(move |control| control.sign(&proof, &csr)).await;
+        let reply = self.executor.run(move |control| control.sign(&proof, &csr)).await;
         Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
     }
 

@@ -19,7 +19,7 @@ use http::{Method, Response, StatusCode};
 
 pub(crate) use address_limits::{AddressCharge, AddressTables};
 
-use crate::control::Desk;
+use crate::control::Executor;
 use crate::current::Current;
 use crate::error::{Error, request_id_value};
 use crate::hostname::Region;
@@ -43,7 +43,7 @@ pub(crate) struct Apex {
     pub(crate) issuer: String,
     pub(crate) token_lifetime: Duration,
     pub(crate) directory: Rc<Current<Directory>>,
-    pub(crate) desk: Desk,
+    pub(crate) executor: Executor,
     pub(crate) addresses: AddressTables,
     /// Mailboxes of the workers that own addresses.
     pub(crate) owners: Arc<dyn Post<Box<AddressCharge>>>,

@@ -183,24 +183,24 @@ fn mint(
     let client_id = request.client_id.as_deref().ok_or_else(|| missing("client_id"))?;
     let client_secret = request.client_secret.as_ref().ok_or_else(|| missing("client_secret"))?;
     let scope = request.scope.as_deref().ok_or_else(|| missing("scope"))?;
-    let (client, grant) = directory
+    let (client, access) = directory
         .credential(client_id)
-        .filter(|(_, grant)| grant.secret.matches(client_secret.reveal()) && grant.enabled)
+        .filter(|(_, access)| access.secret.matches(client_secret.reveal()) && access.enabled)
         .ok_or(Denial::InvalidClient)?;
     let scope = Scope::parse(scope).map_err(|error| Denial::InvalidScope(error.to_string()))?;
-    if scope.account != grant.account {
+    if scope.account != access.account {
         return Err(Denial::InvalidScope("the scope's account is not the credential's".to_owned()));
     }
     let service = tenant_label(&scope.account, &scope.service)
         .and_then(|label| directory.service(&label))
-        .filter(|service| grant.opens(service))
+        .filter(|service| access.permits(service))
         .ok_or(Denial::UnauthorizedClient("this credential is not allowed this service"))?;
     if !service.modes.jwt {
         return Err(Denial::UnauthorizedClient("this service does not accept access tokens"));
     }
     let key = directory.active_signing_key(now).ok_or(Denial::Unavailable("no signing key is active"))?;
     let claims = Claims::new(issuer, client, service, now, lifetime);
-    let access_token = key.sign(&claims).map_err(|error| {
+    let access_token = claims.signed_by(key).map_err(|error| {
         tracing::error!(%error, "cannot sign access tokens");
         Denial::Unavailable("the token could not be signed")
     })?;

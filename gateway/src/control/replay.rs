@@ -1,4 +1,4 @@
-//! Requests that were kept, to be relayed again.
+//! Replay of captured requests.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -73,8 +73,8 @@ pub struct ReplayField {
 }
 
 impl Control {
-    /// Has a request relayed again, by the normal path: limits count, and what comes of it is in the log, under the id
-    /// that is sent once it has ended. Who drops the receiver ends it.
+    /// Relays a captured request again, by the normal path: rate limits apply, and the request log records it. The
+    /// receiver gets the id of the new request when it has ended; dropping the receiver cancels the request.
     pub(crate) fn replay(
         &self,
         actor: &Actor,
@@ -132,7 +132,7 @@ impl Control {
     }
 }
 
-/// Why a request that is in the log cannot be relayed again.
+/// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
     let message = format!("request {id} was not kept: capture_request_body was off, or it was not relayed");
     ControlError::Conflict(message)
@@ -153,7 +153,8 @@ impl ReplayEdits {
         }
     }
 
-    /// Target and fields. What was masked in them when they were kept is not what was received: it must be given anew.
+    /// The target and fields to send. A value that was masked in the log must be given in the edits, because the
+    /// original is not stored.
     fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
@@ -195,7 +196,7 @@ impl ReplayEdits {
 }
 
 fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
-    // http::uri drops a fragment in silence.
+    // The parser of http::uri silently drops a fragment.
     let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
     let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
     parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))

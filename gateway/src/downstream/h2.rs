@@ -34,9 +34,6 @@ use crate::limit::Bucket;
 use crate::limits;
 use crate::route::Router;
 
-/// ALPN protocol (RFC 9113 §3.3).
-pub(crate) const ALPN: &[u8] = b"h2";
-
 fn settings() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder

@@ -33,7 +33,7 @@ use crate::ownership::WorkerId;
 use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
-use crate::tls::ServerConfigs;
+use crate::tls::{ALPN_HTTP2, ServerConfigs};
 use crate::tunnel::{self, Tunnels, grace};
 
 /// Takes in the connections of one worker.
@@ -136,7 +136,7 @@ impl Ingress {
         let router = || Rc::clone(&self.router);
         if tunnel {
             runtime::spawn(tunnel::handshake::serve(Rc::clone(&self.tunnels), stream, peer, guard));
-        } else if stream.speaks(downstream::h2::ALPN) {
+        } else if stream.speaks(ALPN_HTTP2) {
             runtime::spawn(downstream::h2::serve(router(), stream, peer.ip(), guard));
         } else {
             runtime::spawn(downstream::h1::serve(router(), stream, peer.ip(), guard));

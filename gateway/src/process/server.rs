@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Desk, Errands};
+use crate::control::{self, Control, ControlError, Executor, JobQueue};
 use crate::limit::{Level, SuccessorBuckets, levels};
 use crate::limits;
 use crate::mailbox::mailbox;
@@ -61,9 +61,9 @@ pub struct Gateway {
     drain_within: Duration,
     levels_path: PathBuf,
     workers: Vec<JoinHandle<()>>,
-    desk: Desk,
-    /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
-    errands: Option<JoinHandle<Errands>>,
+    executor: Executor,
+    /// The threads of the control plane. One ends when `executor` is closed; what waits there then can be taken on.
+    jobs: Option<JoinHandle<JobQueue>>,
     admin: Option<AdminThread>,
     /// Of spans.
     exporter: Option<Exporter>,
@@ -135,7 +135,7 @@ impl Gateway {
             Some(_) => None,
             None => Some(Arc::new(levels::load(&levels_path, SystemTime::now()))),
         };
-        let (desk, errands) = control::desk();
+        let (executor, jobs) = control::executor();
         let tunnel_grace = Arc::new(tunnel_grace);
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
@@ -154,7 +154,7 @@ impl Gateway {
                 tunnel_grace: Arc::clone(&tunnel_grace),
                 levels: levels.clone(),
                 config: Arc::clone(&shared_config),
-                desk: desk.clone(),
+                executor: executor.clone(),
                 log: request_log.queue(),
                 traces: traces.clone(),
                 socket_budget: Arc::clone(&socket_budget),
@@ -185,15 +185,15 @@ impl Gateway {
             drain_within: config.drain,
             levels_path,
             workers,
-            desk,
-            errands: None,
+            executor,
+            jobs: None,
             admin: None,
             exporter,
             predecessor: None,
             has_successor: false,
             _pressure_watch: watch_tcp_memory(&socket_budget)?,
         };
-        gateway.serve_errands(errands)?;
+        gateway.serve_jobs(jobs)?;
         gateway.serve_admin()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. With a predecessor there
         // is no file.
@@ -233,7 +233,7 @@ impl Gateway {
         let mut successor = Successor::start(program, listeners)?;
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
-        let errands = self.pause_control_plane();
+        let jobs = self.pause_control_plane();
         let given = match successor.give_store(self.live_tunnels()) {
             Ok(()) => {
                 self.give_buckets(successor);
@@ -251,7 +251,7 @@ impl Gateway {
             tracing::error!(%error, "the store does not open again: requests are served, but nothing can be changed");
         }
         // After a success too: what waits is told to try again.
-        let resumed = errands.map_or(Ok(()), |errands| self.serve_errands(errands));
+        let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
         let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
         if let Err(error) = resumed {
             tracing::error!(%error, "the control plane does not go on");
@@ -261,14 +261,14 @@ impl Gateway {
     }
 
     /// Lets the control plane finish what it is doing and closes the store. What comes meanwhile waits.
-    fn pause_control_plane(&mut self) -> Option<Errands> {
+    fn pause_control_plane(&mut self) -> Option<JobQueue> {
         if let Some(admin) = self.admin.take() {
             admin.stop();
         }
-        self.desk.close();
-        let errands = self.errands.take().and_then(joined);
+        self.executor.close();
+        let jobs = self.jobs.take().and_then(joined);
         self.control.close_store();
-        errands
+        jobs
     }
 
     /// Has the successor admit all requests from here on, those of this process included.
@@ -300,9 +300,9 @@ impl Gateway {
         }
     }
 
-    fn serve_errands(&mut self, errands: Errands) -> Result<(), StartError> {
+    fn serve_jobs(&mut self, jobs: JobQueue) -> Result<(), StartError> {
         let control = Arc::clone(&self.control);
-        self.errands = Some(spawn("gw-errands".to_owned(), move || errands.serve(&control))?);
+        self.jobs = Some(spawn("gw-executor".to_owned(), move || jobs.serve(&control))?);
         Ok(())
     }
 
@@ -357,7 +357,7 @@ impl Gateway {
             recording.stop();
         }
         self.peers.tell_all(|| Message::Stop);
-        self.desk.close();
+        self.executor.close();
         if let Some(admin) = self.admin.take() {
             admin.stop();
         }
@@ -367,7 +367,7 @@ impl Gateway {
         if let Some(exporter) = self.exporter.take() {
             exporter.stop(limits::SPANS_END);
         }
-        self.errands.take().map(joined);
+        self.jobs.take().map(joined);
         self.request_log.close();
     }
 
@@ -409,7 +409,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         self.peers.tell_all(|| Message::Stop);
-        self.desk.close();
+        self.executor.close();
     }
 }
 

@@ -57,7 +57,7 @@ impl IdleWorker {
             tunnel_grace: Arc::default(),
             levels: Some(Arc::default()),
             config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
-            desk: control::desk().0,
+            executor: control::executor().0,
             log: LogQueue::to_nowhere(),
             traces: None,
             socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),

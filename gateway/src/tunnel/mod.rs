@@ -17,7 +17,7 @@ use gw_shared::id::RequestIds;
 
 use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
-use crate::control::Desk;
+use crate::control::Executor;
 use crate::current::Current;
 use crate::hostname::Region;
 use crate::lifecycle::Lifecycle;
@@ -38,7 +38,7 @@ pub(crate) struct Tunnels {
     pub(crate) grace: Arc<TunnelGrace>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,
-    pub(crate) desk: Desk,
+    pub(crate) executor: Executor,
     pub(crate) relay_memory: Rc<RelayMemory>,
     pub(crate) counters: Rc<Counters>,
     pub(crate) ids: Rc<RequestIds>,

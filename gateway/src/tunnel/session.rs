@@ -26,7 +26,7 @@ use super::flow_control::FlowControl;
 use super::openings::Opening;
 use super::outbox::{Full, Outbox};
 use crate::clock::Timestamp;
-use crate::control::{Desk, Proof};
+use crate::control::{AgentProof, Executor};
 use crate::error::Error;
 use crate::http2::frame_meter::{AGENT, Meter, Metered};
 use crate::limit::Bucket;
@@ -261,7 +261,7 @@ impl Session {
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
                     self.renewing.set(true);
-                    runtime::spawn(Rc::clone(self).renew(tunnels.desk.clone(), csr));
+                    runtime::spawn(Rc::clone(self).renew(tunnels.executor.clone(), csr));
                 }
             }
         }
@@ -275,9 +275,9 @@ impl Session {
     }
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
-    async fn renew(self: Rc<Self>, desk: Desk, csr: String) {
-        let proof = Proof::Tunnel(self.agent.clone());
-        let reply = desk.ask(move |control| control.sign(&proof, &csr)).await;
+    async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
+        let proof = AgentProof::Tunnel(self.agent.clone());
+        let reply = executor.run(move |control| control.sign(&proof, &csr)).await;
         self.renewing.set(false);
         self.tell(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),

@@ -13,7 +13,7 @@ use crate::apex::{AddressTables, Apex};
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::connections::handshakes::Handshakes;
-use crate::control::Desk;
+use crate::control::Executor;
 use crate::current::Current;
 use crate::ingress::{Acceptor, Ingress};
 use crate::lifecycle::Lifecycle;
@@ -39,7 +39,7 @@ struct Common {
     id: WorkerId,
     config: Arc<Config>,
     peers: Arc<Peers>,
-    desk: Desk,
+    executor: Executor,
     directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
     counters: Rc<Counters>,
@@ -51,7 +51,7 @@ struct Common {
 impl Worker {
     /// Fails if the listeners cannot be used.
     pub(super) fn new(setup: Setup) -> io::Result<Self> {
-        let Setup { id, peers, config, desk, .. } = setup;
+        let Setup { id, peers, config, executor, .. } = setup;
         let buckets = Rc::new(RefCell::new(match setup.levels {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
@@ -60,7 +60,7 @@ impl Worker {
             id,
             config,
             peers,
-            desk,
+            executor,
             directory: Current::new(setup.directory),
             certificates: Current::new(setup.certificates),
             counters: Rc::default(),
@@ -128,7 +128,7 @@ impl Common {
             grace,
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
-            desk: self.desk.clone(),
+            executor: self.executor.clone(),
             relay_memory: RelayMemory::new(relay_memory_of_worker(&self.config), Rc::clone(&self.socket_memory)),
             counters: Rc::clone(&self.counters),
             ids: Rc::clone(&self.ids),
@@ -154,7 +154,7 @@ impl Common {
             region: config.region.clone(),
             token_lifetime: config.token_lifetime,
             directory: Rc::clone(&self.directory),
-            desk: self.desk.clone(),
+            executor: self.executor.clone(),
             addresses: AddressTables::new(config.token_requests, config.enrollment_requests),
             owners: self.peers.clone(),
             counters: Rc::clone(&self.counters),

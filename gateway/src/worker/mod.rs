@@ -23,7 +23,7 @@ use self::stop::Stop;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::control::Desk;
+use crate::control::Executor;
 use crate::current::Current;
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
@@ -62,7 +62,7 @@ pub(crate) struct Setup {
     /// Levels from the last stop; `None` if a predecessor sends them later.
     pub(crate) levels: Option<Arc<Vec<Level>>>,
     pub(crate) config: Arc<Config>,
-    pub(crate) desk: Desk,
+    pub(crate) executor: Executor,
     pub(crate) log: LogQueue,
     /// `None` without a collector of spans.
     pub(crate) traces: Option<trace::Destination>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 
 use gw_gateway::config::Config;
-use gw_gateway::control::{Actor, NewGrant, ServiceChanges};
+use gw_gateway::control::{Actor, NewCallerSecret, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::{AuditQuery, CredentialRecord, ServiceKeyRecord};
 
@@ -517,7 +517,7 @@ fn what_is_beyond_a_list_stays() {
     // As a browser sends it.
     let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
     assert_eq!(saved.status, 303);
-    assert_eq!(control.grant::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
+    assert_eq!(control.caller_secret::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
 
     for _ in 0..51 {
         setup::enrollment_token(control, "many", &["s000"]);
@@ -534,11 +534,11 @@ fn names_are_text_wherever_they_are_shown() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
-    let new = NewGrant { name: Some(name.to_owned()), allowed_services: vec!["echo".to_owned()], enabled: None };
-    control.create_grant::<CredentialRecord>(&Actor::Admin, "demo", &new).unwrap();
-    control.create_grant::<ServiceKeyRecord>(&Actor::Admin, "demo", &new).unwrap();
+    let new = NewCallerSecret { name: Some(name.to_owned()), allowed_services: vec!["echo".to_owned()], enabled: None };
+    control.create_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &new).unwrap();
+    control.create_caller_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &new).unwrap();
     let item = |records: &gw_gateway::store::Records| {
-        let named = records.credentials.values().find(|record| record.grant.name.as_deref() == Some(name));
+        let named = records.credentials.values().find(|record| record.access.name.as_deref() == Some(name));
         format!("/accounts/demo/credentials/{}", named.unwrap().id)
     };
     let item = item(&control.records());
@@ -727,7 +727,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     let id = address.trim_start_matches("/requests/").trim_end_matches("/replay");
     let audited = || {
         let query = AuditQuery { account: Some("demo".to_owned()), before: None, limit: 500 };
-        let mut entries = control.audit_log(&query).unwrap();
+        let mut entries = control.audit_log(&query).unwrap().items;
         entries.retain(|entry| entry.target == id);
         entries
     };

@@ -250,7 +250,7 @@ fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
     let log =
         demo.gateway().control().audit_log(&gw_gateway::store::AuditQuery { account: None, before: None, limit: 1 });
-    let entry = &log.unwrap()[0];
+    let entry = &log.unwrap().items[0];
     assert_eq!((entry.action.as_str(), entry.actor.as_str()), ("agent.certificate", &*format!("agent {}", first.id)));
 }
 

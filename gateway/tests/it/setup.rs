@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gw_agent::identity::enroll::TokenSource;
 use gw_gateway::control::{
-    Actor, Control, NewAccount, NewCredentialView, NewEnrollmentToken, NewGrant, NewService, NewServiceKeyView,
+    Actor, Control, NewAccount, NewCallerSecret, NewCredentialView, NewEnrollmentToken, NewService, NewServiceKeyView,
 };
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 use gw_shared::id::AgentId;
@@ -17,21 +17,21 @@ pub(crate) fn service(control: &Control, account: &str, service: &str) {
     control.create_service(&Actor::Admin, account, &new).unwrap();
 }
 
-fn grant(services: &[&str]) -> NewGrant {
-    NewGrant { allowed_services: owned(services), ..NewGrant::default() }
+fn new_secret(services: &[&str]) -> NewCallerSecret {
+    NewCallerSecret { allowed_services: owned(services), ..NewCallerSecret::default() }
 }
 
 /// Creates a service key; its id and its full text.
 pub(crate) fn service_key(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewServiceKeyView { key, service_key }, _) =
-        control.create_grant::<ServiceKeyRecord>(&Actor::Admin, account, &grant(services)).unwrap();
+        control.create_caller_secret::<ServiceKeyRecord>(&Actor::Admin, account, &new_secret(services)).unwrap();
     (key.key_id.to_string(), service_key.unwrap())
 }
 
 /// Creates a credential; its client id and secret.
 pub(crate) fn credential(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewCredentialView { credential, client_secret }, _) =
-        control.create_grant::<CredentialRecord>(&Actor::Admin, account, &grant(services)).unwrap();
+        control.create_caller_secret::<CredentialRecord>(&Actor::Admin, account, &new_secret(services)).unwrap();
     (credential.client_id.to_string(), client_secret.unwrap())
 }
 

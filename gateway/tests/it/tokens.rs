@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use gw_gateway::config::Config;
-use gw_gateway::control::{Actor, GrantChanges, Mode, Rotation, ServiceChanges};
+use gw_gateway::control::{Actor, CallerSecretChanges, Mode, Rotation, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
@@ -115,8 +115,8 @@ fn every_failure_of_the_token_endpoint() {
     control.change_service(&Actor::Admin, "demo", "keysonly", &keys_only).unwrap();
     let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
     let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
-    let off = GrantChanges { enabled: Some(false), ..GrantChanges::default() };
-    control.change_grant::<CredentialRecord>(&Actor::Admin, "demo", &disabled, &off).unwrap();
+    let off = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
+    control.change_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &disabled, &off).unwrap();
 
     let form = |parameters: &[(&str, &str)]| {
         let encoded = parameters.iter().map(|(name, value)| {
@@ -281,16 +281,16 @@ fn revoke(demo: &Demo) -> Duration {
     });
     let mut caller = connect(demo);
     assert_eq!(outcome(&call(&mut caller, &minted)), "200 ");
-    let switch = |enabled| GrantChanges { enabled: Some(enabled), ..GrantChanges::default() };
-    let none = GrantChanges { allowed_services: Some(Vec::new()), ..GrantChanges::default() };
+    let switch = |enabled| CallerSecretChanges { enabled: Some(enabled), ..CallerSecretChanges::default() };
+    let none = CallerSecretChanges { allowed_services: Some(Vec::new()), ..CallerSecretChanges::default() };
     let mut longest = Duration::ZERO;
     let mut takes_effect = |fields: &str, wanted: &str| {
         let begun = Instant::now();
         eventually(wanted, || (outcome(&call(&mut caller, fields)) == wanted).then_some(()));
         longest = longest.max(begun.elapsed());
     };
-    let change = |changes: &GrantChanges| {
-        control.change_grant::<CredentialRecord>(&Actor::Admin, "demo", &id, changes).unwrap();
+    let change = |changes: &CallerSecretChanges| {
+        control.change_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &id, changes).unwrap();
     };
     change(&switch(false));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
@@ -298,7 +298,7 @@ fn revoke(demo: &Demo) -> Duration {
     takes_effect(&minted, "200 ");
     change(&none);
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    control.delete_grant::<CredentialRecord>(&Actor::Admin, "demo", &id).unwrap();
+    control.delete_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &id).unwrap();
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");

@@ -42,7 +42,7 @@ use self::readers::Readers;
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 use crate::clock::Timestamp;
-use crate::control::Page;
+use crate::page::Page;
 
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};

@@ -10,8 +10,8 @@ use super::block::{Block, Row};
 use super::view::SearchQuery;
 use super::zone_map::Zone;
 use super::{APEX_LABEL, LogError};
-use crate::control::{LIMIT_DEFAULT, LIMIT_MAX};
 use crate::hostname::tenant_label;
+use crate::page;
 
 /// What records are searched for.
 pub(super) struct Criteria {
@@ -79,10 +79,6 @@ impl Criteria {
             .cursor
             .as_deref()
             .map(|text| text.parse::<RequestId>().map_err(|_| invalid("cursor")("`next_cursor` of the page before")));
-        let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
-        if !(1..=LIMIT_MAX).contains(&limit) {
-            return Err(invalid("limit")(format!("a whole number from 1 to {LIMIT_MAX}")));
-        }
         Ok(Self {
             services,
             status: query.status.as_deref().map(Status::parse).transpose()?,
@@ -93,7 +89,7 @@ impl Criteria {
             since_ms: time_ms("since", query.since.as_deref())?.unwrap_or(0),
             until_ms: time_ms("until", query.until.as_deref())?.unwrap_or(u64::MAX),
             before: before.transpose()?,
-            limit,
+            limit: page::checked_limit(query.limit).map_err(invalid("limit"))?,
         })
     }
 

@@ -18,7 +18,7 @@ use super::queue::Counters;
 use super::readers::Readers;
 use super::view::RequestView;
 use super::{APEX_LABEL, LogError};
-use crate::control::Page;
+use crate::page::Page;
 
 /// Rows that one search reads, about; then the page ends where it is, after one to two seconds.
 pub(super) const WORK_MAX: u64 = 2_000_000;
