@@ -32,7 +32,7 @@ use crate::process::listeners::{Inherited, ListenError, Listeners};
 use crate::process::takeover::{self, Predecessor, Program, Successor, TakeoverError};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::{LogError, RequestLog};
-use crate::telemetry::timeseries::{Recording, Series};
+use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::Expected;
 use crate::worker::{self, Peers, Policy, Setup};
@@ -51,7 +51,7 @@ pub struct Gateway {
     request_log: Arc<RequestLog>,
     series: Arc<Series>,
     /// Of `series`; `None` only while draining.
-    recording: Option<Recording>,
+    sampler: Option<Sampler>,
     address: SocketAddr,
     admin_address: SocketAddr,
     /// Given up in a drain.
@@ -174,8 +174,13 @@ impl Gateway {
             control.tell_workers(|| Message::Stop);
             return Err(StartError::Worker);
         }
+        let reports = {
+            let control = Arc::clone(&control);
+            move || control.reports_with_services()
+        };
+        let sampler = Sampler::start(Arc::clone(&series), reports).map_err(StartError::Thread)?;
         let mut gateway = Self {
-            recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
+            sampler: Some(sampler),
             series,
             control,
             request_log,
@@ -345,8 +350,8 @@ impl Gateway {
             self.keep_levels();
         }
         // While the workers still answer: what happened last is in it.
-        if let Some(recording) = self.recording.take() {
-            recording.stop();
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
         }
         self.control.tell_workers(|| Message::Stop);
         self.desk.close();

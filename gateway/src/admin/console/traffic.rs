@@ -10,14 +10,13 @@ use axum::response::Response;
 use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
-use super::data::{self, Point, SeriesQuery};
 use super::failure::Failure;
 use super::format;
 use super::page::{Chrome, Section, Visit, render};
 use crate::admin::Admin;
 use crate::clock::Timestamp;
 use crate::control::Control;
-use crate::telemetry::timeseries::{self, Series};
+use crate::telemetry::timeseries::{self, Point, Selection, Series};
 
 /// Up to when, and how finely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -119,7 +118,8 @@ impl Columns {
                 continue;
             }
             columns.requests[index] += point.requests;
-            for (class, count) in columns.by_class.iter_mut().zip(point.by_class) {
+            // 2xx to 5xx: a final status is not 1xx, and the last class has no status.
+            for (class, count) in columns.by_class.iter_mut().zip(&point.classes[1..5]) {
                 class[index] += count;
             }
             columns.bytes_in[index] += point.bytes_in;
@@ -210,9 +210,8 @@ pub(super) async fn series(
 pub(super) fn columns(series: &Series, query: TrafficQuery) -> Result<Columns, crate::ControlError> {
     let span = Span::new(query.range, timeseries::recorded_until(SystemTime::now()));
     let Span { since, until, step_seconds, .. } = span;
-    let service = Some(query.service).filter(|service| !service.is_empty());
-    let points =
-        data::series(series, &SeriesQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
+    let selection = if query.service.is_empty() { Selection::All } else { Selection::Service(query.service) };
+    let points = series.read(&selection, Timestamp(since), Timestamp(until), step_seconds, Timestamp::now())?;
     Ok(Columns::new(&points, span))
 }
 
@@ -247,7 +246,7 @@ mod tests {
         let point = |at, requests| Point {
             at: Timestamp(at),
             requests,
-            by_class: [requests - 1, 0, 0, 1],
+            classes: [0, requests - 1, 0, 0, 1, 0],
             errors: BTreeMap::from([("AGENT_UNAVAILABLE".to_owned(), 1)]),
             bytes_out: 2048,
             quantiles_ms: Some([1.0, 2.0, 3.0]),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
-use super::totals::Sums;
+use super::totals::Totals;
 use super::{ALL, STEP, Selection};
 use crate::clock::Timestamp;
 
@@ -61,7 +61,7 @@ pub(super) fn step_at(age: i64) -> i64 {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FileError {
+pub enum FileError {
     #[error("{0}")]
     Sqlite(#[from] rusqlite::Error),
     #[error("{0}")]
@@ -108,14 +108,14 @@ impl SeriesFile {
     }
 
     /// Adds points to what is there.
-    pub(super) fn write(&mut self, points: &BTreeMap<(i64, Arc<str>), Sums>) -> Result<(), FileError> {
+    pub(super) fn write(&mut self, points: &BTreeMap<(i64, Arc<str>), Totals>) -> Result<(), FileError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        for ((at, label), sums) in points {
+        for ((at, label), totals) in points {
             transaction.prepare_cached("INSERT OR IGNORE INTO services (label) VALUES (?1)")?.execute([label])?;
             let service = transaction
                 .prepare_cached("SELECT id FROM services WHERE label = ?1")?
                 .query_row([label], |row| row.get(0))?;
-            add(&transaction, service, *at, STEP, sums)?;
+            add(&transaction, service, *at, STEP, totals)?;
         }
         transaction.commit()?;
         Ok(())
@@ -135,7 +135,7 @@ impl SeriesFile {
             // Looked at again: another process (an upgrade) does the same at the same time.
             for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
                 match serde_json::from_str(&sums) {
-                    Ok(sums) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &sums)?,
+                    Ok(totals) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &totals)?,
                     Ok(_) => {}
                     // One that is damaged must not keep all others from growing old.
                     Err(error) => tracing::warn!(%error, service, at, "series: a damaged point is dropped"),
@@ -158,7 +158,7 @@ impl SeriesFile {
         selection: &Selection,
         since: i64,
         until: i64,
-        mut point: impl FnMut(i64, Sums),
+        mut point: impl FnMut(i64, Totals),
     ) -> Result<(), FileError> {
         // No wildcard can be in an account's id: the API has checked it.
         let (condition, label) = match selection {
@@ -196,17 +196,17 @@ fn old(connection: &Connection, step: i64, before: i64, most: usize) -> Result<V
 }
 
 /// Adds `sums` to a point.
-fn add(transaction: &Transaction<'_>, service: i64, at: i64, step: i64, sums: &Sums) -> Result<(), FileError> {
+fn add(transaction: &Transaction<'_>, service: i64, at: i64, step: i64, totals: &Totals) -> Result<(), FileError> {
     let found: Option<String> = transaction
         .prepare_cached("SELECT sums FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
         .query_map(params![service, at, step], |row| row.get(0))?
         .next()
         .transpose()?;
-    let mut total = found.map(|found| serde_json::from_str(&found)).transpose()?.unwrap_or_else(Sums::default);
-    total.add(sums);
+    let mut sum = found.map(|found| serde_json::from_str(&found)).transpose()?.unwrap_or_else(Totals::default);
+    sum.add(totals);
     transaction
         .prepare_cached("INSERT OR REPLACE INTO points (service, at, step, sums) VALUES (?1, ?2, ?3, ?4)")?
-        .execute(params![service, at, step, serde_json::to_string(&total)?])?;
+        .execute(params![service, at, step, serde_json::to_string(&sum)?])?;
     Ok(())
 }
 
@@ -218,14 +218,14 @@ fn is_damage(error: &rusqlite::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn one() -> Sums {
-        Sums { classes: [0, 1, 0, 0, 0, 0], codes: BTreeMap::from([("GW_X".into(), 1)]), ..Sums::default() }
+    fn one() -> Totals {
+        Totals { classes: [0, 1, 0, 0, 0, 0], codes: BTreeMap::from([("GW_X".into(), 1)]), ..Totals::default() }
     }
 
     fn read(file: &SeriesFile) -> BTreeMap<i64, u64> {
         let mut found = BTreeMap::new();
         let selection = Selection::Service("acme--api".into());
-        file.read(&selection, 0, i64::MAX, |at, sums| *found.entry(at).or_default() += sums.requests()).unwrap();
+        file.read(&selection, 0, i64::MAX, |at, totals| *found.entry(at).or_default() += totals.requests()).unwrap();
         found
     }
 

@@ -18,13 +18,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
-use self::counter_diff::Deltas;
-use self::file::{FileError, SeriesFile};
-use self::totals::Sums;
+use self::counter_diff::CounterDiff;
+pub use self::file::FileError;
+use self::file::SeriesFile;
+use self::totals::Totals;
 use self::view::Span;
 pub use self::view::{Point, PointView, SeriesQuery, SeriesView};
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError};
 use crate::limits;
 use crate::telemetry::counters::WorkerReport;
 
@@ -40,15 +40,24 @@ pub struct Series {
 }
 
 struct State {
-    deltas: Deltas,
+    counter_diff: CounterDiff,
     /// `None` while it cannot be opened.
     file: Option<SeriesFile>,
     /// Open it anew before it is written: it may be another by then.
     reopen: bool,
     /// What waits to be written, by its time and label.
-    pending: BTreeMap<(i64, Arc<str>), Sums>,
+    pending: BTreeMap<(i64, Arc<str>), Totals>,
     /// The file cannot be written, and the log says so.
     failing: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SeriesError {
+    /// A query parameter is invalid.
+    #[error("{field}: {message}")]
+    Invalid { field: &'static str, message: String },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// Whose points.
@@ -74,8 +83,13 @@ impl Selection {
 impl Series {
     /// Opens or creates the file at `path`. Never fails: without it there is the memory.
     pub fn open(path: &Path) -> Self {
-        let state =
-            State { deltas: Deltas::default(), file: None, reopen: false, pending: BTreeMap::new(), failing: false };
+        let state = State {
+            counter_diff: CounterDiff::default(),
+            file: None,
+            reopen: false,
+            pending: BTreeMap::new(),
+            failing: false,
+        };
         let series = Self { path: path.to_owned(), state: Mutex::new(state) };
         series.state().save(&series.path, Timestamp::now());
         series
@@ -85,8 +99,8 @@ impl Series {
     pub fn take(&self, reports: Vec<WorkerReport>, now: Timestamp) {
         let mut state = self.state();
         let at = now.0 - now.0.rem_euclid(STEP);
-        for (label, sums) in state.deltas.take(reports) {
-            state.pending.entry((at, label)).or_default().add(&sums);
+        for (label, totals) in state.counter_diff.advance(reports) {
+            state.pending.entry((at, label)).or_default().add(&totals);
         }
         while state.pending.len() > limits::SERIES_PENDING {
             state.pending.pop_first();
@@ -95,7 +109,7 @@ impl Series {
     }
 
     /// Points as `query` wants them, at most some 500; `now` says how fine they can be.
-    pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, ControlError> {
+    pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, SeriesError> {
         let (selection, span) = query.check(now)?;
         Ok(SeriesView::new(span, self.points(&selection, span)?))
     }
@@ -109,20 +123,19 @@ impl Series {
         until: Timestamp,
         step_seconds: u32,
         now: Timestamp,
-    ) -> Result<Vec<Point>, ControlError> {
+    ) -> Result<Vec<Point>, SeriesError> {
         self.points(selection, Span::new(since.0, until.0, step_seconds.into(), now))
     }
 
-    fn points(&self, selection: &Selection, span: Span) -> Result<Vec<Point>, ControlError> {
+    fn points(&self, selection: &Selection, span: Span) -> Result<Vec<Point>, SeriesError> {
         let state = self.state();
         let mut points = span.points();
         if let Some(file) = &state.file {
-            let read = file.read(selection, span.since, span.until, |at, sums| points.add(at, &sums));
-            read.map_err(|error| ControlError::Io(io::Error::other(error)))?;
+            file.read(selection, span.since, span.until, |at, totals| points.add(at, &totals))?;
         }
-        for ((at, label), sums) in &state.pending {
+        for ((at, label), totals) in &state.pending {
             if selection.takes(label) {
-                points.add(*at, sums);
+                points.add(*at, totals);
             }
         }
         Ok(points.into_vec())
@@ -168,21 +181,24 @@ impl State {
     }
 }
 
-/// The thread that takes the points. Ends when this is dropped.
-pub(crate) struct Recording {
+/// Thread that takes a point every [`STEP`] seconds. It ends when this value is dropped.
+pub(crate) struct Sampler {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Recording {
-    /// Starts it.
-    pub(crate) fn start(series: Arc<Series>, control: Arc<Control>) -> io::Result<Self> {
+impl Sampler {
+    /// Starts the thread. `reports` returns the counters of all workers that answer, those of services included.
+    pub(crate) fn start(
+        series: Arc<Series>,
+        reports: impl Fn() -> Vec<WorkerReport> + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = crossbeam_channel::bounded::<()>(1);
         let thread = Builder::new().name("gw-series".to_owned()).spawn(move || {
             loop {
                 let ended = stopped.recv_timeout(until_next(SystemTime::now()));
                 if ended != Err(RecvTimeoutError::Disconnected) {
-                    series.take(control.reports_with_services(), Timestamp::now());
+                    series.take(reports(), Timestamp::now());
                 }
                 if ended != Err(RecvTimeoutError::Timeout) {
                     return;

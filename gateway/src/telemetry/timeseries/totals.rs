@@ -9,7 +9,7 @@ use crate::telemetry::counters::services::{CLASSES, ServiceStats};
 
 /// Counts that add up, and as JSON what the file keeps: short names, no zeros where there are many.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sums {
+pub(super) struct Totals {
     /// Requests by class, as [`CLASSES`] has them.
     #[serde(rename = "c")]
     pub(super) classes: [u64; CLASSES.len()],
@@ -25,7 +25,7 @@ pub(super) struct Sums {
     pub(super) durations: [u64; BUCKETS],
 }
 
-impl From<&ServiceStats> for Sums {
+impl From<&ServiceStats> for Totals {
     fn from(stats: &ServiceStats) -> Self {
         Self {
             classes: stats.classes,
@@ -37,7 +37,7 @@ impl From<&ServiceStats> for Sums {
     }
 }
 
-impl Sums {
+impl Totals {
     pub(super) fn requests(&self) -> u64 {
         self.classes.iter().sum()
     }

@@ -11,10 +11,9 @@ use time::format_description::well_known::Rfc3339;
 use utoipa::{IntoParams, ToSchema};
 
 use super::file::{KEPT, step_at};
-use super::totals::Sums;
-use super::{STEP, Selection};
+use super::totals::Totals;
+use super::{STEP, Selection, SeriesError};
 use crate::clock::Timestamp;
-use crate::control::ControlError;
 use crate::hostname::tenant_label;
 use crate::telemetry::counters::services::CLASSES;
 
@@ -49,7 +48,7 @@ pub struct SeriesQuery {
 }
 
 /// What happened in one step of time.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Point {
     /// When the step begins.
     pub at: Timestamp,
@@ -106,17 +105,17 @@ pub(super) struct Span {
 }
 
 impl SeriesQuery {
-    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), ControlError> {
+    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), SeriesError> {
         let selection = match (&self.account, &self.service) {
             (None, None) => Selection::All,
-            (None, Some(_)) => return Err(ControlError::invalid("service", "needs an account")),
+            (None, Some(_)) => return Err(invalid("service", "needs an account")),
             (Some(account), service) => {
-                let account = AccountId::new(account).map_err(ControlError::bad_id("account"))?;
+                let account = AccountId::new(account).map_err(|error| invalid("account", error.to_string()))?;
                 match service {
                     None => Selection::Account(account.to_string()),
                     Some(service) => {
-                        let service = ServiceId::new(service).map_err(ControlError::bad_id("service"))?;
-                        let too_long = || ControlError::invalid("service", "there is no service of so long a name");
+                        let service = ServiceId::new(service).map_err(|error| invalid("service", error.to_string()))?;
+                        let too_long = || invalid("service", "there is no service of so long a name");
                         Selection::Service(tenant_label(&account, &service).ok_or_else(too_long)?)
                     }
                 }
@@ -125,20 +124,24 @@ impl SeriesQuery {
         let until = time("until", self.until.as_deref())?.unwrap_or(now.0);
         let since = time("since", self.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
         if since >= until {
-            return Err(ControlError::invalid("since", "it must be before `until`"));
+            return Err(invalid("since", "it must be before `until`"));
         }
         let step = self.step.unwrap_or(STEP);
         if !(1..=86_400).contains(&step) {
-            return Err(ControlError::invalid("step", "a whole number of seconds from 1 to 86400"));
+            return Err(invalid("step", "a whole number of seconds from 1 to 86400"));
         }
         Ok((selection, Span::new(since, until, step, now)))
     }
 }
 
-fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, ControlError> {
-    let expected = || ControlError::invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
+fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesError> {
+    let expected = || invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
     let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
     text.map(parse).transpose().map_err(|_| expected())
+}
+
+fn invalid(field: &'static str, message: impl Into<String>) -> SeriesError {
+    SeriesError::Invalid { field, message: message.into() }
 }
 
 impl Span {
@@ -157,40 +160,40 @@ impl Span {
     /// Its points, with nothing in them yet.
     pub(super) fn points(self) -> Points {
         let count = (self.until - self.since) / self.step;
-        Points { span: self, sums: (0..count).map(|_| Sums::default()).collect() }
+        Points { span: self, totals: (0..count).map(|_| Totals::default()).collect() }
     }
 }
 
 pub(super) struct Points {
     span: Span,
-    sums: Vec<Sums>,
+    totals: Vec<Totals>,
 }
 
 impl Points {
-    pub(super) fn add(&mut self, at: i64, sums: &Sums) {
+    pub(super) fn add(&mut self, at: i64, totals: &Totals) {
         let index = usize::try_from((at - self.span.since).div_euclid(self.span.step)).ok();
-        if let Some(point) = index.and_then(|index| self.sums.get_mut(index)) {
-            point.add(sums);
+        if let Some(point) = index.and_then(|index| self.totals.get_mut(index)) {
+            point.add(totals);
         }
     }
 
     pub(super) fn into_vec(self) -> Vec<Point> {
         let times = (self.span.since..).step_by(usize::try_from(self.span.step).unwrap_or(1));
-        times.zip(self.sums).map(|(at, sums)| Point::new(Timestamp(at), sums)).collect()
+        times.zip(self.totals).map(|(at, totals)| Point::new(Timestamp(at), totals)).collect()
     }
 }
 
 impl Point {
-    fn new(at: Timestamp, sums: Sums) -> Self {
-        let durations = Histogram::from_counts(sums.durations);
+    fn new(at: Timestamp, totals: Totals) -> Self {
+        let durations = Histogram::from_counts(totals.durations);
         let quantiles = [0.5, 0.9, 0.99].map(|quantile| durations.quantile(quantile).map(rounded_ms));
         Self {
             at,
-            requests: sums.requests(),
-            classes: sums.classes,
-            bytes_in: sums.bytes_in,
-            bytes_out: sums.bytes_out,
-            errors: sums.codes,
+            requests: totals.requests(),
+            classes: totals.classes,
+            bytes_in: totals.bytes_in,
+            bytes_out: totals.bytes_out,
+            errors: totals.codes,
             quantiles_ms: match quantiles {
                 [Some(p50), Some(p90), Some(p99)] => Some([p50, p90, p99]),
                 _ => None,
@@ -265,13 +268,13 @@ mod tests {
     fn points_are_merged_with_what_was_slow_and_what_failed() {
         let span = Span::new(NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
         let mut points = span.points();
-        let mut sums = Sums { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Sums::default() };
-        sums.codes.insert("GW_X".into(), 1);
-        (sums.durations[2], sums.durations[9]) = (9, 1);
-        points.add(NOW.0, &sums);
-        points.add(NOW.0 + 20, &sums);
-        points.add(NOW.0 - 1, &sums);
-        points.add(NOW.0 + 60, &sums);
+        let mut totals = Totals { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Totals::default() };
+        totals.codes.insert("GW_X".into(), 1);
+        (totals.durations[2], totals.durations[9]) = (9, 1);
+        points.add(NOW.0, &totals);
+        points.add(NOW.0 + 20, &totals);
+        points.add(NOW.0 - 1, &totals);
+        points.add(NOW.0 + 60, &totals);
         let view = SeriesView::new(span, points.into_vec());
         assert_eq!((view.points.len(), view.step_seconds), (2, 30));
         let [first, second] = &view.points[..] else { panic!() };
