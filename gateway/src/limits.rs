@@ -9,8 +9,6 @@ use gw_shared::{net, tunnel};
 
 use crate::limit::{AddressLimits, Rate};
 use crate::memory::sockets::TcpMemory;
-use crate::telemetry::counters::services::ServiceStats;
-use crate::telemetry::request_log;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -288,8 +286,6 @@ const ADDRESS_PLACES: usize = ADDRESSES.get() * 16 / 7;
 const ADDRESS_TABLE: usize =
     ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + ADDRESS_PLACES * (2 * size_of::<usize>() + 1);
 
-// All that is counted of services, and a copy of it for a report.
-const _: () = assert!(2 * SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * MIB);
 // A flood of addresses fills a table with this much and no more.
 const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
 // Neither does a flood of handshakes.
@@ -301,8 +297,6 @@ const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9
 const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
-// As many records as may wait find room beside some captured bodies, or nothing but bytes would ever bound them.
-const _: () = assert!(LOG_QUEUE_RECORDS * (size_of::<request_log::Record>() + 64) <= LOG_QUEUE_BYTES);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
 // A caller of HTTP/2 that stalls all its streams holds this much and no more, its relays aside.

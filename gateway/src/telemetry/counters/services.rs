@@ -17,6 +17,9 @@ pub const OTHER: &str = "other";
 /// Names of the classes that requests are counted by: of the final response's status, the last for those without one.
 pub const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
+// The counters of all services and the copy in a report take at most 2 MiB per worker.
+const _: () = assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
+
 /// A request that has ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {

@@ -10,6 +10,9 @@ use http::HeaderMap;
 use super::record::{Batch, Record};
 use crate::limits;
 
+// The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
+const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<Record>() + 64) <= limits::LOG_QUEUE_BYTES);
+
 /// Where workers hand over their batches. Clones lead to the same log.
 #[derive(Clone)]
 pub struct LogQueue {
