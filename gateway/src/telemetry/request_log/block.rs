@@ -16,8 +16,9 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
 use super::record::{CallerId, Ended, METHOD_MAX, Protocol, Record, TARGET_MAX};
-use super::view::{DurationsView, RequestView};
-use super::zone_map::Zone;
+use super::timing::Timing;
+use super::view::RequestView;
+use super::zone_map::ZoneMap;
 
 /// What one block covers, in milliseconds.
 pub(super) const SLOT_MS: u64 = 1000;
@@ -74,12 +75,7 @@ pub(super) struct Row<'a> {
     ended: Ended,
     bytes_in: u64,
     bytes_out: u64,
-    authenticate: u32,
-    wait: Option<u32>,
-    agent_us: Option<u32>,
-    backend_first_byte: Option<u32>,
-    response_head: Option<u32>,
-    pub(super) total: u64,
+    pub(super) timing: Timing,
     agent: Option<u16>,
     replayed_from: Option<[u8; 16]>,
     trace_id: Option<[u8; 16]>,
@@ -111,7 +107,7 @@ pub(super) struct Builder<'e, 'r> {
     strings_bytes: usize,
     groups: Vec<Group>,
     count: usize,
-    zone: Zone,
+    zone_map: ZoneMap,
 }
 
 impl Encoder {
@@ -130,7 +126,7 @@ impl Encoder {
             strings_bytes: 0,
             groups: Vec::new(),
             count: 0,
-            zone: Zone::default(),
+            zone_map: ZoneMap::default(),
         }
     }
 }
@@ -175,12 +171,7 @@ impl<'e, 'r> Builder<'e, 'r> {
             ended: record.ended,
             bytes_in: record.bytes_in,
             bytes_out: record.bytes_out,
-            authenticate: record.timing.authenticate,
-            wait: record.timing.wait,
-            agent_us: record.timing.agent,
-            backend_first_byte: record.timing.backend_first_byte,
-            response_head: record.timing.response_head,
-            total: record.timing.total,
+            timing: record.timing,
             agent: record.agent.as_ref().map(|agent| self.intern(agent.as_str())),
             replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
             trace_id: record.trace_id,
@@ -197,7 +188,7 @@ impl<'e, 'r> Builder<'e, 'r> {
             None => self.groups.push(Group { service, rows: 1, bytes }),
         }
         self.count += 1;
-        self.zone.add(row.status, row.code.is_some(), row.total);
+        self.zone_map.add(row.status, row.code.is_some(), row.timing.total);
         Ok(())
     }
 
@@ -222,7 +213,7 @@ impl<'e, 'r> Builder<'e, 'r> {
     }
 
     /// The block, and what it may be passed over by.
-    pub(super) fn finish(self) -> Result<(&'e [u8], Zone), LogError> {
+    pub(super) fn finish(self) -> Result<(&'e [u8], ZoneMap), LogError> {
         let Encoder { rows, raw, block, compressor } = self.encoder;
         let header = Header { second_ms: self.second_ms, groups: self.groups, strings: self.strings };
         raw.clear();
@@ -238,7 +229,7 @@ impl<'e, 'r> Builder<'e, 'r> {
             block.push(PLAIN);
             block.extend_from_slice(raw);
         }
-        Ok((block, self.zone))
+        Ok((block, self.zone_map))
     }
 }
 
@@ -405,14 +396,7 @@ impl<'a> Block<'a> {
             .to_owned(),
             bytes_in: row.bytes_in,
             bytes_out: row.bytes_out,
-            durations_us: DurationsView {
-                authenticate: row.authenticate,
-                wait: row.wait,
-                agent: row.agent_us,
-                backend_first_byte: row.backend_first_byte,
-                response_head: row.response_head,
-                total: row.total,
-            },
+            durations_us: row.timing,
             agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
             replayed_from: row.replayed_from.map(uuid_text),
             trace_id: row.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),

@@ -20,7 +20,7 @@ use super::block::{Encoder, SLOT_MS};
 use super::capture;
 use super::day::Day;
 use super::record::{Capture, Record};
-use super::zone_map::Zone;
+use super::zone_map::ZoneMap;
 
 /// Where a second's keys begin in those of its blocks: `service` · second of the day · number.
 const NUMBER_BITS: u32 = 26;
@@ -234,7 +234,7 @@ struct Arrival {
     second: i64,
     /// Unix time.
     second_ms: u64,
-    zone: Zone,
+    zone_map: ZoneMap,
     blocks: Vec<Arrived>,
     fingerprints: Vec<u8>,
 }
@@ -265,14 +265,14 @@ impl Arrival {
                 self.fingerprints.extend_from_slice(&fingerprint(record.id.as_bytes()));
                 rows += 1;
             }
-            let (data, zone) = builder.finish()?;
-            self.zone.merge(zone);
+            let (data, zone_map) = builder.finish()?;
+            self.zone_map.merge(zone_map);
             let first = block_keys(service, self.second);
             let mut insert = connection.prepare_cached(
                 "INSERT INTO block VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM block
                  WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5)",
             )?;
-            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone.columns());
+            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone_map.columns());
             let key = insert.insert(params![first, last, bits, longest_us, data])?;
             self.blocks.push(Arrived { service, number: (key - first) as u32, rows });
         }
@@ -281,7 +281,7 @@ impl Arrival {
 
     fn write(self, connection: &Connection) -> Result<(), LogError> {
         let blocks = postcard::to_allocvec(&self.blocks).map_err(|_| LogError::Encode("the list of blocks"))?;
-        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone.columns());
+        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone_map.columns());
         let mut insert = connection.prepare_cached(
             "INSERT INTO arrival VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM arrival
              WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5, ?6)",

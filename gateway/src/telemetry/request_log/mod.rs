@@ -16,6 +16,7 @@ mod recorder;
 mod search;
 #[cfg(test)]
 mod tests;
+mod timing;
 pub mod view;
 mod writer;
 mod zone_map;
@@ -47,11 +48,10 @@ use crate::control::Page;
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
-pub use record::{
-    Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Timing, Truncation,
-};
+pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Truncation};
 pub(crate) use recorder::Recorder;
-pub use view::{BodyView, CapturedView, DurationsView, RequestView, SearchQuery, Side, Stage};
+pub use timing::{Stage, Timing};
+pub use view::{BodyView, CapturedView, RequestView, SearchQuery, Side};
 
 /// Stands for the label of a service in records of requests to the apex.
 pub(crate) const APEX_LABEL: &str = "";

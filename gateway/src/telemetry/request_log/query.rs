@@ -8,7 +8,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::block::{Block, Row};
 use super::view::SearchQuery;
-use super::zone_map::Zone;
+use super::zone_map::ZoneMap;
 use super::{APEX_LABEL, LogError};
 use crate::control::{LIMIT_DEFAULT, LIMIT_MAX};
 use crate::hostname::tenant_label;
@@ -114,18 +114,18 @@ impl Criteria {
     pub(super) fn zone(&self) -> (u64, u64) {
         let status = match self.status {
             None => 0,
-            Some(Status::Missing) => Zone::NO_STATUS,
-            Some(Status::Class(class)) => Zone::class(class),
-            Some(Status::Exactly(status)) => Zone::class(status / 100) | Zone::status(status),
+            Some(Status::Missing) => ZoneMap::NO_STATUS,
+            Some(Status::Class(class)) => ZoneMap::class(class),
+            Some(Status::Exactly(status)) => ZoneMap::class(status / 100) | ZoneMap::status(status),
         };
-        (status | if self.code.is_some() { Zone::CODE } else { 0 }, self.min_us)
+        (status | if self.code.is_some() { ZoneMap::CODE } else { 0 }, self.min_us)
     }
 
     pub(super) fn takes(&self, block: &Block<'_>, row: &Row<'_>) -> bool {
         let time = block.unix_ms(row);
         time >= self.since_ms
             && time < self.until_ms
-            && row.total >= self.min_us
+            && row.timing.total >= self.min_us
             && self.status.as_ref().is_none_or(|status| status.is(row.status))
             && self.code.as_deref().is_none_or(|code| block.code(row) == Some(code))
             && self.caller_id.as_deref().is_none_or(|caller| block.caller_id(row) == Some(caller))

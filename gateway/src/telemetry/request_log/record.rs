@@ -9,6 +9,7 @@ use http::{HeaderMap, Method};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::timing::Timing;
 pub use crate::auth::Principal as CallerId;
 use crate::relay::Outcome;
 
@@ -77,23 +78,6 @@ impl From<Outcome> for Ended {
             Outcome::CallerGone => Self::CallerGone,
         }
     }
-}
-
-/// Where the time went, in microseconds. Of stages that a request did not reach there is nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timing {
-    /// Until the caller was authenticated or refused.
-    pub authenticate: u32,
-    /// From there until its stream on the tunnel was open: the way to the owner, bucket, tunnel.
-    pub wait: Option<u32>,
-    /// In the agent, until a connection to the backend was had.
-    pub agent: Option<u32>,
-    /// From there until the backend's final response began, as the agent saw it.
-    pub backend_first_byte: Option<u32>,
-    /// From the beginning until the response head was here.
-    pub response_head: Option<u32>,
-    /// From the beginning until the response was sent.
-    pub total: u64,
 }
 
 /// What was kept of a request that was relayed.

@@ -160,7 +160,7 @@ fn a_request_is_shown_as_it_was_without_secrets() {
         ended: "cut".to_owned(),
         bytes_in: u64::MAX,
         bytes_out: 7,
-        durations_us: DurationsView {
+        durations_us: Timing {
             authenticate: 1,
             wait: Some(2),
             agent: Some(3),

@@ -2,14 +2,14 @@
 
 /// Sums up some records: one bit for each class of status, and so on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Zone {
-    /// Bits of [`Zone::NO_STATUS`], [`Zone::class`], [`Zone::CODE`] and [`Zone::status`].
+pub(super) struct ZoneMap {
+    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`] and [`ZoneMap::status`].
     pub(super) bits: u64,
     /// The longest total duration, in microseconds.
     pub(super) longest_us: u64,
 }
 
-impl Zone {
+impl ZoneMap {
     /// There was no response.
     pub(super) const NO_STATUS: u64 = 1;
     /// There was an error of the gateway's.
@@ -49,27 +49,27 @@ mod tests {
     use super::*;
 
     /// As the searches' SQL has it.
-    fn may_have(zone: Zone, wanted: u64, min_us: u64) -> bool {
-        zone.bits & wanted == wanted && zone.longest_us >= min_us
+    fn may_have(zone_map: ZoneMap, wanted: u64, min_us: u64) -> bool {
+        zone_map.bits & wanted == wanted && zone_map.longest_us >= min_us
     }
 
     #[test]
     fn what_is_there_may_be_there() {
-        let mut zone = Zone::default();
-        zone.add(Some(502), true, 7);
-        let mut other = Zone::default();
+        let mut zone_map = ZoneMap::default();
+        zone_map.add(Some(502), true, 7);
+        let mut other = ZoneMap::default();
         other.add(None, false, 9);
-        zone.merge(other);
-        for wanted in [0, Zone::status(502), Zone::class(5), Zone::CODE, Zone::NO_STATUS] {
-            assert!(may_have(zone, wanted, 9));
+        zone_map.merge(other);
+        for wanted in [0, ZoneMap::status(502), ZoneMap::class(5), ZoneMap::CODE, ZoneMap::NO_STATUS] {
+            assert!(may_have(zone_map, wanted, 9));
         }
-        for wanted in [Zone::status(200), Zone::class(2)] {
-            assert!(!may_have(zone, wanted, 0));
+        for wanted in [ZoneMap::status(200), ZoneMap::class(2)] {
+            assert!(!may_have(zone_map, wanted, 0));
         }
-        assert!(!may_have(zone, 0, 10));
+        assert!(!may_have(zone_map, 0, 10));
         // All bits are there, and an integer of SQLite's holds them.
         for status in 0..=999 {
-            assert!(Zone::status(status) > Zone::CODE && Zone::status(status) <= 1 << 62);
+            assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) <= 1 << 62);
         }
     }
 }
