@@ -1,4 +1,4 @@
-//! From counts that only grow to what has happened since the last look.
+//! Differences between successive values of counters that only grow.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use super::totals::Totals;
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::counters::services::{ServiceReport, ServiceStats};
 
-/// The counts of the last look: by worker, so that one that does not answer in time is made up for by its next report,
-/// and by label.
+/// Last counters of each worker, by label. They are kept per worker: if a worker does not answer in time, its next report
+/// includes the missed interval.
 #[derive(Default)]
 pub(super) struct CounterDiff(HashMap<usize, HashMap<Arc<str>, ServiceStats>>);
 
 impl CounterDiff {
-    /// What each service with traffic did since the last call, and all of them together.
+    /// Returns the difference to the last call for each service with traffic, and the sum of all under [`ALL`].
     pub(super) fn advance(&mut self, reports: Vec<WorkerReport>) -> BTreeMap<Arc<str>, Totals> {
         let mut totals: BTreeMap<Arc<str>, Totals> = BTreeMap::new();
         let mut all = Totals::default();
         for report in reports {
             let before = self.0.remove(&report.worker.0).unwrap_or_default();
-            // Of services that were not reported any more nothing is kept: should they come back, they begin anew.
+            // Services absent from the report are forgotten: if they are reported again, they count from zero.
             let seen = self.0.entry(report.worker.0).or_default();
             for ServiceReport { label, stats } in report.services {
                 let delta = before.get(&label).map_or_else(|| stats.clone(), |before| stats.since(before));

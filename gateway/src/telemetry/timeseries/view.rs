@@ -1,4 +1,4 @@
-//! Points as the administration API and the console show them.
+//! Queries of the time series, and points as the administration API and the console show them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::clock::Timestamp;
 use crate::hostname::tenant_label;
 use crate::telemetry::counters::services::CLASSES;
 
-/// Most points that are shown, more or less.
+/// Approximate maximum of points in an answer.
 const POINTS: i64 = 500;
-/// Seconds that points may be apart. Coarser ones are whole numbers of those that the file has.
+/// Seconds between points that an answer may have. Each coarser step is a multiple of those in the file.
 const STEPS: [i64; 14] = [STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400];
-/// What is shown if nothing else is asked for, in seconds.
+/// Default interval in seconds.
 const SPAN: i64 = 3600;
 
 /// Which points.
@@ -47,20 +47,20 @@ pub struct SeriesQuery {
     pub step: Option<i64>,
 }
 
-/// What happened in one step of time.
+/// Counts of one step of time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Point {
-    /// When the step begins.
+    /// Start of the step.
     pub at: Timestamp,
     /// Requests that ended.
     pub requests: u64,
-    /// The same by [`CLASSES`].
+    /// Requests by class, in the order of [`CLASSES`].
     pub classes: [u64; CLASSES.len()],
-    /// Errors of the gateway by code.
+    /// Gateway errors by code.
     pub errors: BTreeMap<String, u64>,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    /// Milliseconds that a half, nine tenths and 99 hundredths of the requests took at most; `None` without any.
+    /// Total duration at the 50th, 90th and 99th percentile in milliseconds; `None` without requests.
     pub quantiles_ms: Option<[f64; 3]>,
 }
 
@@ -96,7 +96,7 @@ pub struct PointView {
     pub p99_ms: Option<f64>,
 }
 
-/// From when to when, in whole steps.
+/// Interval of an answer, in whole steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) since: i64,
@@ -115,7 +115,7 @@ impl SeriesQuery {
                     None => Selection::Account(account.to_string()),
                     Some(service) => {
                         let service = ServiceId::new(service).map_err(|error| invalid("service", error.to_string()))?;
-                        let too_long = || invalid("service", "there is no service of so long a name");
+                        let too_long = || invalid("service", "the service id is too long together with the account");
                         Selection::Service(tenant_label(&account, &service).ok_or_else(too_long)?)
                     }
                 }
@@ -124,7 +124,7 @@ impl SeriesQuery {
         let until = time("until", self.until.as_deref())?.unwrap_or(now.0);
         let since = time("since", self.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
         if since >= until {
-            return Err(invalid("since", "it must be before `until`"));
+            return Err(invalid("since", "must be before `until`"));
         }
         let step = self.step.unwrap_or(STEP);
         if !(1..=86_400).contains(&step) {
@@ -145,9 +145,9 @@ fn invalid(field: &'static str, message: impl Into<String>) -> SeriesError {
 }
 
 impl Span {
-    /// Of steps of at least `step` seconds, in the order of time and none empty.
+    /// Creates a non-empty interval with steps of at least `step` seconds. It is limited to the times with points.
     pub(super) fn new(since: i64, until: i64, step: i64, now: Timestamp) -> Self {
-        // There is nothing before and after.
+        // There are no points before and after.
         let oldest = now.0 - KEPT;
         let until = until.clamp(oldest + 1, now.0 + STEP);
         let since = since.clamp(oldest, until - 1);
@@ -157,7 +157,7 @@ impl Span {
         Self { since, until: since + (until - since + step - 1).div_euclid(step) * step, step }
     }
 
-    /// Its points, with nothing in them yet.
+    /// Returns empty points for the interval.
     pub(super) fn points(self) -> Points {
         let count = (self.until - self.since) / self.step;
         Points { span: self, totals: (0..count).map(|_| Totals::default()).collect() }
@@ -231,7 +231,7 @@ impl From<Point> for PointView {
     }
 }
 
-/// To the microsecond.
+/// Milliseconds, with microseconds as the fraction.
 fn rounded_ms(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
@@ -243,7 +243,7 @@ mod tests {
     const NOW: Timestamp = Timestamp(1_800_000_000);
 
     #[test]
-    fn points_are_few_and_as_fine_as_they_can_be() {
+    fn step_is_as_fine_as_the_file_and_the_maximum_of_points_allow() {
         for (age, length, wanted, step) in [
             (3600, 3600, 10, 10),
             (3600, 3600, 45, 60),
@@ -253,7 +253,7 @@ mod tests {
             (7 * 86_400, 600, 10, 600),
             (7 * 86_400, 7 * 86_400, 10, 1800),
             (99 * 86_400, 99 * 86_400, 10, 1800),
-            // Before there was anything, and after.
+            // Before the oldest point, and in the future.
             (99 * 86_400, 600, 10, 600),
             (-3600, 600, 10, 10),
         ] {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn points_are_merged_with_what_was_slow_and_what_failed() {
+    fn points_of_one_step_are_added() {
         let span = Span::new(NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
         let mut points = span.points();
         let mut totals = Totals { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Totals::default() };
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_by_its_name() {
+    fn invalid_parameters_are_named() {
         let refused = |query: SeriesQuery| query.check(NOW).unwrap_err().to_string();
         let query = SeriesQuery::default;
         assert!(query().check(NOW).is_ok());
