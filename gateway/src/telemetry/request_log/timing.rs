@@ -24,14 +24,14 @@ pub struct Timing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stage {
     pub name: &'static str,
-    /// From the beginning of the request.
+    /// Time from the start of the request.
     pub start_us: u64,
     pub length_us: u64,
 }
 
 impl Timing {
-    /// The stages that were reached, in order. What is between the tunnel's stream and the response head and not the
-    /// agent's or the backend's is the tunnel's: the way there and back.
+    /// Returns the stages reached by the request, in order. The time between the opened stream and the response head that is
+    /// neither the agent's nor the backend's is attributed to the tunnel, for both directions.
     pub fn waterfall(&self) -> Vec<Stage> {
         let mut stages = Vec::new();
         let mut start_us = 0;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stages_of_a_waterfall_add_up_to_the_whole() {
+    fn stages_of_a_waterfall_add_up_to_the_total() {
         let whole = Timing {
             authenticate: 10,
             wait: Some(5),
@@ -91,7 +91,7 @@ mod tests {
         let refused = Timing { authenticate: 30, total: 50, wait: None, agent: None, ..whole };
         let refused = Timing { backend_first_byte: None, response_head: None, ..refused };
         assert_eq!(stages(&refused), [("authenticate", 0, 30), ("rest", 30, 20)]);
-        // Clocks of two machines need not agree.
+        // The agent reports more time than the gateway measured.
         let odd = Timing { agent: Some(5000), ..whole };
         assert_eq!(stages(&odd).last().map(|(_, start, length)| start + length), Some(2000));
     }

@@ -1,4 +1,4 @@
-//! Records as the administration API and the console show them.
+//! Records and queries as the administration API and the console show them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -62,7 +62,7 @@ pub struct CapturedView {
     pub truncated_by: Option<Truncation>,
 }
 
-/// A kept body, as it went over the wire.
+/// Captured body, with the content coding of the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyView {
     pub content_type: Option<String>,
@@ -72,7 +72,7 @@ pub struct BodyView {
     pub bytes: Vec<u8>,
 }
 
-/// Which half of an exchange.
+/// Message of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {

@@ -1,6 +1,6 @@
-//! What a search can tell of a block without reading it.
+//! Zone maps: summaries of blocks, by which a search skips blocks without decoding them.
 
-/// Sums up some records: one bit for each class of status, and so on.
+/// Summary of some records: one bit for each class of status, for gateway errors, and for groups of statuses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ZoneMap {
     /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`] and [`ZoneMap::status`].
@@ -10,19 +10,19 @@ pub(super) struct ZoneMap {
 }
 
 impl ZoneMap {
-    /// There was no response.
+    /// Bit for requests without a response.
     pub(super) const NO_STATUS: u64 = 1;
-    /// There was an error of the gateway's.
+    /// Bit for gateway errors.
     pub(super) const CODE: u64 = 1 << 6;
     const STATUS_SHIFT: u32 = 7;
     const STATUSES: u16 = 56;
 
-    /// Of statuses like 5xx.
+    /// Bit for a class of statuses, such as 5 for 5xx.
     pub(super) fn class(hundreds: u16) -> u64 {
         1 << hundreds.clamp(1, 5)
     }
 
-    /// Of one status; some share theirs.
+    /// Bit for one status. Several statuses share a bit.
     pub(super) fn status(status: u16) -> u64 {
         1 << (Self::STATUS_SHIFT + u32::from(status % Self::STATUSES))
     }
@@ -33,7 +33,7 @@ impl ZoneMap {
         self.longest_us = self.longest_us.max(total_us);
     }
 
-    /// As SQLite keeps it.
+    /// Values of the SQL columns.
     pub(super) fn columns(self) -> [i64; 2] {
         [self.bits as i64, i64::try_from(self.longest_us).unwrap_or(i64::MAX)]
     }
@@ -48,13 +48,13 @@ impl ZoneMap {
 mod tests {
     use super::*;
 
-    /// As the searches' SQL has it.
+    /// Condition of the searches' SQL.
     fn may_have(zone_map: ZoneMap, wanted: u64, min_us: u64) -> bool {
         zone_map.bits & wanted == wanted && zone_map.longest_us >= min_us
     }
 
     #[test]
-    fn what_is_there_may_be_there() {
+    fn zone_map_matches_the_records_in_it() {
         let mut zone_map = ZoneMap::default();
         zone_map.add(Some(502), true, 7);
         let mut other = ZoneMap::default();
@@ -67,7 +67,7 @@ mod tests {
             assert!(!may_have(zone_map, wanted, 0));
         }
         assert!(!may_have(zone_map, 0, 10));
-        // All bits are there, and an integer of SQLite's holds them.
+        // The bits of all statuses fit SQLite's integer.
         for status in 0..=999 {
             assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) <= 1 << 62);
         }

@@ -56,7 +56,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
     prop::collection::vec(record, 1..60)
 }
 
-/// A record as a view has it.
+/// Fields of `record` as a view has them.
 fn expected(record: &Record) -> [Option<String>; 9] {
     let (by, caller) = match &record.by {
         None => (None, None),
@@ -108,7 +108,7 @@ fn found(view: RequestView) -> [Option<String>; 9] {
 
 proptest! {
     #[test]
-    fn blocks_are_read_as_they_were_written(records in records(), cut in any::<prop::sample::Index>()) {
+    fn encoded_blocks_decode_to_the_same_records(records in records(), cut in any::<prop::sample::Index>()) {
         let mut encoder = Encoder::new().unwrap();
         let mut builder = encoder.begin(SECOND_MS);
         for (number, record) in records.iter().enumerate() {
@@ -130,13 +130,13 @@ proptest! {
             block.rows.iter().take(to).skip(from).map(|(_, row)| block.id(row)).collect()
         };
         prop_assert_eq!(ids(&some, 0, records.len()), ids(&block, 7, 14));
-        // What is missing is noticed.
+        // A truncated block is refused.
         let cut = cut.index(data.len());
         prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| Block::read(&raw, |_| true).map(drop)).is_err());
     }
 
     #[test]
-    fn what_is_no_block_is_refused_and_nothing_worse(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
+    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
             && let Ok(block) = Block::read(&raw, |_| true)
