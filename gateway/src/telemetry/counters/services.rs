@@ -30,9 +30,9 @@ pub(crate) struct Sample {
     pub(crate) bytes_in: u64,
     /// Bytes of the response body.
     pub(crate) bytes_out: u64,
-    /// From the request's head to the end of the response.
+    /// Time from the request's head to the end of the response.
     pub(crate) total: Duration,
-    /// From the request's head to the response's head; `None` if there was no response.
+    /// Time from the request's head to the response's head; `None` if there was no response.
     pub(crate) response_head: Option<Duration>,
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Search<'a> {
     pub(super) now: &'a Now,
     pub(super) counters: &'a Counters,
     pub(super) criteria: Criteria,
-    /// Rows that may still be read.
+    /// Remaining rows that may be read.
     pub(super) work: u64,
 }
 

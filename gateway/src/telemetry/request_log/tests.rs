@@ -20,7 +20,7 @@ use super::*;
 const NOON_MS: u64 = 1_795_234_532_123;
 const LABEL: &str = "acme--api";
 
-/// Log in a temporary folder, with its own clock.
+/// Log in a temporary folder, with a clock set by the test.
 struct Fixture {
     directory: tempfile::TempDir,
     seconds: Arc<AtomicI64>,

@@ -80,7 +80,7 @@ pub enum Side {
     Response,
 }
 
-/// Which requests, the newest first.
+/// Query of requests, which are returned newest first.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

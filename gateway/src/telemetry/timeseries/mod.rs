@@ -41,7 +41,7 @@ pub struct Series {
 
 struct State {
     counter_diff: CounterDiff,
-    /// `None` while it cannot be opened.
+    /// Open file; `None` while it cannot be opened.
     file: Option<SeriesFile>,
     /// Open the file again before the next write: the last one failed, and the file may have been replaced.
     reopen: bool,

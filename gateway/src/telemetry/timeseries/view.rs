@@ -24,7 +24,7 @@ const STEPS: [i64; 14] = [STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 720
 /// Default interval in seconds.
 const SPAN: i64 = 3600;
 
-/// Which points.
+/// Query of points.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
