@@ -1,6 +1,7 @@
 //! Errors of the administration API: problem details (RFC 9457).
 
 use std::borrow::Cow;
+use std::io;
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -16,6 +17,7 @@ use super::Panicked;
 use crate::control::ControlError;
 use crate::store::StoreError;
 use crate::strict_json::Object;
+use crate::telemetry::timeseries::SeriesError;
 
 const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -99,6 +101,15 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             field: None,
+        }
+    }
+}
+
+impl From<SeriesError> for ControlError {
+    fn from(error: SeriesError) -> Self {
+        match error {
+            SeriesError::Invalid { field, message } => Self::Invalid { field, message },
+            SeriesError::File(error) => Self::Io(io::Error::other(error)),
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::process::listeners::{Inherited, ListenError, Listeners};
 use crate::process::takeover::{Predecessor, Program, Successor, TakeoverError};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::{LogError, RequestLog};
-use crate::telemetry::timeseries::{Recording, Series};
+use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{self, Message, Peers, Setup, Succeeded};
@@ -52,7 +52,7 @@ pub struct Gateway {
     request_log: Arc<RequestLog>,
     series: Arc<Series>,
     /// Of `series`; `None` only while draining.
-    recording: Option<Recording>,
+    sampler: Option<Sampler>,
     address: SocketAddr,
     admin_address: SocketAddr,
     /// Given up in a drain.
@@ -172,8 +172,13 @@ impl Gateway {
             peers.tell_all(|| Message::Stop);
             return Err(StartError::Worker);
         }
+        let reports = {
+            let control = Arc::clone(&control);
+            move || control.reports_with_services()
+        };
+        let sampler = Sampler::start(Arc::clone(&series), reports).map_err(StartError::Thread)?;
         let mut gateway = Self {
-            recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
+            sampler: Some(sampler),
             series,
             control,
             peers,
@@ -353,8 +358,8 @@ impl Gateway {
             self.keep_levels();
         }
         // While the workers still answer: what happened last is in it.
-        if let Some(recording) = self.recording.take() {
-            recording.stop();
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
         }
         self.peers.tell_all(|| Message::Stop);
         self.executor.close();

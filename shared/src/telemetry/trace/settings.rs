@@ -1,58 +1,59 @@
-//! Where spans go and how many: what a configuration says, and where it says nothing, what OpenTelemetry's variables do.
+//! Collector and sample ratio, from the configuration or else from OpenTelemetry's environment variables.
 
 use std::fmt;
 
 use http::Uri;
 
-/// Share of the traces begun here that are recorded, where nothing else is said.
+/// Default share of the traces begun here that are recorded.
 const DEFAULT_RATIO: f64 = 0.01;
 
-/// What is posted where (OTLP/HTTP).
+/// Path of the collector to which spans are posted (OTLP/HTTP).
 const PATH: &str = "/v1/traces";
 
 pub const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
 pub const RATIO_FORM: &str = "a number from 0 to 1";
 
-/// A collector is there, and gets spans.
+/// Settings of a program with a collector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub endpoint: Endpoint,
-    /// Share of the traces begun here that are recorded, 0 to 1. Of others, whoever began them decides.
+    /// Share of the traces begun here that are recorded, 0 to 1. For other traces their originator decides.
     pub sample_ratio: f64,
 }
 
-/// The URL that spans are posted to.
+/// URL to which spans are posted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(String);
 
-/// What a configuration says about a collector.
+/// Collector as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collector {
-    /// There is none, whatever the variables say.
+    /// No collector. Overrides the environment variables.
     Nowhere,
     At(Endpoint),
 }
 
 impl Collector {
-    /// Reads a setting: the collector's base URL, or nothing at all for none.
+    /// Parses a setting: the collector's base URL, or the empty string for none.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() { Some(Self::Nowhere) } else { Endpoint::below(text).map(Self::At) }
     }
 }
 
 impl Endpoint {
-    /// `{base}/v1/traces`. A base that is this already stays.
+    /// Parses `{base}/v1/traces`, or `base` itself if it ends in that path.
     pub fn below(base: &str) -> Option<Self> {
         let base = base.trim_end_matches('/');
         let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
         Self::exactly(&url)
     }
 
+    /// Parses a complete URL.
     pub fn exactly(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
         let has_port = authority.as_str().len() > authority.host().len();
-        // Credentials belong into a header: a URL is logged.
+        // The URL is logged: it must not contain credentials.
         let valid = matches!(uri.scheme_str(), Some("http" | "https"))
             && !authority.host().is_empty()
             && !authority.as_str().contains('@')
@@ -73,13 +74,13 @@ impl fmt::Display for Endpoint {
 }
 
 impl Settings {
-    /// A share of traces, 0 to 1.
+    /// Parses a share of traces, 0 to 1.
     pub fn parse_ratio(text: &str) -> Option<f64> {
         text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
     }
 
-    /// What the configuration says, completed by OpenTelemetry's variables. `None` where there is no collector. What is
-    /// wrong with the variables goes to `errors`, with their names; an empty one counts as unset.
+    /// Completes the configuration with OpenTelemetry's environment variables; `None` if there is no collector. Appends
+    /// mistakes in the variables to `errors`, with the variable's name. An empty variable counts as unset.
     pub fn resolve(
         collector: Option<Collector>,
         sample_ratio: Option<f64>,
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_comes_before_opentelemetrys_variables() {
+    fn configuration_overrides_opentelemetrys_variables() {
         const VARIABLES: [(&str, &str); 3] = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all.example/otlp/"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example/here"),
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_variable() {
         for bad in ["c:4318", "ftp://c", "http://", "/v1", "http://c?x=1", "http://user:secret@c", "http://c:port"] {
             assert_eq!(Collector::parse(bad), None, "{bad}");
         }

@@ -11,13 +11,12 @@ use gw_shared::id::{AccountId, ServiceId};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::Admin;
-use crate::admin::console::web::data::{self, Point, PointsQuery};
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
 use crate::control::{Control, ControlError};
-use crate::telemetry::timeseries::{self, Series};
+use crate::telemetry::timeseries::{self, Point, Selection, Series};
 
 /// Length of the charts and of their steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -119,7 +118,8 @@ impl ChartColumns {
                 continue;
             }
             columns.requests[index] += point.requests;
-            for (class, count) in columns.by_class.iter_mut().zip(point.by_class) {
+            // 2xx to 5xx: a final status is not 1xx, and the last class has no status.
+            for (class, count) in columns.by_class.iter_mut().zip(&point.classes[1..5]) {
                 class[index] += count;
             }
             columns.bytes_in[index] += point.bytes_in;
@@ -210,9 +210,8 @@ pub(crate) async fn series(
 pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<ChartColumns, ControlError> {
     let span = ChartSpan::new(query.range, timeseries::recorded_until(SystemTime::now()));
     let ChartSpan { since, until, step_seconds, .. } = span;
-    let service = Some(query.service).filter(|service| !service.is_empty());
-    let points =
-        data::series(series, &PointsQuery { service, since: Timestamp(since), until: Timestamp(until), step_seconds })?;
+    let selection = if query.service.is_empty() { Selection::All } else { Selection::Service(query.service) };
+    let points = series.read(&selection, Timestamp(since), Timestamp(until), step_seconds, Timestamp::now())?;
     Ok(ChartColumns::new(&points, span))
 }
 
@@ -247,7 +246,7 @@ mod tests {
         let point = |at, requests| Point {
             at: Timestamp(at),
             requests,
-            by_class: [requests - 1, 0, 0, 1],
+            classes: [0, requests - 1, 0, 0, 1, 0],
             errors: BTreeMap::from([("AGENT_UNAVAILABLE".to_owned(), 1)]),
             bytes_out: 2048,
             quantiles_ms: Some([1.0, 2.0, 3.0]),

@@ -1,7 +1,7 @@
 //! The waterfall of a request's durations, drawn as bars.
 
 use super::format;
-use crate::telemetry::request_log::{DurationsView, Stage};
+use crate::telemetry::request_log::{Stage, Timing};
 
 /// Width of the drawing, in its units.
 const WIDTH: f64 = 1000.0;
@@ -19,8 +19,8 @@ pub(crate) struct Bar {
     pub(crate) colour: &'static str,
 }
 
-pub(crate) fn bars(durations: &DurationsView) -> Vec<Bar> {
-    let total = durations.total.max(1) as f64;
+pub(crate) fn bars(timing: &Timing) -> Vec<Bar> {
+    let total = timing.total.max(1) as f64;
     let bar = |Stage { name, start_us, length_us }| {
         let width = (length_us as f64 / total * WIDTH).clamp(LEAST, WIDTH);
         let x = (start_us as f64 / total * WIDTH).min(WIDTH - width);
@@ -39,7 +39,7 @@ pub(crate) fn bars(durations: &DurationsView) -> Vec<Bar> {
             },
         }
     };
-    durations.waterfall().into_iter().map(bar).collect()
+    timing.waterfall().into_iter().map(bar).collect()
 }
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn bars_follow_one_another_and_never_leave_the_drawing() {
-        let durations = DurationsView {
+        let timing = Timing {
             authenticate: 100,
             wait: Some(1),
             agent: Some(50),
@@ -56,9 +56,8 @@ mod tests {
             response_head: Some(900),
             total: 1000,
         };
-        let spans = |durations: &DurationsView| {
-            bars(durations).into_iter().map(|bar| (bar.colour, bar.x, bar.width)).collect::<Vec<_>>()
-        };
+        let spans =
+            |timing: &Timing| bars(timing).into_iter().map(|bar| (bar.colour, bar.x, bar.width)).collect::<Vec<_>>();
         let expected = [
             ("authenticate", "0.0", "100.0"),
             ("wait", "100.0", "3.0"),
@@ -67,9 +66,9 @@ mod tests {
             ("backend", "351.0", "549.0"),
             ("response", "900.0", "100.0"),
         ];
-        assert_eq!(spans(&durations), expected.map(|(colour, x, width)| (colour, x.to_owned(), width.to_owned())));
+        assert_eq!(spans(&timing), expected.map(|(colour, x, width)| (colour, x.to_owned(), width.to_owned())));
         // Clocks of gateway and agent that differ.
-        for (_, x, width) in spans(&DurationsView { agent: Some(5000), total: 0, ..durations }) {
+        for (_, x, width) in spans(&Timing { agent: Some(5000), total: 0, ..timing }) {
             let (x, width): (f64, f64) = (x.parse().unwrap(), width.parse().unwrap());
             assert!(x >= 0.0 && width >= LEAST && x + width <= WIDTH, "{x} {width}");
         }
