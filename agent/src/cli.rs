@@ -26,6 +26,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Write man pages and shell completions into a folder.
+    #[command(hide = true)]
+    Manual {
+        /// The folder; made if it is missing.
+        folder: PathBuf,
+    },
 }
 
 #[derive(Args)]

@@ -1,12 +1,14 @@
 //! `gw-agent`: arguments, command, exit code.
 
 mod cli;
+#[path = "../../packaging/manual.rs"]
+mod manual;
 
 use std::io::{self, Write};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use futures_util::future::{Either, select};
 use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::identity::state::DEFAULT;
@@ -32,6 +34,8 @@ fn main() -> ExitCode {
         Command::Enroll(arguments) => enroll_here(arguments),
         Command::Run(arguments) => load_and_run(&arguments),
         Command::Doctor { run, json } => examine(run, json),
+        Command::Manual { folder } => manual::write(Arguments::command(), &folder)
+            .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
     };
     let (message, code) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -1,12 +1,14 @@
 //! `gw-gateway`: parses arguments, runs the command, returns the exit code.
 
 mod cli;
+#[path = "../../packaging/manual.rs"]
+mod manual;
 
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::process::doctor;
@@ -26,6 +28,8 @@ fn main() -> ExitCode {
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
         Command::Demo(arguments) => demo(arguments),
+        Command::Manual { folder } => manual::write(Arguments::command(), &folder)
+            .map_err(|error| CommandFailure::Run(format!("{}: {error}", folder.display()))),
         Command::Administer(administration) => administration.run(),
     };
     let (message, code) = match result {

@@ -37,6 +37,12 @@ pub(crate) enum Command {
     },
     /// Run gateway, agent and a small backend in one process, without configuration.
     Demo(DemoArguments),
+    /// Write man pages and shell completions into a folder.
+    #[command(hide = true)]
+    Manual {
+        /// The folder; made if it is missing.
+        folder: PathBuf,
+    },
     #[command(flatten)]
     Administer(Administration),
 }

@@ -1,0 +1,112 @@
+# Part of packaging/build: the Debian packages.
+
+for program in dpkg-deb dpkg-shlibdeps objcopy; do
+    command -v $program >/dev/null || fail "deb needs $program: apt-get install dpkg-dev binutils"
+done
+build_programs
+arch=$(dpkg --print-architecture)
+revision=1
+# A package of a development build is thrown away after its test.
+compression=-Zxz
+[[ $profile != dev ]] || compression="-Zgzip -z1"
+codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-unstable}")
+
+# install_units ROOT PROGRAM: the units of the program.
+install_units() {
+    install -D -m 644 -t "$1/lib/systemd/system" packaging/systemd/"$2"*.service
+    if [[ $2 == gw-gateway ]]; then
+        install -m 644 -t "$1/lib/systemd/system" packaging/systemd/*.socket
+    fi
+}
+
+# install_manual ROOT PROGRAM: man pages and completions, which the program writes.
+install_manual() {
+    local pages=$work/manual/$2 page
+    "$programs/$2" manual "$pages"
+    install -d "$1/usr/share/man/man1"
+    for page in "$pages"/*.1; do
+        gzip -9 --no-name <"$page" >"$1/usr/share/man/man1/$(basename "$page").gz"
+    done
+    install -D -m 644 "$pages/$2.bash" "$1/usr/share/bash-completion/completions/$2"
+    install -D -m 644 "$pages/_$2" "$1/usr/share/zsh/vendor-completions/_$2"
+    install -D -m 644 "$pages/$2.fish" "$1/usr/share/fish/vendor_completions.d/$2.fish"
+}
+
+# install_about ROOT PACKAGE PROGRAM: copyright and changelogs.
+install_about() {
+    local folder=$1/usr/share/doc/$2
+    install -d "$folder"
+    {
+        sed 's/^  *$//' packaging/deb/copyright
+        sed -e 's/^ *$/./' -e 's/^/ /' LICENSE-MIT
+    } >"$folder/copyright"
+    gzip -9 --no-name <CHANGELOG.md >"$folder/changelog.gz"
+    gzip -9 --no-name >"$folder/changelog.Debian.gz" <<END
+$3 ($version-$revision) $codename; urgency=medium
+
+  * Package version $version.
+
+ -- The Gw authors <maintainers@gw.invalid>  $(date --utc --rfc-email --date="@$SOURCE_DATE_EPOCH")
+END
+}
+
+# pack ROOT PACKAGE LINE...: the package of what is in the folder, with these lines in its control file.
+pack() {
+    local root=$1 name=$2
+    shift 2
+    install -d "$root/DEBIAN"
+    {
+        printf '%s\n' "Package: $name" "Version: $version-$revision" "Architecture: $arch" \
+            "Maintainer: The Gw authors <maintainers@gw.invalid>" \
+            "Installed-Size: $(du --summarize --apparent-size --block-size=1024 "$root" | cut -f 1)" "$@"
+    } >"$root/DEBIAN/control"
+    (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+    find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+    dpkg-deb --root-owner-group --uniform-compression $compression --build "$root" "$out" >/dev/null
+    echo "$out/${name}_$version-${revision}_$arch.deb"
+}
+
+for program in gw-gateway gw-agent; do
+    root=$work/deb/$program
+    split "$programs/$program" "$root/usr/bin/$program"
+    id=$(build_id "$programs/$program")
+    symbols=$work/deb/$program-dbgsym
+    install -d "$symbols/usr/lib/debug/.build-id/${id:0:2}" "$symbols/usr/share/doc"
+    mv "$root/usr/bin/$program.debug" "$symbols/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug"
+    ln -s "$program" "$symbols/usr/share/doc/$program-dbgsym"
+
+    install_units "$root" "$program"
+    install_manual "$root" "$program"
+    install_about "$root" "$program" "$program"
+    install -D -m 644 "packaging/examples/${program#gw-}.toml" "$root/etc/gw/${program#gw-}.toml"
+    install -d "$root/DEBIAN"
+    echo "/etc/gw/${program#gw-}.toml" >"$root/DEBIAN/conffiles"
+    if [[ $program == gw-agent ]]; then
+        install -D -m 644 packaging/deb/gw-agent.default "$root/etc/default/gw-agent"
+        echo /etc/default/gw-agent >>"$root/DEBIAN/conffiles"
+    fi
+    install -D -m 644 "packaging/deb/lintian-overrides" "$root/usr/share/lintian/overrides/$program"
+    units=$(cd "$root/lib/systemd/system" && echo -- * | cut -d ' ' -f 2-)
+    for script in postinst prerm postrm; do
+        sed -e "s/PROGRAM/$program/g" -e "s/UNITS/$units/" -e "s/DESCRIPTION/Gw ${program#gw-}/" \
+            "packaging/deb/$script" >"$root/DEBIAN/$script"
+        chmod 755 "$root/DEBIAN/$script"
+    done
+
+    # dpkg-shlibdeps reads the name of the source from this file and needs nothing else of it.
+    install -d "$work/shlibs/debian"
+    echo "Source: gw" >"$work/shlibs/debian/control"
+    depends=$(cd "$work/shlibs" && dpkg-shlibdeps -O "$root/usr/bin/$program" 2>/dev/null)
+    pack "$root" "$program" "Depends: ${depends#shlibs:Depends=}, adduser" \
+        "Recommends: ca-certificates, procps" \
+        "Section: net" "Priority: optional" \
+        "Description: $(describe "$program")" \
+        " Gw relays HTTP to backends that have no public address: an agent beside the" \
+        " backend keeps one outbound tunnel, and the gateway authenticates, limits," \
+        " records and relays the requests of callers." \
+        " ." \
+        " This package contains the ${program#gw-}, its systemd units, manual and completions."
+    pack "$symbols" "$program-dbgsym" "Depends: $program (= $version-$revision)" \
+        "Section: debug" "Priority: optional" "Auto-Built-Package: debug-symbols" "Build-Ids: $id" \
+        "Description: debug symbols for $program"
+done
