@@ -98,7 +98,7 @@ for program in gw-gateway gw-agent; do
     echo "Source: gw" >"$work/shlibs/debian/control"
     depends=$(cd "$work/shlibs" && dpkg-shlibdeps -O "$root/usr/bin/$program" 2>/dev/null)
     pack "$root" "$program" "Depends: ${depends#shlibs:Depends=}, adduser" \
-        "Recommends: ca-certificates, procps" \
+        "Recommends: ca-certificates" \
         "Section: net" "Priority: optional" \
         "Description: $(describe "$program")" \
         " Gw relays HTTP to backends that have no public address: an agent beside the" \
