@@ -279,7 +279,7 @@ impl Journey {
     /// It is refused.
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.has_code(code);
+        self.has_code(code.as_str());
         if !error.may_have_reached_backend() {
             self.capturing.request_not_relayed();
         }

@@ -4,6 +4,7 @@
 pub mod allocator;
 pub mod doctor;
 pub mod error_body;
+pub mod error_code;
 pub mod files;
 pub mod http;
 pub mod id;

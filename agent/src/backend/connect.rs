@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::{AlertDescription, CertificateError, ClientConnection};
@@ -105,11 +106,11 @@ impl ConnectError {
         }
     }
 
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
-            Self::Unreachable(_) => "GW_BACKEND_UNREACHABLE",
-            Self::Tls { .. } => "GW_BACKEND_TLS",
-            Self::NotHttp2(_) => "GW_BACKEND_INVALID_RESPONSE",
+            Self::Unreachable(_) => AgentErrorCode::BackendUnreachable,
+            Self::Tls { .. } => AgentErrorCode::BackendTls,
+            Self::NotHttp2(_) => AgentErrorCode::BackendInvalidResponse,
         }
     }
 }

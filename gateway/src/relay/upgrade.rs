@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use futures_util::future::{Either, select};
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::Version;
 
 use super::{Ended, Outcome, conclude, pass_on, receive_body, receive_head, refuse};
@@ -37,7 +38,8 @@ pub(super) async fn switch(
     if !switched && version == Version::Http2 && head.status.is_success() {
         drop(download);
         // To a caller of HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
-        let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
+        let error =
+            Error::from_agent(Some(AgentErrorCode::BackendInvalidResponse), "the backend did not switch protocols");
         return refuse(journey, &error, response).await;
     }
     if response.head(head).await.is_err() {

@@ -77,7 +77,7 @@ impl Counters {
 
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.refused.increment(code);
+        self.refused.increment(code.as_str());
     }
 
     /// A connection is ended because of what its caller does.
