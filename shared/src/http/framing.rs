@@ -7,7 +7,8 @@
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::head::{InvalidHead, Version};
+use super::limits::InvalidHead;
+use super::version::Version;
 
 /// How the end of a message body is found (RFC 9112 §6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

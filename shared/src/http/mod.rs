@@ -5,13 +5,17 @@ pub mod body;
 pub mod fields;
 pub mod framing;
 pub mod head;
+mod limits;
 pub mod unread;
 pub mod upgrade;
+mod version;
 pub mod write;
 
 pub use body::{BodyDecoder, InvalidBody, Part};
 pub use framing::Framing;
-pub use head::{HeadLimits, HeadScanner, InvalidHead, RequestHead, ResponseHead, Version};
+pub use head::{HeadScanner, RequestHead, ResponseHead};
+pub use limits::{HeadLimits, InvalidHead};
 pub use unread::UnreadHead;
 pub use upgrade::UpgradeProtocol;
+pub use version::Version;
 pub use write::Connection;

@@ -8,7 +8,8 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 
 use super::fields::X_FORWARDED_FOR;
-use super::head::{self, Version};
+use super::head;
+use super::version::Version;
 
 /// Longest target that is kept, in received bytes.
 const TARGET_MAX: usize = 8 * 1024;

@@ -1,137 +1,21 @@
-//! Message heads: strict parsing (what two parsers could read differently is refused) and serialization.
+//! Heads of HTTP/1.1 messages (RFC 9112).
 
 use std::mem::MaybeUninit;
 
-use bytes::{Buf, Bytes, BytesMut};
-use h2::ext::Protocol;
+use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::request::Parts;
-use http::uri::{Authority, PathAndQuery, Uri};
+use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
-pub use super::framing::{Framing, content_length, set_content_length};
-use super::framing::{announced, check_values_of_http2};
-use super::upgrade::UpgradeProtocol;
-pub use super::write::{Connection, write_request, write_response};
-
-/// Bounds on a message head.
-#[derive(Debug, Clone, Copy)]
-pub struct HeadLimits {
-    /// Start line and fields together, in bytes.
-    pub head: usize,
-    pub fields: usize,
-    /// Request target, in bytes.
-    pub target: usize,
-}
+use super::{
+    BARE_LINE_FEED, CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, ResponseHead, USERINFO, Version,
+    expects_continue,
+};
+use crate::http::framing::announced;
+use crate::http::upgrade::UpgradeProtocol;
 
 /// Most header fields that [`parse_request`] and [`parse_response`] have room for.
 const FIELDS_MAX: usize = 128;
-
-/// A message head is not what RFC 9112 allows, or larger than we take.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidHead {
-    #[error("head is larger than {0} bytes")]
-    HeadTooLarge(usize),
-    #[error("more than {0} header fields")]
-    TooManyFields(usize),
-    #[error("request target is longer than {0} bytes")]
-    TargetTooLong(usize),
-    #[error("malformed: {0}")]
-    Syntax(&'static str),
-    /// A message of HTTP/2 that is a stream error (RFC 9113 §8.1.1).
-    #[error("malformed message of HTTP/2: {0}")]
-    Malformed(&'static str),
-}
-
-impl InvalidHead {
-    pub fn is_too_large(&self) -> bool {
-        !matches!(self, Self::Syntax(_) | Self::Malformed(_))
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    Http10,
-    Http11,
-    Http2,
-}
-
-#[derive(Debug)]
-pub struct RequestHead {
-    pub method: Method,
-    /// `*` or origin-form, byte for byte as received; of an absolute-form target, the part after the authority. Every
-    /// visible character of ASCII but `#`, and UTF-8 beyond that.
-    pub target: PathAndQuery,
-    /// Host and optional port this request is for: of an absolute-form target, else of `Host` (RFC 9112 §3.2.2).
-    pub authority: Authority,
-    pub version: Version,
-    /// In order of arrival, `Host` left out. What frames the message is still among them, for those that look at it;
-    /// [`write_request`] passes over it.
-    pub headers: HeaderMap,
-    pub framing: Framing,
-    /// The sender wants the connection to stay (RFC 9112 §9.3).
-    pub keep_alive: bool,
-    /// The sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
-    pub expects_continue: bool,
-    /// The protocol that the sender asks to switch to: of `Upgrade` (RFC 9110 §7.8), or of an extended CONNECT
-    /// (RFC 8441 §4), whose method is given as GET here.
-    pub upgrade: Option<UpgradeProtocol>,
-}
-
-#[derive(Debug)]
-pub struct ResponseHead {
-    pub status: StatusCode,
-    pub version: Version,
-    /// As those of [`RequestHead`].
-    pub headers: HeaderMap,
-    pub framing: Framing,
-    pub keep_alive: bool,
-}
-
-/// Finds the end of a head in a growing buffer without scanning any byte twice.
-#[derive(Debug, Default)]
-pub struct HeadScanner {
-    scanned: usize,
-    /// Something other than an empty line has arrived.
-    started: bool,
-}
-
-impl HeadScanner {
-    /// The length of the head at the front of `buffer`, its final empty line included, once it is there.
-    ///
-    /// Empty lines before a request are dropped from `buffer` (RFC 9112 §2.2).
-    pub fn find_end(&mut self, buffer: &mut BytesMut, limits: HeadLimits) -> Result<Option<usize>, InvalidHead> {
-        if !self.started {
-            while buffer.starts_with(b"\r\n") {
-                buffer.advance(2);
-            }
-            if matches!(&buffer[..], b"" | b"\r") {
-                return Ok(None);
-            }
-            self.started = true;
-        }
-        // The first line's end may be the only one, and a terminator may straddle the last read.
-        let from = self.scanned.saturating_sub(3);
-        let end = memchr::memmem::find(&buffer[from..], b"\r\n\r\n").map(|at| from + at + 4);
-        self.scanned = buffer.len();
-        match end {
-            Some(end) if end > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
-            Some(end) => {
-                *self = Self::default();
-                Ok(Some(end))
-            }
-            None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
-            // A sender of bare line feeds would otherwise wait for us while we wait for it.
-            None if memchr::memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
-            None => Ok(None),
-        }
-    }
-}
-
-const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
-const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy");
-const PROTOCOL: InvalidHead = InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
-const USERINFO: InvalidHead = InvalidHead::Syntax("userinfo in Host");
 
 /// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
 pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
@@ -181,98 +65,6 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     let expects_continue = version == Version::Http11 && expects_continue(&headers, framing);
     let upgrade = if version == Version::Http11 && !framing.has_body() { upgrade(&headers) } else { None };
     Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue, upgrade })
-}
-
-/// Takes the head of an HTTP/2 request, as the h2 crate checked it, for one (RFC 9113 §8.3). `Host` stays among the
-/// fields; it says what the authority says. `has_body` says whether data or trailers may follow. A head that is refused
-/// is given back.
-pub fn request_of_http2(
-    parts: Parts,
-    has_body: bool,
-    limits: HeadLimits,
-) -> Result<RequestHead, Box<(InvalidHead, Parts)>> {
-    let checked = match check_http2(&parts, has_body, limits) {
-        Ok(checked) => checked,
-        Err(invalid) => return Err(Box::new((invalid, parts))),
-    };
-    let (target, authority, framing, upgrade) = checked;
-    let Parts { method, headers, .. } = parts;
-    let expects_continue = expects_continue(&headers, framing);
-    Ok(RequestHead {
-        method: if upgrade.is_some() { Method::GET } else { method },
-        target,
-        authority,
-        version: Version::Http2,
-        headers,
-        framing,
-        keep_alive: true,
-        expects_continue,
-        upgrade,
-    })
-}
-
-type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<UpgradeProtocol>);
-
-fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<CheckedHttp2, InvalidHead> {
-    let Parts { method, uri, headers, extensions, .. } = parts;
-    check_values_of_http2(headers)?;
-    if uri.scheme_str() == Some("") {
-        return Err(InvalidHead::Malformed(":scheme is empty"));
-    }
-    let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
-    limits.check(method, target, headers)?;
-    let upgrade = match extensions.get::<Protocol>() {
-        Some(protocol) => Some(UpgradeProtocol::parse_str(protocol.as_str()).ok_or(PROTOCOL)?),
-        None if *method == Method::CONNECT => return Err(CONNECT),
-        None => None,
-    };
-    let is_options = upgrade.is_none() && *method == Method::OPTIONS;
-    if !(target.starts_with('/') || target == "*" && is_options) {
-        return Err(InvalidHead::Syntax(":path begins with `/` (or is `*`, of OPTIONS)"));
-    }
-    let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
-    let authority = authority_of_http2(uri, headers)?;
-    let framing = Framing::of_stream(headers, has_body)?;
-    Ok((target, authority, framing, upgrade))
-}
-
-impl HeadLimits {
-    /// Whether a request that did not come as bytes of HTTP/1.1 would be within the limits as such.
-    pub fn check(&self, method: &Method, target: &str, headers: &HeaderMap) -> Result<(), InvalidHead> {
-        /// `: ` and CRLF around a field's name and value.
-        const FIELD_LINE_EXTRA: usize = 4;
-        if target.len() > self.target {
-            return Err(InvalidHead::TargetTooLong(self.target));
-        }
-        let size: usize =
-            headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
-        if method.as_str().len() + target.len() + size > self.head {
-            return Err(InvalidHead::HeadTooLarge(self.head));
-        }
-        // One cookie may come as many fields (RFC 9113 §8.2.3).
-        let cookies = headers.get_all(header::COOKIE).iter().count();
-        if headers.len() - cookies.saturating_sub(1) > self.fields {
-            return Err(InvalidHead::TooManyFields(self.fields));
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
-    let mut hosts = headers.get_all(header::HOST).iter();
-    let authority = match (uri.authority(), hosts.next(), hosts.next()) {
-        (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
-        (Some(authority), None, None) => authority.clone(),
-        (Some(authority), Some(host), None) if authority.as_str().as_bytes().eq_ignore_ascii_case(host.as_bytes()) => {
-            authority.clone()
-        }
-        (Some(_), Some(_), None) => return Err(InvalidHead::Syntax(":authority and Host differ")),
-        (None, Some(host), None) => {
-            Authority::try_from(host.as_bytes()).map_err(|_| InvalidHead::Syntax("Host field"))?
-        }
-        (None, None, None) => return Err(InvalidHead::Syntax("neither :authority nor Host")),
-    };
-    if authority.as_str().contains('@') { Err(USERINFO) } else { Ok(authority) }
 }
 
 /// Parses a response head to a request with `method`. `head` is exactly the head.
@@ -437,11 +229,6 @@ fn has_connection_option(headers: &HeaderMap, name: &str) -> bool {
         .any(|option| option.trim().eq_ignore_ascii_case(name))
 }
 
-fn expects_continue(headers: &HeaderMap, framing: Framing) -> bool {
-    let expects = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
-    framing.has_body() && headers.get(header::EXPECT).is_some_and(expects)
-}
-
 /// The one protocol that is asked for, if it is one that can be passed on. A request that offers several is served
 /// without (RFC 9110 §7.8).
 fn upgrade(headers: &HeaderMap) -> Option<UpgradeProtocol> {
@@ -453,6 +240,7 @@ fn upgrade(headers: &HeaderMap) -> Option<UpgradeProtocol> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::write::{Connection, write_request, write_response};
 
     const LIMITS: HeadLimits = HeadLimits { head: 1024, fields: 10, target: 100 };
 
@@ -511,48 +299,6 @@ mod tests {
             "Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 1\r\n",
         ] {
             assert_eq!(upgrade(none), None, "{none:?}");
-        }
-    }
-
-    fn request_2(request: http::request::Builder) -> Result<RequestHead, InvalidHead> {
-        request_of_http2(request.body(()).unwrap().into_parts().0, false, LIMITS).map_err(|refused| refused.0)
-    }
-
-    #[test]
-    fn requests_of_http2_are_held_to_the_same() {
-        let get = || http::Request::get("https://A.b:80/p?q").version(http::Version::HTTP_2);
-        let head = request_2(get().header("x", "1").header("host", "a.B:80")).unwrap();
-        assert_eq!((head.authority.as_str(), head.target.as_str()), ("A.b:80", "/p?q"));
-        assert_eq!((head.framing, head.version, head.upgrade), (Framing::None, Version::Http2, None));
-        assert_eq!(request_2(http::Request::get("/p").header("host", "h")).unwrap().authority.as_str(), "h");
-        let websocket =
-            request_2(http::Request::connect("https://h/chat").extension(Protocol::from_static("websocket")));
-        let websocket = websocket.unwrap();
-        assert_eq!(
-            (websocket.method, websocket.upgrade.unwrap()),
-            (Method::GET, UpgradeProtocol::from_static("websocket"))
-        );
-        let cookies = (0..50).fold(get(), |request, _| request.header("cookie", "a=b"));
-        assert!(request_2(cookies).is_ok());
-        for (bad, request) in [
-            ("differ", get().header("host", "other")),
-            ("more than one Host", get().header("host", "A.b:80").header("host", "A.b:80")),
-            ("neither", http::Request::get("/p")),
-            ("userinfo", http::Request::get("https://u@h/")),
-            ("Host", http::Request::get("/p").header("host", "a b")),
-            ("CONNECT", http::Request::connect("h:1")),
-            (":path", http::Request::get("https://h").method("GET").uri("*").header("host", "h")),
-            ("Content-Length", get().header("content-length", "1").header("content-length", "1")),
-            ("Content-Length", get().header("content-length", "+1")),
-            ("target is longer", http::Request::get(format!("https://h/{}", "a".repeat(100)))),
-            ("fields", (0..11).fold(get(), |request, _| request.header("a", "b"))),
-            ("larger than", get().header("a", "b".repeat(1024))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("h2c"))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static("a, b"))),
-            (":protocol", http::Request::connect("https://h/chat").extension(Protocol::from_static(""))),
-        ] {
-            let error = request_2(request).unwrap_err().to_string();
-            assert!(error.contains(bad), "{bad}: {error}");
         }
     }
 
@@ -670,40 +416,6 @@ mod tests {
             let head = response(&text, &Method::GET).unwrap();
             assert_eq!((head.version, head.framing, head.keep_alive), (Version::Http11, Framing::Chunked, true));
         }
-    }
-
-    #[test]
-    fn messages_of_http_2_with_padded_values_or_no_scheme_are_malformed() {
-        let get = || http::Request::get("https://h/");
-        for (name, request) in [
-            ("leading space", get().header("x", " a")),
-            ("trailing space", get().header("x", "a ")),
-            ("trailing tab", get().header("x", "a\t")),
-        ] {
-            let error = request_2(request).unwrap_err();
-            assert!(matches!(error, InvalidHead::Malformed(_)) && !error.is_too_large(), "{name}: {error}");
-        }
-        assert!(request_2(get().header("x", "").header("y", "a b")).is_ok());
-    }
-
-    #[test]
-    fn the_end_is_found_however_the_bytes_arrive() {
-        let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
-        for step in 1..text.len() {
-            let (mut scanner, mut buffer, mut found) = (HeadScanner::default(), BytesMut::new(), None);
-            for piece in text.chunks(step) {
-                buffer.extend_from_slice(piece);
-                found = scanner.find_end(&mut buffer, LIMITS).unwrap();
-                if found.is_some() {
-                    break;
-                }
-            }
-            let head = buffer.split_to(found.unwrap());
-            assert_eq!(&head[..], b"GET / HTTP/1.1\r\nHost: h\r\n\r\n", "step {step}");
-        }
-        let mut long = BytesMut::from(&vec![b'a'; 1025][..]);
-        let error = HeadScanner::default().find_end(&mut long, LIMITS).unwrap_err();
-        assert_eq!(error, InvalidHead::HeadTooLarge(1024));
     }
 
     #[test]

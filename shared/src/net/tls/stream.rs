@@ -1,21 +1,15 @@
-//! TLS over a [`Socket`]: a rustls session driven by readiness.
-//!
-//! - Ciphertext is received into one scratch buffer per thread and decrypted at once; a connection that waits owns none.
-//! - Writers encrypt straight into the session; a flush sends every record of the turn in one `sendmsg`, from where
-//!   they lie.
-//! - Both directions are bounded: the session takes at most [`SEND_BUFFER`] bytes, one read at most 64 KiB.
-//! - Every method can be cancelled without losing or repeating a byte.
+//! TLS connections.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, BufRead, IoSlice, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::socket::{Closer, Socket};
+use crate::net::socket::{Closer, Socket};
 
 /// Most ciphertext received in one system call, in bytes.
 const SCRATCH: usize = 64 * 1024;
@@ -27,7 +21,7 @@ const CONTENTLESS_MAX: usize = 128 * 1024;
 pub const SEND_BUFFER: usize = 128 * 1024;
 
 thread_local! {
-    static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
+    pub(super) static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
 }
 
 /// A TLS connection, client or server. All methods take `&self`, so one task can read and write at the same time.
@@ -281,7 +275,7 @@ impl TlsStream {
 }
 
 /// `std::io::Write` for rustls, which hands over the records where they lie.
-struct NonBlocking<'a>(&'a Socket);
+pub(super) struct NonBlocking<'a>(pub(super) &'a Socket);
 
 impl Write for NonBlocking<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -331,106 +325,6 @@ impl AsyncWrite for TlsStream {
     }
 }
 
-/// What a ClientHello says before a configuration is chosen (RFC 6066 §3, RFC 7301).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientHello {
-    pub server_name: Option<String>,
-    pub alpn: Vec<Vec<u8>>,
-}
-
-/// A connection whose ClientHello has been read and which has not been answered: the point where it can still go to
-/// another thread, as socket and bytes.
-pub struct Greeting {
-    pub socket: Socket,
-    /// Everything received so far; at least one whole ClientHello.
-    pub received: Bytes,
-    pub hello: ClientHello,
-}
-
-/// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
-pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
-
-/// For who speaks HTTP to a port of HTTPS.
-pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
-connection: close\r\n\r\nThis port speaks https, not http.\n";
-
-impl Greeting {
-    /// Reads a ClientHello from `socket`, of which `received` has come already. A peer that sends something else gets the
-    /// alert that RFC 8446 §6.2 asks for.
-    pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
-        if received.is_empty() {
-            receive(&socket, &mut received).await?;
-        }
-        loop {
-            match parse_client_hello(&received) {
-                Ok(Some(accepted)) => {
-                    let hello = accepted.client_hello();
-                    let hello = ClientHello {
-                        server_name: hello.server_name().map(str::to_owned),
-                        alpn: hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect(),
-                    };
-                    return Ok(Self { socket, received: received.freeze(), hello });
-                }
-                Ok(None) if received.len() < CLIENT_HELLO_MAX => receive(&socket, &mut received).await?,
-                Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
-                Err((error, mut alert)) => {
-                    // A method's first letter is no content type of TLS: somebody forgot the s in https.
-                    if received[0].is_ascii_uppercase() {
-                        drop(socket.try_send(&[IoSlice::new(SPEAK_TLS)]));
-                    } else {
-                        drop(alert.write_all(&mut NonBlocking(&socket)));
-                    }
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
-                }
-            }
-        }
-    }
-
-    /// Shakes hands as a server with `config`.
-    pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let Ok(Some(accepted)) = parse_client_hello(&self.received) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ClientHello"));
-        };
-        match accepted.into_connection(config) {
-            Ok(session) => {
-                let stream = TlsStream::new(self.socket, session);
-                stream.handshake().await?;
-                Ok(stream)
-            }
-            Err((error, mut alert)) => {
-                drop(alert.write_all(&mut NonBlocking(&self.socket)));
-                Err(invalid(error))
-            }
-        }
-    }
-}
-
-/// Receives once; at least one byte.
-async fn receive(socket: &Socket, received: &mut BytesMut) -> io::Result<()> {
-    let count = std::future::poll_fn(|cx| {
-        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
-            let count = ready!(socket.poll_recv(cx, &mut scratch[..CLIENT_HELLO_MAX]))?;
-            received.extend_from_slice(&scratch[..count]);
-            Poll::Ready(io::Result::Ok(count))
-        })
-    })
-    .await?;
-    if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
-}
-
-fn parse_client_hello(
-    mut received: &[u8],
-) -> Result<Option<rustls::server::Accepted>, (rustls::Error, rustls::server::AcceptedAlert)> {
-    let mut acceptor = rustls::server::Acceptor::default();
-    while !received.is_empty() {
-        if !matches!(acceptor.read_tls(&mut received), Ok(1..)) {
-            break;
-        }
-    }
-    acceptor.accept()
-}
-
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;
@@ -441,6 +335,7 @@ mod tests {
     use rustls_pki_types::PrivateKeyDer;
 
     use super::*;
+    use crate::net::tls::Greeting;
     use crate::runtime::{self, Driver};
 
     /// Both ends of a connection on one reactor, hands shaken.
@@ -582,31 +477,5 @@ mod tests {
             }
             assert_eq!(received, &b"hello world"[..]);
         });
-    }
-
-    #[test]
-    fn what_is_not_tls_gets_an_alert() {
-        Driver::choose()
-            .unwrap()
-            .block_on(async {
-                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
-                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
-                let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
-                // Content type 21: alert (RFC 8446 §5.1).
-                assert_eq!(buffer[0], 21);
-
-                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
-                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
-                let mut buffer = BytesMut::new();
-                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
-                assert!(buffer.ends_with(b"\r\n\r\nThis port speaks https, not http.\n"), "{buffer:?}");
-            })
-            .unwrap();
     }
 }
