@@ -4,14 +4,16 @@ use std::fmt;
 
 use http::Uri;
 
+use crate::config::Keys;
+
 /// Share of the traces begun here that are recorded, where nothing else is said.
 const DEFAULT_RATIO: f64 = 0.01;
 
 /// What is posted where (OTLP/HTTP).
 const PATH: &str = "/v1/traces";
 
-pub const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
-pub const RATIO_FORM: &str = "a number from 0 to 1";
+const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
+const RATIO_FORM: &str = "a number from 0 to 1";
 
 /// A collector is there, and gets spans.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,6 +78,16 @@ impl Settings {
     /// A share of traces, 0 to 1.
     pub fn parse_ratio(text: &str) -> Option<f64> {
         text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
+    }
+
+    /// Takes the keys `traces.endpoint` and `traces.sample_ratio`; OpenTelemetry's variables apply where they are not
+    /// set. `None` without a collector.
+    pub fn take(keys: &mut Keys<'_>) -> Option<Self> {
+        keys.open_table("traces");
+        let collector = keys.text("traces.endpoint", ENDPOINT_FORM, Collector::parse);
+        let sample_ratio = keys.number("traces.sample_ratio", RATIO_FORM, Self::parse_ratio);
+        let environment = keys.environment();
+        Self::resolve(collector, sample_ratio, environment, &mut keys.errors)
     }
 
     /// What the configuration says, completed by OpenTelemetry's variables. `None` where there is no collector. What is
@@ -166,5 +178,15 @@ mod tests {
         assert!(errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"), "{errors:?}");
         let errors = resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
         assert_eq!(errors, ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]);
+    }
+
+    #[test]
+    fn keys_of_the_file_are_overridden_by_their_variables() {
+        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
+        let mut keys = Keys::parse("[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n", &environment).unwrap();
+        let settings = Settings::take(&mut keys).unwrap();
+        keys.refuse_unknown();
+        assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://variable/v1/traces", 1.0));
+        assert!(keys.errors.is_empty(), "{:?}", keys.errors);
     }
 }
