@@ -6,6 +6,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::command::Failure;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -57,6 +59,12 @@ impl Examination {
     /// Nothing has failed.
     pub fn is_good(&self) -> bool {
         self.checks.iter().all(|finding| finding.verdict != Verdict::Failed)
+    }
+
+    /// Writes the findings to standard output; an error if a check failed.
+    pub fn print(&self, json: bool) -> Result<(), Failure> {
+        self.write(&mut io::stdout().lock(), json).map_err(Failure::run)?;
+        if self.is_good() { Ok(()) } else { Err(Failure::Run("a check failed: see the advice above".to_owned())) }
     }
 
     /// Writes a line for each finding, with the advice under it; with `json`, one object.

@@ -2,6 +2,7 @@
 //! tunnel protocol between the two. Nothing here knows about tenants.
 
 pub mod allocator;
+pub mod command;
 pub mod config;
 pub mod doctor;
 pub mod error_body;

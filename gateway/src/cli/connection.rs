@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
 use super::api::Api;
 use super::output::Console;
-use crate::Failure;
 
 const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \

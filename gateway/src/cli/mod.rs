@@ -18,9 +18,9 @@ mod table;
 use std::io;
 
 use clap::{Args, Subcommand};
+use gw_shared::command::Failure;
 use gw_shared::id::ServiceId;
 
-use crate::Failure;
 use connection::Connection;
 use output::CommandError;
 

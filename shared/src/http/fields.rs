@@ -95,6 +95,13 @@ pub fn is_own(name: &HeaderName) -> bool {
     begins_as(name.as_str(), OWN_PREFIX)
 }
 
+/// Whether a field may carry a credential: those of HTTP, and all of the gateway's own.
+pub fn is_credential(name: &HeaderName) -> bool {
+    const OF_HTTP: [HeaderName; 4] =
+        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
+    OF_HTTP.contains(name) || is_own(name)
+}
+
 /// Whether a field says where a request came from, as `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host` do.
 /// Includes names that servers which read `_` as `-` take for one of them.
 pub fn is_forwarding(name: &HeaderName) -> bool {
@@ -173,6 +180,16 @@ mod tests {
             ("x-gwen", "stays"),
         ]);
         assert_eq!(end_to_end(headers, is_own, 0), map(&[("x-gwen", "stays")]));
+    }
+
+    #[test]
+    fn fields_that_may_carry_a_credential_are_known() {
+        let is_credential = |name| is_credential(&HeaderName::from_static(name));
+        assert!(
+            ["authorization", "proxy-authorization", "cookie", "set-cookie", "x-gw-service-key"].map(is_credential)
+                == [true; 5]
+        );
+        assert!(["x-authorization", "accept", "cookie2"].map(is_credential) == [false; 3]);
     }
 
     #[test]
