@@ -81,7 +81,7 @@ impl Backends {
 async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
     match address {
         Address::Tcp { host, port } => {
-            let addresses = resolve::resolve_lately(host, *port).await?;
+            let addresses = resolve::resolve_cached(host, *port).await?;
             let receive_limit = buffers::receive_limit_of_next();
             Ok((resolve::connect_any(&addresses, receive_limit).await?, receive_limit))
         }

@@ -1,4 +1,4 @@
-//! The beginning of a TLS connection, up to the choice of its configuration.
+//! Reading a ClientHello before the TLS configuration is chosen.
 
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};
@@ -8,18 +8,18 @@ use bytes::{Bytes, BytesMut};
 use super::stream::{NonBlocking, SCRATCH_BUFFER, TlsStream};
 use crate::net::socket::Socket;
 
-/// What a ClientHello says before a configuration is chosen (RFC 6066 §3, RFC 7301).
+/// Server name and ALPN protocols of a ClientHello (RFC 6066 §3, RFC 7301).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientHello {
     pub server_name: Option<String>,
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// A connection whose ClientHello has been read and which has not been answered: the point where it can still go to
-/// another thread, as socket and bytes.
+/// A connection whose ClientHello has been read and not answered: it can still move to another thread, as socket and
+/// bytes.
 pub struct Greeting {
     pub socket: Socket,
-    /// Everything received so far; at least one whole ClientHello.
+    /// All bytes received so far: a whole ClientHello and possibly more.
     pub received: Bytes,
     pub hello: ClientHello,
 }
@@ -27,13 +27,13 @@ pub struct Greeting {
 /// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
 pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
-/// For who speaks HTTP to a port of HTTPS.
+/// Response to a plain HTTP request on an HTTPS port.
 pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
 
 impl Greeting {
-    /// Reads a ClientHello from `socket`, of which `received` has come already. A peer that sends something else gets the
-    /// alert that RFC 8446 §6.2 asks for.
+    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else with
+    /// the alert of RFC 8446 §6.2, or plain HTTP with [`SPEAK_TLS`].
     pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
         if received.is_empty() {
             receive(&socket, &mut received).await?;
@@ -51,7 +51,7 @@ impl Greeting {
                 Ok(None) if received.len() < CLIENT_HELLO_MAX => receive(&socket, &mut received).await?,
                 Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
                 Err((error, mut alert)) => {
-                    // A method's first letter is no content type of TLS: somebody forgot the s in https.
+                    // A capital letter is no content type of TLS, but the first byte of an HTTP method.
                     if received[0].is_ascii_uppercase() {
                         drop(socket.try_send(&[IoSlice::new(SPEAK_TLS)]));
                     } else {
@@ -63,7 +63,7 @@ impl Greeting {
         }
     }
 
-    /// Shakes hands as a server with `config`.
+    /// Completes the handshake as a server with `config`.
     pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         let Ok(Some(accepted)) = parse_client_hello(&self.received) else {
@@ -114,7 +114,7 @@ mod tests {
     use crate::runtime::Driver;
 
     #[test]
-    fn what_is_not_tls_gets_an_alert() {
+    fn other_bytes_get_an_alert_and_plain_http_gets_a_response() {
         Driver::choose()
             .unwrap()
             .block_on(async {

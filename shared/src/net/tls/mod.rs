@@ -1,9 +1,8 @@
-//! TLS over a [`Socket`]: a rustls session driven by readiness.
+//! TLS over a [`Socket`](super::Socket): a rustls session driven by readiness.
 //!
-//! - Ciphertext is received into one scratch buffer per thread and decrypted at once; a connection that waits owns none.
-//! - Writers encrypt straight into the session; a flush sends every record of the turn in one `sendmsg`, from where
-//!   they lie.
-//! - Both directions are bounded: the session takes at most [`SEND_BUFFER`] bytes, one read at most 64 KiB.
+//! - Ciphertext is received into one buffer per thread and decrypted at once, so an idle connection has no buffer.
+//! - Writes encrypt into the session; a flush sends all records with one `sendmsg`, without a copy.
+//! - Both directions are bounded: the session holds at most [`SEND_BUFFER`] bytes, one read takes at most 64 KiB.
 //! - Every method can be cancelled without losing or repeating a byte.
 
 mod client_hello;
