@@ -1,4 +1,4 @@
-//! Bounds on message heads, and the error of a head that is refused.
+//! Bounds on message heads, and the error for a refused head.
 
 use http::Method;
 use http::header::{self, HeaderMap};
@@ -6,17 +6,17 @@ use http::header::{self, HeaderMap};
 /// Bounds on a message head.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadLimits {
-    /// Start line and fields together, in bytes.
+    /// Size of start line and fields, in bytes.
     pub head: usize,
     pub fields: usize,
-    /// Request target, in bytes.
+    /// Length of the request target, in bytes.
     pub target: usize,
 }
 
 impl HeadLimits {
-    /// Whether a request that did not come as bytes of HTTP/1.1 would be within the limits as such.
+    /// Checks a request of HTTP/2 as if it were written as HTTP/1.1.
     pub fn check(&self, method: &Method, target: &str, headers: &HeaderMap) -> Result<(), InvalidHead> {
-        /// `: ` and CRLF around a field's name and value.
+        /// Bytes of `: ` and CRLF in a field line.
         const FIELD_LINE_EXTRA: usize = 4;
         if target.len() > self.target {
             return Err(InvalidHead::TargetTooLong(self.target));
@@ -26,7 +26,7 @@ impl HeadLimits {
         if method.as_str().len() + target.len() + size > self.head {
             return Err(InvalidHead::HeadTooLarge(self.head));
         }
-        // One cookie may come as many fields (RFC 9113 §8.2.3).
+        // HTTP/2 may split one cookie field into many (RFC 9113 §8.2.3).
         let cookies = headers.get_all(header::COOKIE).iter().count();
         if headers.len() - cookies.saturating_sub(1) > self.fields {
             return Err(InvalidHead::TooManyFields(self.fields));
@@ -35,7 +35,7 @@ impl HeadLimits {
     }
 }
 
-/// A message head is not what RFC 9112 allows, or larger than we take.
+/// Message head that RFC 9112 or RFC 9113 does not allow, or that is too large.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidHead {
     #[error("head is larger than {0} bytes")]
@@ -46,8 +46,8 @@ pub enum InvalidHead {
     TargetTooLong(usize),
     #[error("malformed: {0}")]
     Syntax(&'static str),
-    /// A message of HTTP/2 that is a stream error (RFC 9113 §8.1.1).
-    #[error("malformed message of HTTP/2: {0}")]
+    /// Malformed HTTP/2 message, which is a stream error (RFC 9113 §8.1.1).
+    #[error("malformed HTTP/2 message: {0}")]
     Malformed(&'static str),
 }
 

@@ -1,5 +1,6 @@
-//! HTTP/1.1 (RFC 9112): message heads, bodies and header rules, without I/O; of HTTP/2 what the h2 crate leaves to check.
-//! Both roles: the gateway reads requests and writes responses, the agent the other way round.
+//! HTTP/1.1 messages (RFC 9112): heads, bodies and fields, without I/O, and checks of HTTP/2 messages that the h2 crate
+//! leaves to its user. Serves both roles: the gateway reads requests and writes responses, the agent writes requests and
+//! reads responses.
 
 pub mod body;
 pub mod fields;

@@ -14,17 +14,17 @@ use super::{
 use crate::http::framing::announced;
 use crate::http::upgrade::UpgradeProtocol;
 
-/// Most header fields that [`parse_request`] and [`parse_response`] have room for.
+/// Most header fields that [`parse_request`] and [`parse_response`] can parse.
 const FIELDS_MAX: usize = 128;
 
-/// Parses a request head. `head` is exactly the head: everything up to and including the empty line.
+/// Parses a request head. `head` ends with the empty line.
 pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
     check_line_ends(head)?;
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Request::new(&mut []);
     match parsed.parse_with_uninit_headers(head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
-        Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Ok(_) => return Err(InvalidHead::Syntax("the head does not end with its empty line")),
         Err(httparse::Error::Version) => {
             let at = memchr::memchr(b'\r', head).and_then(|end| end.checked_sub(VERSION_LENGTH));
             return match at.and_then(|at| as_http11(head, at)) {
@@ -52,7 +52,7 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
         (None, _) => return Err(InvalidHead::Syntax("no Host field")),
         (Some(_), Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
     };
-    // A bad Host is an error even where the target overrides it (RFC 9112 §3.2).
+    /// Parses the head of a response to a request with `method`. `head` ends with the empty line. (RFC 9112 §3.2).
     let host = host.map(Authority::from_maybe_shared).transpose();
     let host = host.map_err(|_| InvalidHead::Syntax("Host field"))?;
     let authority = target_authority.or(host).ok_or(InvalidHead::Syntax("no Host field"))?;
@@ -67,14 +67,14 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
     Ok(RequestHead { method, target, authority, version, headers, framing, keep_alive, expects_continue, upgrade })
 }
 
-/// Parses a response head to a request with `method`. `head` is exactly the head.
+/// Parses the head of a response to a request with `method`. `head` ends with the empty line.
 pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Result<ResponseHead, InvalidHead> {
     check_line_ends(head)?;
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, head, &mut fields) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
-        Ok(_) => return Err(InvalidHead::Syntax("head does not end where it should")),
+        Ok(_) => return Err(InvalidHead::Syntax("the head does not end with its empty line")),
         Err(httparse::Error::Version) => {
             return match as_http11(head, 0) {
                 Some(head) => parse_response(&head, method, limits),
@@ -95,7 +95,7 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
     Ok(ResponseHead { status, version, headers, framing, keep_alive })
 }
 
-/// Refuses what parsers disagree about before any parser sees it: bare CR or LF, NUL.
+/// Refuses bare CR, bare LF and NUL, which parsers read differently.
 fn check_line_ends(head: &[u8]) -> Result<(), InvalidHead> {
     for at in memchr::memchr3_iter(b'\r', b'\n', 0, head) {
         match head[at] {
@@ -120,14 +120,14 @@ fn syntax(error: httparse::Error, limits: HeadLimits) -> InvalidHead {
         httparse::Error::NewLine => InvalidHead::Syntax("line end"),
         httparse::Error::Status => InvalidHead::Syntax("status line"),
         httparse::Error::Token => InvalidHead::Syntax("request line"),
-        httparse::Error::Version => InvalidHead::Syntax("version (HTTP/1.x is spoken here)"),
+        httparse::Error::Version => InvalidHead::Syntax("version is not HTTP/1.x"),
     }
 }
 
 const VERSION_LENGTH: usize = "HTTP/1.1".len();
 
-/// Rewrites a head of a later minor version of HTTP/1 as HTTP/1.1; the version begins at `at`. A recipient takes it for
-/// the highest minor version that it knows (RFC 9110 §2.5).
+/// Rewrites the head of a later minor version of HTTP/1 as HTTP/1.1; the version begins at `at`. A recipient processes
+/// such a message as the highest minor version that it supports (RFC 9110 §2.5).
 fn as_http11(head: &[u8], at: usize) -> Option<Bytes> {
     let end = at + VERSION_LENGTH;
     if !matches!(head.get(at..end)?, [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9']) {
@@ -142,13 +142,13 @@ fn version_of(minor: u8) -> Version {
     if minor == 0 { Version::Http10 } else { Version::Http11 }
 }
 
-/// The four forms of a request target (RFC 9112 §3.2).
+/// Parses a request target in one of the four forms of RFC 9112 §3.2.
 fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQuery, Option<Authority>), InvalidHead> {
     if *method == Method::CONNECT {
         return Err(CONNECT);
     }
     let invalid = InvalidHead::Syntax("request target (no white space, control characters or fragment; UTF-8)");
-    // http::uri drops a fragment in silence; nothing may be dropped in silence.
+    // `http::uri` silently drops a fragment.
     if target.bytes().any(|byte| byte == b'#') {
         return Err(invalid);
     }
@@ -175,7 +175,7 @@ fn parse_target(head: &Bytes, target: &str, method: &Method) -> Result<(PathAndQ
     let target = match rest {
         "" if *method == Method::OPTIONS => PathAndQuery::from_static("*"),
         "" => PathAndQuery::from_static("/"),
-        // An empty path is sent as `/` (RFC 9112 §3.2.1).
+        // An empty path becomes `/` (RFC 9112 §3.2.1).
         query if query.starts_with('?') => {
             PathAndQuery::from_maybe_shared(Bytes::from(format!("/{query}"))).map_err(|_| invalid)?
         }
@@ -188,7 +188,7 @@ fn check_field_count(fields: &[httparse::Header<'_>], limits: HeadLimits) -> Res
     if fields.len() > limits.fields { Err(InvalidHead::TooManyFields(limits.fields)) } else { Ok(()) }
 }
 
-/// `Host` fields apart from all others: what they say is in the authority from here on.
+/// Separates `Host` fields, whose value becomes the authority, from all others.
 fn split_off_host<'a, 'b>(
     fields: &'a [httparse::Header<'b>],
 ) -> (impl Iterator<Item = &'a httparse::Header<'b>>, impl Iterator<Item = &'a httparse::Header<'b>>) {
@@ -202,7 +202,7 @@ fn collect_fields<'a, 'b: 'a>(
     head: &Bytes,
     fields: impl Iterator<Item = &'a httparse::Header<'b>>,
 ) -> Result<HeaderMap, InvalidHead> {
-    // Room for a usual request and what an intermediary adds.
+    // Room for a usual request and the fields that an intermediary adds.
     let mut headers = HeaderMap::with_capacity(24);
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
@@ -229,8 +229,7 @@ fn has_connection_option(headers: &HeaderMap, name: &str) -> bool {
         .any(|option| option.trim().eq_ignore_ascii_case(name))
 }
 
-/// The one protocol that is asked for, if it is one that can be passed on. A request that offers several is served
-/// without (RFC 9110 §7.8).
+/// Returns the requested protocol if it can be relayed. A list of protocols is ignored (RFC 9110 §7.8).
 fn upgrade(headers: &HeaderMap) -> Option<UpgradeProtocol> {
     let mut offered = headers.get_all(header::UPGRADE).iter();
     let (Some(protocol), None) = (offered.next(), offered.next()) else { return None };
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_request_keeps_every_byte() {
+    fn method_target_authority_and_fields_keep_every_byte() {
         let head =
             request("PoST /a%2F//b?x=1&y=%00 HTTP/1.1\r\nHost: A.b:80\r\nX-One: 1\r\nx-one:  2 \r\n\r\n").unwrap();
         assert_eq!(head.method.as_str(), "PoST");
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn target_forms() {
+    fn all_target_forms_are_parsed() {
         let absolute = request("GET http://other.example:81/p?q HTTP/1.1\r\nHost: ignored\r\n\r\n").unwrap();
         assert_eq!((absolute.authority.as_str(), absolute.target.as_str()), ("other.example:81", "/p?q"));
         let bare = request("GET https://h HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
@@ -280,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn other_protocols_are_offered_one_at_a_time_and_are_not_http() {
+    fn an_upgrade_names_one_protocol_other_than_http() {
         let upgrade = |fields: &str| request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap().upgrade;
         let offered = upgrade("Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n");
         assert_eq!(offered.unwrap().as_str(), "websocket");
@@ -303,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn framing_and_persistence() {
+    fn framing_and_persistence_follow_the_fields() {
         let framing = |fields: &str| request(&format!("POST / HTTP/1.1\r\nHost: h\r\n{fields}\r\n")).unwrap();
         assert_eq!(framing("Content-Length: 5\r\n").framing, Framing::Length(5));
         assert_eq!(framing("Content-Length: 0\r\n").framing, Framing::Length(0));
@@ -367,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_named() {
+    fn errors_name_the_exceeded_limit() {
         let long_target = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(100));
         assert_eq!(request(&long_target).unwrap_err(), InvalidHead::TargetTooLong(100));
         let many = format!("GET / HTTP/1.1\r\nHost: h\r\n{}\r\n", "a: b\r\n".repeat(10));
@@ -406,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn later_versions_of_http_1_are_taken_for_1_1() {
+    fn later_minor_versions_are_parsed_as_http_1_1() {
         for version in ["1.2", "1.9"] {
             let text = format!("POST /a?b HTTP/{version}\r\nHost: h\r\nContent-Length: 3\r\n\r\n");
             let head = request(&text).unwrap();
@@ -419,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_written_are_heads_read() {
+    fn written_heads_parse_back() {
         let mut headers = HeaderMap::new();
         headers.append("x", HeaderValue::from_static("1"));
         headers.append("x", HeaderValue::from_static("2"));

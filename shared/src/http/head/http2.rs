@@ -12,9 +12,8 @@ use crate::http::upgrade::UpgradeProtocol;
 
 const PROTOCOL: InvalidHead = InvalidHead::Syntax(":protocol is not the name of one protocol, other than HTTP and TLS");
 
-/// Takes the head of an HTTP/2 request, as the h2 crate checked it, for one (RFC 9113 §8.3). `Host` stays among the
-/// fields; it says what the authority says. `has_body` says whether data or trailers may follow. A head that is refused
-/// is given back.
+/// Converts the head of an HTTP/2 request that the h2 crate has accepted (RFC 9113 §8.3). `Host` stays among the fields and
+/// equals the authority. `has_body` tells whether data or trailers may follow. Returns a refused head with the error.
 pub fn request_of_http2(
     parts: Parts,
     has_body: bool,
@@ -57,7 +56,7 @@ fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<Chec
     };
     let is_options = upgrade.is_none() && *method == Method::OPTIONS;
     if !(target.starts_with('/') || target == "*" && is_options) {
-        return Err(InvalidHead::Syntax(":path begins with `/` (or is `*`, of OPTIONS)"));
+        return Err(InvalidHead::Syntax(":path does not begin with `/`, and only OPTIONS may have `*`"));
     }
     let target = uri.path_and_query().cloned().ok_or(InvalidHead::Syntax("no :path"))?;
     let authority = authority_of_http2(uri, headers)?;
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_http2_are_held_to_the_same() {
+    fn http2_requests_are_checked_like_http1_requests() {
         let get = || http::Request::get("https://A.b:80/p?q").version(http::Version::HTTP_2);
         let head = request_2(get().header("x", "1").header("host", "a.B:80")).unwrap();
         assert_eq!((head.authority.as_str(), head.target.as_str()), ("A.b:80", "/p?q"));
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_http_2_with_padded_values_or_no_scheme_are_malformed() {
+    fn http2_messages_with_padded_values_are_malformed() {
         let get = || http::Request::get("https://h/");
         for (name, request) in [
             ("leading space", get().header("x", " a")),

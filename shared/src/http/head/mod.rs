@@ -1,4 +1,4 @@
-//! Message heads: strict parsing (what two parsers could read differently is refused) and serialization.
+//! Message heads. Parsing is strict: a head that two parsers could read differently is refused.
 
 mod http1;
 mod http2;
@@ -17,33 +17,35 @@ pub use http1::{parse_request, parse_response};
 pub(super) use http2::authority_of_http2;
 pub use http2::request_of_http2;
 
+/// Parsed head of a request.
 #[derive(Debug)]
 pub struct RequestHead {
     pub method: Method,
-    /// `*` or origin-form, byte for byte as received; of an absolute-form target, the part after the authority. Every
-    /// visible character of ASCII but `#`, and UTF-8 beyond that.
+    /// Path and query as received, or `*`; for an absolute-form target, the part after the authority. Contains visible
+    /// ASCII characters except `#`, and UTF-8.
     pub target: PathAndQuery,
-    /// Host and optional port this request is for: of an absolute-form target, else of `Host` (RFC 9112 §3.2.2).
+    /// Host and optional port: from an absolute-form target, else from `Host` (RFC 9112 §3.2.2).
     pub authority: Authority,
     pub version: Version,
-    /// In order of arrival, `Host` left out. What frames the message is still among them, for those that look at it;
-    /// [`write_request`] passes over it.
+    /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message; [`write_request`]
+    /// skips them.
     pub headers: HeaderMap,
     pub framing: Framing,
-    /// The sender wants the connection to stay (RFC 9112 §9.3).
+    /// Whether the connection persists after this message (RFC 9112 §9.3).
     pub keep_alive: bool,
-    /// The sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
+    /// Whether the sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     pub expects_continue: bool,
-    /// The protocol that the sender asks to switch to: of `Upgrade` (RFC 9110 §7.8), or of an extended CONNECT
-    /// (RFC 8441 §4), whose method is given as GET here.
+    /// Protocol of a request to switch protocols: from `Upgrade` (RFC 9110 §7.8), or from an extended CONNECT (RFC 8441 §4),
+    /// whose `method` is GET here.
     pub upgrade: Option<UpgradeProtocol>,
 }
 
+/// Parsed head of a response.
 #[derive(Debug)]
 pub struct ResponseHead {
     pub status: StatusCode,
     pub version: Version,
-    /// As those of [`RequestHead`].
+    /// Fields in order of arrival; see [`RequestHead::headers`].
     pub headers: HeaderMap,
     pub framing: Framing,
     pub keep_alive: bool,
@@ -53,14 +55,14 @@ pub struct ResponseHead {
 #[derive(Debug, Default)]
 pub struct HeadScanner {
     scanned: usize,
-    /// Something other than an empty line has arrived.
+    /// Whether anything other than an empty line has arrived.
     started: bool,
 }
 
 impl HeadScanner {
-    /// The length of the head at the front of `buffer`, its final empty line included, once it is there.
+    /// Returns the length of the head at the front of `buffer`, with its final empty line, once it is complete.
     ///
-    /// Empty lines before a request are dropped from `buffer` (RFC 9112 §2.2).
+    /// Removes empty lines before the head from `buffer` (RFC 9112 §2.2).
     pub fn find_end(&mut self, buffer: &mut BytesMut, limits: HeadLimits) -> Result<Option<usize>, InvalidHead> {
         if !self.started {
             while buffer.starts_with(b"\r\n") {
@@ -71,7 +73,7 @@ impl HeadScanner {
             }
             self.started = true;
         }
-        // The first line's end may be the only one, and a terminator may straddle the last read.
+        // Reads may split the empty line that ends the head.
         let from = self.scanned.saturating_sub(3);
         let end = memchr::memmem::find(&buffer[from..], b"\r\n\r\n").map(|at| from + at + 4);
         self.scanned = buffer.len();
@@ -82,7 +84,7 @@ impl HeadScanner {
                 Ok(Some(end))
             }
             None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
-            // A sender of bare line feeds would otherwise wait for us while we wait for it.
+            // A sender of bare line feeds would wait for a response while this end waits for the head's end.
             None if memchr::memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
             None => Ok(None),
         }
@@ -90,7 +92,7 @@ impl HeadScanner {
 }
 
 const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
-const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this is a gateway of origins, not a forward proxy");
+const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this server is not a forward proxy");
 const USERINFO: InvalidHead = InvalidHead::Syntax("userinfo in Host");
 
 fn expects_continue(headers: &HeaderMap, framing: Framing) -> bool {
@@ -105,7 +107,7 @@ mod tests {
     const LIMITS: HeadLimits = HeadLimits { head: 1024, fields: 10, target: 100 };
 
     #[test]
-    fn the_end_is_found_however_the_bytes_arrive() {
+    fn the_end_of_a_head_is_found_in_bytes_split_anywhere() {
         let text = b"\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\nrest";
         for step in 1..text.len() {
             let (mut scanner, mut buffer, mut found) = (HeadScanner::default(), BytesMut::new(), None);
