@@ -31,7 +31,7 @@ impl UploadWindow {
         let rtt = info.shortest_rtt.unwrap_or_default();
         let traffic = Traffic { received: info.received, sent: 0, rtt };
         // What the streams hold is not looked at: the connection's window bounds it.
-        let demand = Demand { streams, held: &[] };
+        let demand = Demand { streams, unread: &[] };
         let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
         // Refused while the caller has not acknowledged the last change: then at one of the next looks.
         if wanted != self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {

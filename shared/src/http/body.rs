@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_body_never_looks_complete() {
+    fn a_cut_off_body_is_never_complete() {
         let whole = b"5\r\nhello\r\n0\r\n\r\n";
         for end in 0..whole.len() {
             assert!(decode_all(Framing::Chunked, &whole[..end], 3).is_err(), "cut at {end}");

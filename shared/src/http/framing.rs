@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn framing_of_a_request_on_a_stream() {
+    fn framing_of_an_http2_request_follows_its_length_and_body() {
         let of = |values: &[&'static str], has_body| Framing::of_stream(&lengths(values), has_body);
         assert_eq!(of(&[], false), Ok(Framing::None));
         assert_eq!(of(&[], true), Ok(Framing::Chunked));

@@ -52,7 +52,7 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
         (None, _) => return Err(InvalidHead::Syntax("no Host field")),
         (Some(_), Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
     };
-    /// Parses the head of a response to a request with `method`. `head` ends with the empty line. (RFC 9112 §3.2).
+    // A bad Host is an error even if the target overrides it (RFC 9112 §3.2).
     let host = host.map(Authority::from_maybe_shared).transpose();
     let host = host.map_err(|_| InvalidHead::Syntax("Host field"))?;
     let authority = target_authority.or(host).ok_or(InvalidHead::Syntax("no Host field"))?;

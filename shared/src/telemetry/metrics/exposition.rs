@@ -1,45 +1,45 @@
-//! Prometheus' text format (exposition 0.0.4).
+//! Prometheus' text format, version 0.0.4.
 
 use std::fmt::{Display, Write};
 
 use super::Histogram;
 use super::histogram::BOUNDS_NS;
 
-/// `Content-Type` of the text.
+/// Media type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows; its name ends in `_total`.
+    /// Value that only grows; the name ends in `_total`.
     Counter,
     Gauge,
     Histogram,
 }
 
-/// A text in the making.
+/// Text under construction.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
-/// One metric; its samples follow one another.
+/// A metric whose samples are being written.
 pub struct Family<'a> {
     text: &'a mut String,
     name: &'a str,
 }
 
 impl Exposition {
-    /// Begins a metric. `help` is one sentence; each name once.
+    /// Begins a metric. `help` is one sentence. Use each name once.
     pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Family<'a> {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
         };
-        // Here and below: writing to a String cannot fail.
+        // Here and below: writing to a String does not fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
         Family { text: &mut self.0, name }
     }
 
-    /// A metric without labels.
+    /// Writes a metric with one sample and no labels.
     pub fn single(&mut self, name: &str, kind: Kind, help: &str, value: impl Display) {
         self.family(name, kind, help).sample(&[], value);
     }
@@ -54,7 +54,7 @@ impl Family<'_> {
         self.write("", labels, None, value);
     }
 
-    /// The samples of a histogram, in seconds.
+    /// Writes the samples of a histogram, in seconds.
     pub fn histogram(&mut self, labels: &[(&str, &str)], histogram: &Histogram) {
         let mut cumulative = 0;
         for (at, count) in histogram.counts().iter().enumerate() {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_have_their_help_type_and_samples() {
+    fn a_family_has_help_type_and_samples() {
         let mut text = Exposition::default();
         text.single("a_total", Kind::Counter, "All.", 3);
         let mut family = text.family("b", Kind::Gauge, "Some.");

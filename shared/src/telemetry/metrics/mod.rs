@@ -1,4 +1,4 @@
-//! What both programs measure of themselves, and the text in which Prometheus reads it.
+//! Metrics of both programs, and their text format for Prometheus.
 
 pub mod exposition;
 pub mod histogram;

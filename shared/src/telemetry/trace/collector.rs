@@ -1,5 +1,4 @@
-//! The collector, over HTTP: OpenTelemetry's exporter (protobuf, retries with backoff) on the HTTP client that the rest
-//! of the product uses.
+//! Connection to the collector: OpenTelemetry's OTLP/HTTP exporter (protobuf, retries with backoff) on the `ureq` client.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,17 +15,20 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use super::export::{Identity, StartError};
 use super::settings::Endpoint;
 
-/// How long one batch may take, with what is tried again of it.
+/// Time limit of one export, retries included.
 const EXPORT_WITHIN: Duration = Duration::from_secs(10);
-/// Longest that a collector can have us wait.
-const LONGEST_HOLD: Duration = Duration::from_secs(600);
-/// Most of an answer that is read, in bytes: it says no more than what was rejected.
-const ANSWER_MAX: u64 = 64 * 1024;
+/// Longest pause that a collector can ask for.
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Most bytes read of a response, which only tells which spans were rejected.
+const RESPONSE_MAX: u64 = 64 * 1024;
 
-/// Prepares to send; connects only when there is something to be sent.
-pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanExporter, Arc<Answers>), StartError> {
-    let answers = Arc::new(Answers::default());
-    let client = Client { http: agent(endpoint), answers: Arc::clone(&answers) };
+/// Creates the exporter. It connects when there are spans to send.
+pub(super) fn connect(
+    endpoint: &Endpoint,
+    identity: &Identity,
+) -> Result<(SpanExporter, Arc<SharedState>), StartError> {
+    let state = Arc::new(SharedState::default());
+    let client = Client { http: agent(endpoint), state: Arc::clone(&state) };
     let mut exporter = SpanExporter::builder()
         .with_http()
         .with_http_client(client)
@@ -36,10 +38,10 @@ pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanE
         .build()
         .map_err(|error| StartError::Exporter(error.to_string()))?;
     exporter.set_resource(&resource(identity));
-    Ok((exporter, answers))
+    Ok((exporter, state))
 }
 
-/// Who exports. OpenTelemetry's variables add to it and have the last word.
+/// Attributes of this program. OpenTelemetry's variables add to them and override them.
 fn resource(identity: &Identity) -> Resource {
     let ours = [
         KeyValue::new("service.name", identity.service_name),
@@ -64,7 +66,7 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     }
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
-        tracing::warn!(errors = ?found.errors, "this system trusts no authorities: no https:// collector will do");
+        tracing::warn!(errors = ?found.errors, "this system trusts no certificate authorities: a collector at https:// cannot be reached");
     }
     let roots: Vec<_> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
     let tls = TlsConfig::builder()
@@ -74,46 +76,46 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     config.tls_config(tls).build().new_agent()
 }
 
-/// What the collector has said last.
+/// State of the collector after the last request, shared with the exporting thread.
 #[derive(Debug, Default)]
-pub(super) struct Answers(Mutex<Answer>);
+pub(super) struct SharedState(Mutex<CollectorState>);
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Answer {
-    /// Why the last attempt failed, if it did.
+pub(super) struct CollectorState {
+    /// Error of the last request, if it failed.
     pub(super) failure: Option<String>,
-    /// It wants nothing before then.
-    pub(super) hold_until: Option<Instant>,
+    /// Time before which the collector accepts no further request.
+    pub(super) paused_until: Option<Instant>,
 }
 
-impl Answers {
-    pub(super) fn last(&self) -> Answer {
+impl SharedState {
+    pub(super) fn last(&self) -> CollectorState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, answer: Answer) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+    fn set(&self, state: CollectorState) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 
 #[derive(Debug)]
 struct Client {
     http: ureq::Agent,
-    answers: Arc<Answers>,
+    state: Arc<SharedState>,
 }
 
 #[async_trait::async_trait]
 impl HttpClient for Client {
-    /// Blocks: the exporting thread does nothing else.
+    /// Blocks the exporting thread, which has no other work.
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sent = self.send(request);
-        self.answers.set(match &sent {
-            Ok(response) if response.status().is_success() => Answer::default(),
-            Ok(response) => Answer {
+        self.state.set(match &sent {
+            Ok(response) if response.status().is_success() => CollectorState::default(),
+            Ok(response) => CollectorState {
                 failure: Some(format!("the collector answers {}", response.status())),
-                hold_until: retry_after(response).and_then(|delay| Instant::now().checked_add(delay)),
+                paused_until: retry_after(response).and_then(|delay| Instant::now().checked_add(delay)),
             },
-            Err(error) => Answer { failure: Some(error.to_string()), hold_until: None },
+            Err(error) => CollectorState { failure: Some(error.to_string()), paused_until: None },
         });
         Ok(sent?)
     }
@@ -123,13 +125,13 @@ impl Client {
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, ureq::Error> {
         let (parts, body) = request.into_parts();
         let (parts, mut body) = self.http.run(Request::from_parts(parts, &body[..]))?.into_parts();
-        let body = body.with_config().limit(ANSWER_MAX).read_to_vec()?;
+        let body = body.with_config().limit(RESPONSE_MAX).read_to_vec()?;
         Ok(Response::from_parts(parts, body.into()))
     }
 }
 
-/// The whole seconds of `Retry-After`. A date, which collectors do not send, is left to the exporter's retries.
+/// Parses `Retry-After` in seconds. Ignores a date, which collectors do not send.
 fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
     let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).min(LONGEST_HOLD))
+    Some(Duration::from_secs(seconds).min(PAUSE_MAX))
 }

@@ -1,5 +1,5 @@
-//! The thread that exports spans: takes batches from the queue, puts them into OpenTelemetry's words, sends them. A
-//! collector that is away or slow costs spans, never requests.
+//! The thread that exports spans: takes batches from the queue, converts them to OpenTelemetry's types and sends them. A
+//! slow or unreachable collector causes lost spans, but delays no request.
 
 use std::convert::Infallible;
 use std::io;
@@ -12,23 +12,23 @@ use opentelemetry::InstrumentationScope;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 
-use super::collector::{self, Answer};
+use super::collector::{self, CollectorState};
 use super::settings::Settings;
 use super::span::Finished;
 
-/// Batches that wait for the exporter. Times the 128 spans of a batch, about 4 MiB where paths are short and 8 MiB where
-/// they are not: whoever makes spans bounds their texts.
+/// Batches in the queue. With 128 spans in a batch, about 4 MiB with short paths and 8 MiB with long ones: the makers of spans
+/// bound their texts.
 const QUEUED_BATCHES: usize = 32;
-/// Spans that are sent together, at least as many as one batch.
-const EXPORTED_TOGETHER: usize = 512;
-/// At most one line of log about spans that were lost in so long.
+/// Spans after which an export takes no further batch.
+const EXPORT_SPANS: usize = 512;
+/// Interval between log lines about lost spans.
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Who exports: one running program.
+/// Identity of the exporting program.
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub service_name: &'static str,
-    /// Differs between programs of this name that run at the same time.
+    /// Unique among running programs of the same name.
     pub instance_id: String,
     pub region: String,
 }
@@ -37,11 +37,11 @@ pub struct Identity {
 pub enum StartError {
     #[error("traces: {0}")]
     Exporter(String),
-    #[error("traces: cannot start a thread: {0}")]
+    #[error("traces: cannot start the exporting thread: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// What became of finished spans so far.
+/// Counts of exported and lost spans.
 #[derive(Debug, Default)]
 pub struct SpanCounts {
     exported: AtomicU64,
@@ -49,12 +49,12 @@ pub struct SpanCounts {
 }
 
 impl SpanCounts {
-    /// Sent, and taken by the collector.
+    /// Spans that the collector has accepted.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Lost: the queue was full, or the collector did not take them.
+    /// Lost spans: the queue was full, or the collector did not accept them.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -64,7 +64,7 @@ impl SpanCounts {
     }
 }
 
-/// The way to the exporter; each thread has its own clone.
+/// Sending end of the queue to the exporter. Each thread has a clone.
 pub struct Queue<T> {
     batches: Sender<Vec<T>>,
     counts: Arc<SpanCounts>,
@@ -77,14 +77,14 @@ impl<T> Clone for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue with room for so many batches, and its other end.
+    /// Creates a queue for `batches` batches, and its receiving end.
     pub fn bounded(batches: usize) -> (Self, Receiver<Vec<T>>) {
         let (sender, receiver) = bounded(batches);
         (Self { batches: sender, counts: Arc::default() }, receiver)
     }
 
-    /// Never waits.
-    pub(super) fn hand_over(&self, batch: Vec<T>) {
+    /// Queues a batch without waiting; drops it if the queue is full.
+    pub(super) fn send(&self, batch: Vec<T>) {
         if let Err(refused) = self.batches.try_send(batch) {
             SpanCounts::count(&self.counts.dropped, refused.into_inner().len());
         }
@@ -95,27 +95,27 @@ impl<T> Queue<T> {
     }
 }
 
-/// The exporting thread. Dropped, it still sends what it has, if the process lives on.
+/// Handle of the exporting thread, which sends the queued spans after the handle is dropped.
 pub struct Exporter {
-    /// Nothing is ever sent: it is dropped to stop the thread.
+    /// Dropped to stop the thread; nothing is sent.
     stop: Sender<Infallible>,
     ended: Receiver<Infallible>,
     counts: Arc<SpanCounts>,
 }
 
 impl Exporter {
-    /// Starts the thread. Whether the collector is there shows when the first spans are sent.
+    /// Starts the thread. It connects to the collector when it sends the first spans.
     pub fn start<T: Finished>(settings: &Settings, identity: &Identity) -> Result<(Self, Queue<T>), StartError> {
-        let (exporter, answers) = collector::connect(&settings.endpoint, identity)?;
+        let (exporter, state) = collector::connect(&settings.endpoint, identity)?;
         let endpoint = settings.endpoint.to_string();
         tracing::info!(endpoint, sample_ratio = settings.sample_ratio, "traces");
-        Self::start_with(exporter, identity.service_name, move || answers.last())
+        Self::start_with(exporter, identity.service_name, move || state.last())
     }
 
     fn start_with<T: Finished>(
         exporter: impl SpanExporter + 'static,
         scope: &'static str,
-        last_answer: impl Fn() -> Answer + Send + 'static,
+        collector_state: impl Fn() -> CollectorState + Send + 'static,
     ) -> Result<(Self, Queue<T>), StartError> {
         let (queue, batches) = Queue::bounded(QUEUED_BATCHES);
         let (stop, stopped) = bounded(0);
@@ -124,7 +124,7 @@ impl Exporter {
         let thread = Thread {
             exporter,
             scope: InstrumentationScope::builder(scope).with_version(crate::version::VERSION).build(),
-            last_answer,
+            collector_state,
             batches,
             stopped,
             counts: Arc::clone(&counts),
@@ -141,11 +141,11 @@ impl Exporter {
         &self.counts
     }
 
-    /// Sends what has been handed over, but for no longer than `within`.
+    /// Stops the thread after it has sent the queued spans; waits for at most `within`.
     pub fn stop(self, within: Duration) {
         drop(self.stop);
         if self.ended.recv_timeout(within) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the last spans could not be exported in time");
+            tracing::warn!("the last spans were not exported in time");
         }
     }
 }
@@ -153,14 +153,14 @@ impl Exporter {
 struct Thread<T, E, A> {
     exporter: E,
     scope: InstrumentationScope,
-    last_answer: A,
+    collector_state: A,
     batches: Receiver<Vec<T>>,
     stopped: Receiver<Infallible>,
     counts: Arc<SpanCounts>,
     losses: Losses,
 }
 
-impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
+impl<T: Finished, E: SpanExporter, A: Fn() -> CollectorState> Thread<T, E, A> {
     fn run(mut self) {
         loop {
             crossbeam_channel::select! {
@@ -170,8 +170,8 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
                 },
                 recv(self.stopped) -> _ => break,
             }
-            if let Some(until) = (self.last_answer)().hold_until {
-                // Cut short by a stop, which is seen above. The queue takes what comes meanwhile, as far as it goes.
+            if let Some(until) = (self.collector_state)().paused_until {
+                // A stop ends the pause; the next turn of the loop handles it. Meanwhile spans wait in the queue.
                 let _ = self.stopped.recv_deadline(until);
             }
         }
@@ -181,39 +181,40 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
     }
 
     fn export(&mut self, mut spans: Vec<T>) {
-        while spans.len() < EXPORTED_TOGETHER
+        while spans.len() < EXPORT_SPANS
             && let Ok(more) = self.batches.try_recv()
         {
             spans.extend(more);
         }
         let count = spans.len();
         let spans: Vec<SpanData> = spans.into_iter().map(|span| span.into_span().into_data(&self.scope)).collect();
-        // Everything in there blocks.
+        // The exporter blocks.
         let exported: OTelSdkResult = futures_executor::block_on(self.exporter.export(spans));
         let counter = if exported.is_ok() { &self.counts.exported } else { &self.counts.dropped };
         SpanCounts::count(counter, count);
         if let Some(lost) = self.losses.due(self.counts.dropped(), Instant::now()) {
-            let failure = exported.err().map(|error| (self.last_answer)().failure.unwrap_or_else(|| error.to_string()));
-            let reason = failure.unwrap_or_else(|| "more than the collector takes".to_owned());
-            tracing::warn!(lost, reason, "spans are lost");
+            let failure =
+                exported.err().map(|error| (self.collector_state)().failure.unwrap_or_else(|| error.to_string()));
+            let reason = failure.unwrap_or_else(|| "the queue was full: the collector is too slow".to_owned());
+            tracing::warn!(lost, reason, "spans were lost");
         }
     }
 }
 
-/// What has been said about lost spans.
+/// Lost spans that have been logged.
 #[derive(Default)]
 struct Losses {
-    told: u64,
+    logged: u64,
     last: Option<Instant>,
 }
 
 impl Losses {
-    /// How many there are to tell of now, if any.
+    /// Returns the number of lost spans to log now, if any.
     fn due(&mut self, dropped: u64, now: Instant) -> Option<u64> {
         let is_time = self.last.is_none_or(|last| now.duration_since(last) >= LOSS_LOG_INTERVAL);
-        let lost = dropped - self.told;
+        let lost = dropped - self.logged;
         (lost > 0 && is_time).then(|| {
-            (self.told, self.last) = (dropped, Some(now));
+            (self.logged, self.last) = (dropped, Some(now));
             lost
         })
     }
@@ -231,7 +232,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A span of this name.
+    /// A finished span with this name.
     struct Named(String);
 
     impl Finished for Named {
@@ -251,14 +252,14 @@ mod tests {
         }
     }
 
-    /// Stops at each batch until it is told how that one ends.
+    /// Exporter that waits at each export for the test's verdict.
     #[derive(Debug)]
-    struct Told {
+    struct Controlled {
         seen: Sender<Vec<String>>,
         verdicts: Receiver<bool>,
     }
 
-    impl SpanExporter for Told {
+    impl SpanExporter for Controlled {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
             self.seen.send(batch.into_iter().map(|span| span.name.into_owned()).collect()).unwrap();
             let taken = self.verdicts.recv_timeout(SOON).unwrap();
@@ -266,10 +267,10 @@ mod tests {
         }
     }
 
-    fn told() -> (Told, Receiver<Vec<String>>, Sender<bool>) {
+    fn controlled() -> (Controlled, Receiver<Vec<String>>, Sender<bool>) {
         let (seen, sees) = crossbeam_channel::unbounded();
         let (decide, verdicts) = crossbeam_channel::unbounded();
-        (Told { seen, verdicts }, sees, decide)
+        (Controlled { seen, verdicts }, sees, decide)
     }
 
     fn named(names: &[&str]) -> Vec<Named> {
@@ -277,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_collector_does_not_take_is_counted_and_the_rest_goes_on() {
-        let (exporter, sees, decide) = told();
-        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
-        queue.hand_over(named(&["a", "b"]));
+    fn spans_that_the_collector_refuses_are_counted() {
+        let (exporter, sees, decide) = controlled();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", CollectorState::default).unwrap();
+        queue.send(named(&["a", "b"]));
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["a", "b"]);
-        // While the collector thinks, what is handed over waits and goes together.
-        queue.hand_over(named(&["c"]));
-        queue.hand_over(named(&["d"]));
+        // Batches that are queued during an export are sent together.
+        queue.send(named(&["c"]));
+        queue.send(named(&["d"]));
         decide.send(false).unwrap();
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["c", "d"]);
         decide.send(true).unwrap();
@@ -293,13 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_without_waiting() {
-        let (exporter, sees, decide) = told();
-        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
-        queue.hand_over(named(&["first"]));
+    fn a_full_queue_drops_spans_without_waiting() {
+        let (exporter, sees, decide) = controlled();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", CollectorState::default).unwrap();
+        queue.send(named(&["first"]));
         sees.recv_timeout(SOON).unwrap();
         for _ in 0..QUEUED_BATCHES + 3 {
-            queue.hand_over(named(&["x", "y"]));
+            queue.send(named(&["x", "y"]));
         }
         assert_eq!(queue.counts().dropped(), 6);
         for _ in 0..2 {
@@ -310,12 +311,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_sends_what_is_there_but_waits_no_longer_than_it_may() {
-        let (exporter, sees, decide) = told();
-        let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
-        queue.hand_over(named(&["stuck"]));
+    fn a_stop_sends_queued_spans_within_its_time_limit() {
+        let (exporter, sees, decide) = controlled();
+        let (exporter, queue) = Exporter::start_with(exporter, "test", CollectorState::default).unwrap();
+        queue.send(named(&["stuck"]));
         sees.recv_timeout(SOON).unwrap();
-        queue.hand_over(named(&["late"]));
+        queue.send(named(&["late"]));
         exporter.stop(Duration::from_millis(1));
         decide.send(true).unwrap();
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["late"]);
@@ -323,20 +324,20 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_that_wants_a_pause_has_it_until_the_stop() {
-        let (exporter, sees, decide) = told();
+    fn a_stop_ends_the_pause_that_a_collector_asked_for() {
+        let (exporter, sees, decide) = controlled();
         let (asks, asked) = bounded(1);
-        let answer = move || {
-            // The thread has ended the batch when it asks.
+        let state = move || {
+            // The thread reads the state after an export.
             let _ = asks.try_send(());
-            Answer { failure: None, hold_until: Some(Instant::now() + Duration::from_secs(3600)) }
+            CollectorState { failure: None, paused_until: Some(Instant::now() + Duration::from_secs(3600)) }
         };
-        let (exporter, queue) = Exporter::start_with(exporter, "test", answer).unwrap();
-        queue.hand_over(named(&["throttled"]));
+        let (exporter, queue) = Exporter::start_with(exporter, "test", state).unwrap();
+        queue.send(named(&["throttled"]));
         sees.recv_timeout(SOON).unwrap();
         decide.send(true).unwrap();
         asked.recv_timeout(SOON).unwrap();
-        queue.hand_over(named(&["waits"]));
+        queue.send(named(&["waits"]));
         decide.send(true).unwrap();
         exporter.stop(SOON);
         assert_eq!(sees.try_recv().unwrap(), ["waits"]);
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_of_once_a_minute() {
+    fn losses_are_logged_once_a_minute() {
         let (mut losses, start) = (Losses::default(), Instant::now());
         assert_eq!(losses.due(0, start), None);
         assert_eq!(losses.due(3, start), Some(3));
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_keep_their_place() {
+    fn span_data_has_trace_parent_and_status() {
         let (queue, _) = Queue::<()>::bounded(1);
         let mut headers = http::HeaderMap::new();
         let caller = TraceContext::root([1, 2, 3], true);

@@ -1,8 +1,7 @@
-//! Distributed tracing: where in a trace a request is (W3C Trace Context), and spans on their way to a collector (OTLP).
+//! Distributed tracing: trace contexts of requests (W3C Trace Context), and export of spans to a collector (OTLP).
 //!
-//! A program without a collector touches nothing of this. With one, each thread that serves requests has a [`Tracer`],
-//! which collects finished spans and hands them in batches to the one thread that exports them. Handing over never
-//! waits: what the exporter does not get rid of is dropped and counted.
+//! With a collector, each thread that serves requests has a [`Tracer`], which collects finished spans and passes them in
+//! batches to the exporting thread. This never waits: spans that find no room in the queue are dropped and counted.
 
 mod collector;
 pub mod context;

@@ -1,4 +1,4 @@
-//! Where spans go and how many: what a configuration says, and where it says nothing, what OpenTelemetry's variables do.
+//! Settings of tracing: keys of the configuration, with OpenTelemetry's variables as defaults.
 
 use std::fmt;
 
@@ -6,55 +6,56 @@ use http::Uri;
 
 use crate::config::Keys;
 
-/// Share of the traces begun here that are recorded, where nothing else is said.
+/// Default share of recorded traces.
 const DEFAULT_RATIO: f64 = 0.01;
 
-/// What is posted where (OTLP/HTTP).
+/// Path of OTLP/HTTP below the collector's base URL.
 const PATH: &str = "/v1/traces";
 
 const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
 const RATIO_FORM: &str = "a number from 0 to 1";
 
-/// A collector is there, and gets spans.
+/// Settings of a program with a collector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub endpoint: Endpoint,
-    /// Share of the traces begun here that are recorded, 0 to 1. Of others, whoever began them decides.
+    /// Share of recorded traces, 0 to 1, among those that begin here. For others their creator decides.
     pub sample_ratio: f64,
 }
 
-/// The URL that spans are posted to.
+/// URL that spans are posted to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(String);
 
-/// What a configuration says about a collector.
+/// Setting of the collector in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collector {
-    /// There is none, whatever the variables say.
+    /// No collector, regardless of OpenTelemetry's variables.
     Nowhere,
     At(Endpoint),
 }
 
 impl Collector {
-    /// Reads a setting: the collector's base URL, or nothing at all for none.
+    /// Parses a setting: the collector's base URL, or empty text for no collector.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() { Some(Self::Nowhere) } else { Endpoint::below(text).map(Self::At) }
     }
 }
 
 impl Endpoint {
-    /// `{base}/v1/traces`. A base that is this already stays.
+    /// Makes `{base}/v1/traces`; a base that ends in this path stays as it is.
     pub fn below(base: &str) -> Option<Self> {
         let base = base.trim_end_matches('/');
         let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
         Self::exactly(&url)
     }
 
+    /// Parses the whole URL.
     pub fn exactly(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
         let has_port = authority.as_str().len() > authority.host().len();
-        // Credentials belong into a header: a URL is logged.
+        // No credentials: the URL is logged.
         let valid = matches!(uri.scheme_str(), Some("http" | "https"))
             && !authority.host().is_empty()
             && !authority.as_str().contains('@')
@@ -75,7 +76,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl Settings {
-    /// A share of traces, 0 to 1.
+    /// Parses a share of traces, 0 to 1.
     pub fn parse_ratio(text: &str) -> Option<f64> {
         text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
     }
@@ -90,8 +91,8 @@ impl Settings {
         Self::resolve(collector, sample_ratio, environment, &mut keys.errors)
     }
 
-    /// What the configuration says, completed by OpenTelemetry's variables. `None` where there is no collector. What is
-    /// wrong with the variables goes to `errors`, with their names; an empty one counts as unset.
+    /// Completes the settings of a configuration by OpenTelemetry's variables. `None` without a collector. Mistakes in
+    /// variables go to `errors`; an empty variable counts as unset.
     pub fn resolve(
         collector: Option<Collector>,
         sample_ratio: Option<f64>,
@@ -112,6 +113,7 @@ impl Settings {
     }
 }
 
+/// OpenTelemetry's variables, and the mistakes in them.
 struct Variables<'a> {
     environment: &'a dyn Fn(&str) -> Option<String>,
     errors: &'a mut Vec<String>,
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_comes_before_opentelemetrys_variables() {
+    fn the_configuration_overrides_opentelemetrys_variables() {
         const VARIABLES: [(&str, &str); 3] = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all.example/otlp/"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example/here"),
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn mistakes_name_their_variable() {
         for bad in ["c:4318", "ftp://c", "http://", "/v1", "http://c?x=1", "http://user:secret@c", "http://c:port"] {
             assert_eq!(Collector::parse(bad), None, "{bad}");
         }

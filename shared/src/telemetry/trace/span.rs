@@ -1,4 +1,4 @@
-//! A finished span in OpenTelemetry's words. Made on the exporting thread.
+//! Finished spans, converted to OpenTelemetry's types on the exporting thread.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -12,13 +12,13 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use super::tracer::SpanContext;
 use crate::telemetry::mask::Masker;
 
-/// What a thread that serves requests knows when a span ends: plain figures, cheap to make and to move.
+/// Record of a finished span as a serving thread makes it: cheap to create and to move.
 pub trait Finished: Send + 'static {
-    /// Puts it into OpenTelemetry's words.
+    /// Converts the record to a span. Called on the exporting thread.
     fn into_span(self) -> Span;
 }
 
-/// A span, by its semantic conventions.
+/// A span with attributes of OpenTelemetry's semantic conventions.
 #[derive(Debug)]
 pub struct Span {
     pub context: SpanContext,
@@ -27,9 +27,9 @@ pub struct Span {
     pub start: SystemTime,
     pub end: SystemTime,
     pub attributes: Vec<KeyValue>,
-    /// What happened in between, and when.
+    /// Events with their times.
     pub events: Vec<(&'static str, SystemTime)>,
-    /// It failed, and so.
+    /// Description of the failure, if the request failed.
     pub failure: Option<String>,
 }
 
@@ -58,8 +58,8 @@ impl Span {
     }
 }
 
-/// The name of a span for a request with this method, and the attributes that say which it was: others than those of
-/// RFC 9110 and PATCH are not to become names.
+/// Returns the name of a request's span and adds the attributes of its method. Only methods of RFC 9110 and PATCH become
+/// names.
 pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'static, str> {
     const KNOWN: [Method; 9] = [
         Method::GET,
@@ -81,22 +81,22 @@ pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'stat
     Cow::Borrowed("HTTP")
 }
 
-/// Longest path that a span tells, in bytes.
+/// Longest path of a span, in bytes.
 const PATH_MAX: usize = 1024;
 
-/// As much of a request's path as a span keeps, without secrets of the gateway.
+/// Masks the gateway's secrets in a request's path and cuts it to the length of a span's path.
 pub fn path(path: &str) -> Box<str> {
     masked_path(path, &Masker::default())
 }
 
-/// As [`path`], without the secrets that `masker` knows.
+/// As [`path`], and masks the secrets that `masker` knows.
 pub fn masked_path(path: &str, masker: &Masker) -> Box<str> {
     let cut = |path: &str| path[..path.floor_char_boundary(PATH_MAX)].into();
-    // Masked first: a cut within a secret would leave a part that is not recognised.
+    // Masked before the cut, since part of a secret would not be recognised.
     masker.mask(path.as_bytes()).map_or_else(|| cut(path), |masked| cut(&String::from_utf8_lossy(&masked)))
 }
 
-/// The attributes that say whom a request was for.
+/// Adds the attributes of a request's authority.
 pub fn server(authority: &Authority, attributes: &mut Vec<KeyValue>) {
     attributes.push(KeyValue::new("server.address", authority.host().to_owned()));
     if let Some(port) = authority.port_u16() {
@@ -110,11 +110,11 @@ mod tests {
     use crate::identity::secret::Secret;
 
     #[test]
-    fn paths_are_cut_between_characters_and_tell_no_secret() {
+    fn paths_are_cut_between_characters_and_have_no_secrets() {
         let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
         assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
         assert_eq!(&*masked_path("/a/gw_sk_b.c/d/0123456789", &masker), "/a/gw_sk_b.***/d/gw_admin.***");
-        // The cut is within the secret.
+        // The cut is inside the secret.
         let before = format!("/{}", "a".repeat(PATH_MAX - 6));
         assert_eq!(*masked_path(&format!("{before}0123456789"), &masker), format!("{before}gw_ad"));
     }

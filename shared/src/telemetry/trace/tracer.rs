@@ -1,5 +1,4 @@
-//! What a thread that serves requests has of tracing: decides which are recorded, and keeps finished spans until there
-//! are enough to hand over.
+//! Tracer of a serving thread: decides which requests are recorded, and collects finished spans into batches.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,39 +12,39 @@ use super::context::{TRACEPARENT, TRACESTATE, TraceContext};
 use super::export::Queue;
 use crate::runtime;
 
-/// Spans handed over together.
+/// Spans in a batch.
 const BATCH: usize = 128;
-/// Longest that a finished span waits for others.
+/// Longest time that a finished span waits for a full batch.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One request's place in a trace.
+/// Trace context of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
-    /// Our own, which goes on to the next hop; if nothing is recorded, it may be the caller's.
+    /// Context for the next hop; the client's context if the trace is not recorded.
     pub context: TraceContext,
-    /// The span that this one is a child of.
+    /// Id of the parent span.
     pub parent: Option<[u8; 8]>,
     origin: Origin,
 }
 
-/// How the fields of the request become those of the next hop.
+/// Origin of a request's trace, which determines the fields for the next hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// The trace is not recorded: its fields go on as they are.
+    /// The trace is not recorded: its fields are relayed unchanged.
     Passing,
-    /// We are a hop of the trace.
+    /// The trace continues with a span of this hop.
     Continued,
     /// The trace begins here.
     Begun,
 }
 
 impl SpanContext {
-    /// Whether there is to be a span.
+    /// Whether the request has a span.
     pub fn is_recorded(&self) -> bool {
         self.context.sampled
     }
 
-    /// Sets the fields of the request as it goes on. `tracestate` stays, unless it is of no trace.
+    /// Sets the fields for the next hop. Keeps `tracestate`, except in a trace that begins here.
     pub fn write_to(&self, headers: &mut HeaderMap) {
         if self.origin == Origin::Passing {
             return;
@@ -57,7 +56,7 @@ impl SpanContext {
     }
 }
 
-/// The tracer of one thread.
+/// Tracer of one thread.
 pub struct Tracer<T> {
     sample_ratio: f64,
     random: RefCell<SmallRng>,
@@ -66,10 +65,10 @@ pub struct Tracer<T> {
 }
 
 impl<T> Tracer<T> {
-    /// A tracer that records `sample_ratio` of the traces that begin with it.
+    /// Creates a tracer that records the share `sample_ratio` of the traces that begin with it.
     pub fn new(queue: Queue<T>, sample_ratio: f64) -> Self {
         let mut seed = [0; 32];
-        // The system's generator cannot fail once the process has started; ids that repeat must not exist.
+        // The system's generator does not fail once the process has started. Ids must never repeat.
         if aws_lc_rs::rand::fill(&mut seed).is_err() {
             std::process::abort();
         }
@@ -77,16 +76,16 @@ impl<T> Tracer<T> {
         Self { sample_ratio, random, finished: RefCell::default(), queue }
     }
 
-    /// The place of a request with these fields. Whoever began its trace has decided whether it is recorded; for traces
-    /// that begin here, chance does.
+    /// Creates the context of a request with these fields. The sender's flag decides whether a trace is recorded; for a
+    /// trace that begins here, the sample ratio does.
     pub fn begin(&self, headers: &HeaderMap) -> SpanContext {
         let mut random = self.random.borrow_mut();
         match TraceContext::of(headers) {
-            Some(caller) if caller.sampled => {
-                let context = caller.child(random.next_u64());
-                SpanContext { context, parent: Some(caller.span_id), origin: Origin::Continued }
+            Some(remote) if remote.sampled => {
+                let context = remote.child(random.next_u64());
+                SpanContext { context, parent: Some(remote.span_id), origin: Origin::Continued }
             }
-            Some(caller) => SpanContext { context: caller, parent: None, origin: Origin::Passing },
+            Some(remote) => SpanContext { context: remote, parent: None, origin: Origin::Passing },
             None => {
                 let random = [random.next_u64(), random.next_u64(), random.next_u64()];
                 let context = TraceContext::root(random, is_sampled(random[1], self.sample_ratio));
@@ -95,26 +94,26 @@ impl<T> Tracer<T> {
         }
     }
 
-    /// Takes a finished span of a request that is recorded.
+    /// Adds the finished span of a recorded request.
     pub fn end(&self, span: T) {
         let mut finished = self.finished.borrow_mut();
         finished.push(span);
         if finished.len() >= BATCH {
-            self.queue.hand_over(std::mem::take(&mut finished));
+            self.queue.send(std::mem::take(&mut finished));
         }
     }
 
-    /// Hands over what there is.
+    /// Sends the collected spans to the exporter.
     pub fn flush(&self) {
         let finished = self.finished.take();
         if !finished.is_empty() {
-            self.queue.hand_over(finished);
+            self.queue.send(finished);
         }
     }
 }
 
 impl<T: 'static> Tracer<T> {
-    /// Keeps spans from waiting for long. Runs on the thread's reactor, for ever.
+    /// Flushes at intervals. Runs on the thread's reactor and never returns.
     pub async fn keep_flushing(self: Rc<Self>) {
         loop {
             runtime::sleep(FLUSH_INTERVAL).await;
@@ -123,7 +122,7 @@ impl<T: 'static> Tracer<T> {
     }
 }
 
-/// Whether a trace is among the recorded. `random` is the second half of its id, so that the id alone tells.
+/// Whether a trace is recorded, decided by the second half of its id.
 fn is_sampled(random: u64, ratio: f64) -> bool {
     const STEPS: f64 = (1_u64 << 53) as f64;
     ((random >> 11) as f64) / STEPS < ratio
@@ -156,7 +155,7 @@ mod tests {
         let (tracer, _batches) = tracer(0.0);
         let [first, second] = [tracer.begin(&headers), tracer.begin(&headers)];
         assert!(first.is_recorded() && first.context.span_id != second.context.span_id);
-        assert_eq!(first.parent, TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id));
+        assert_eq!(first.parent, TraceContext::parse(CALLER.as_bytes()).map(|remote| remote.span_id));
         first.write_to(&mut headers);
         let names: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
         assert_eq!(names, ["a", "traceparent", "tracestate", "b"]);
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_not_recorded_passes_as_it_is() {
+    fn an_unrecorded_trace_is_relayed_unchanged() {
         const VALUE: &str = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-new";
         let before = headers(&[("traceparent", VALUE), ("tracestate", "v=1")]);
         let (tracer, _batches) = tracer(1.0);
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_that_begin_here_are_recorded_by_chance() {
+    fn traces_that_begin_here_are_sampled() {
         let nothing = HeaderMap::new();
         let (all, _batches) = tracer(1.0);
         let (none, _batches) = tracer(0.0);
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_say_nothing_are_replaced() {
+    fn invalid_fields_are_replaced() {
         for fields in [
             &[("traceparent", CALLER), ("traceparent", CALLER), ("tracestate", "v=1")][..],
             &[("traceparent", "00-nonsense"), ("tracestate", "v=1")],
@@ -208,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_handed_over_in_batches_and_what_finds_no_room_is_counted() {
+    fn spans_are_sent_in_batches_and_counted_if_the_queue_is_full() {
         let (tracer, batches) = tracer(1.0);
         for span in 0..BATCH as u32 {
             assert!(batches.is_empty());
             tracer.end(span);
         }
         assert_eq!(batches.len(), 1);
-        // There is room for one batch.
+        // The queue has room for one batch.
         tracer.end(1000);
         tracer.flush();
         assert_eq!(batches.recv().unwrap(), (0..BATCH as u32).collect::<Vec<_>>());
