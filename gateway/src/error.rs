@@ -1,4 +1,4 @@
-//! Everything that a request can be refused for, and the one mapping to what the caller sees.
+//! Errors of requests, and their mapping to responses.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use gw_shared::tunnel::response::InvalidResponse;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
-/// Who has to change something for the request to succeed.
+/// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     Caller,
-    /// Credentials, keys or the service's settings.
+    /// Credentials, keys or settings of the service.
     Policy,
     Agent,
     Backend,
     Gateway,
 }
 
-/// Why a request was not relayed, or stopped being.
+/// Reason why a request was not relayed, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("Rate limit exceeded")]
@@ -42,7 +42,7 @@ pub enum Error {
     TokenExpired(&'static str),
     #[error("the access token is for another service")]
     TokenAudienceMismatch,
-    #[error("the credential of this access token is gone, disabled, or no longer allowed this service")]
+    #[error("the credential of this access token is deleted, disabled, or no longer allowed to use this service")]
     CredentialRevoked,
     #[error("too many failed attempts to authenticate from this address")]
     AuthRateLimited { retry_after: Duration },
@@ -58,7 +58,7 @@ pub enum Error {
     HeadersTooLarge(InvalidHead),
     #[error("the tunnel was lost before the response began")]
     TunnelLost,
-    #[error("the agent answered with something that is not HTTP")]
+    #[error("the agent's answer is not valid on the tunnel")]
     TunnelProtocol,
     #[error("Concurrent backend request limit exceeded")]
     AgentConcurrencyLimit,
@@ -80,9 +80,9 @@ pub enum Error {
     InvalidRequest(String),
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
-    #[error("unknown, expired or used enrollment token: have a new one made")]
+    #[error("unknown, expired or used enrollment token: ask an administrator for a new one")]
     EnrollmentTokenInvalid,
-    #[error("unknown enrollment, wrong secret, or a key that is not this agent's")]
+    #[error("unknown enrollment, wrong secret, or a key of another agent")]
     EnrollmentInvalid,
     #[error("this agent waits for an administrator to approve it")]
     EnrollmentPending,
@@ -95,21 +95,21 @@ pub enum Error {
     #[error("this agent is unknown or revoked")]
     AgentRevoked,
     #[error(
-        "the agent's certificate has expired; for 30 days a new one can be had at /csr with its key, then enroll anew"
+        "the agent's certificate has expired; within 30 days, request a new one at /csr with its key; after that, enroll again"
     )]
     AgentCertificateExpired,
-    /// Not an error of anybody's: where there are no client certificates, this is how the agent learns what to sign.
+    /// Not a failure: without client certificates in TLS, this response carries the challenge that the agent signs.
     #[error("sign the challenge")]
     AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
-    #[error("tunnels of this service are opened too often")]
+    #[error("too many new tunnels of this service")]
     TunnelRateLimited { retry_after: Duration },
     #[error("{0}")]
     VersionMismatch(String),
 }
 
-/// What an agent says of a forward that failed.
+/// Failed forward as the agent reported it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AgentForwardError {
@@ -132,14 +132,14 @@ impl Error {
         }
     }
 
-    /// The error of a response that broke off behind its head, by the agent's `code`.
+    /// Error of a response that broke off after its head, with the agent's `code`.
     pub(crate) fn broken_response(code: Option<AgentErrorCode>) -> Self {
-        Self::from_agent(code, "the backend's response broke off before any of its body had come")
+        Self::from_agent(code, "the backend's response broke off before any byte of its body arrived")
     }
 
-    /// The response that came through a tunnel is one that the agent should have refused.
+    /// Error of a response that the agent should have refused.
     pub(crate) fn invalid_response(invalid: InvalidResponse) -> Self {
-        let message = format!("the response that came through the tunnel is not valid: {invalid}");
+        let message = format!("the response from the tunnel is not valid: {invalid}");
         Self::AgentForward(AgentForwardError { code: AgentErrorCode::BackendInvalidResponse, message })
     }
 
@@ -147,7 +147,7 @@ impl Error {
         if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
     }
 
-    /// Status, `X-Gw-Status`, code and fault of each error: the whole table, in one place.
+    /// Status, `X-Gw-Status`, code and fault of the error's response.
     pub fn outcome(&self) -> (StatusCode, &'static str, ErrorCode, Fault) {
         use Fault::{Agent, Backend, Caller, Gateway, Policy};
         const LIMITED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "RateLimited");
@@ -214,7 +214,7 @@ impl Error {
         (status, gw_status, code, fault)
     }
 
-    /// Whole seconds for `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), where it applies.
+    /// Seconds of `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), if the error has one.
     pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after }
@@ -228,8 +228,8 @@ impl Error {
         }
     }
 
-    /// Whether the backend may have received the request, or a part of it. After the agent's connection to the backend
-    /// was there, it may; what happens on a tunnel that is lost is not known.
+    /// Whether the backend may have received part of the request: true once the agent has connected to the backend, and if
+    /// the tunnel was lost.
     pub(crate) fn may_have_reached_backend(&self) -> bool {
         match self {
             Self::AgentForward(error) => match error.code {
@@ -238,20 +238,20 @@ impl Error {
                     false
                 }
             },
-            // A bad request here has a malformed body.
+            // An error of a malformed request body; malformed heads never get this far.
             Self::TunnelLost | Self::TunnelProtocol | Self::BadRequest(_) => true,
             _ => false,
         }
     }
 
-    /// Whether it is decided before anybody is authenticated, and so anybody can have as many as they like.
-    pub(crate) fn is_to_a_stranger(&self) -> bool {
+    /// Whether unauthenticated clients can cause this error, in any number.
+    pub(crate) fn is_before_authentication(&self) -> bool {
         let (.., fault) = self.outcome();
         let authenticated = matches!(self, Self::RateLimited { .. } | Self::ServiceDisabled);
         matches!(fault, Fault::Caller | Fault::Policy) && !authenticated
     }
 
-    /// Whether somebody who tries to get in would have to try again.
+    /// Whether authentication has failed.
     pub(crate) fn is_failed_authentication(&self) -> bool {
         matches!(
             self,
@@ -268,7 +268,7 @@ impl Error {
         )
     }
 
-    /// The response that says so.
+    /// Response of the error.
     pub(crate) fn response(&self, request_id: RequestId) -> Response<Vec<u8>> {
         let (status, gw_status, code, _) = self.outcome();
         let body = ErrorBody {
@@ -278,7 +278,7 @@ impl Error {
                 request_id: request_id.to_string(),
             },
         };
-        // Three strings always serialize.
+        // Strings always serialize.
         let mut body = serde_json::to_vec(&body).unwrap_or_default();
         body.push(b'\n');
         let mut headers = HeaderMap::with_capacity(8);
@@ -305,12 +305,12 @@ impl Error {
     }
 }
 
-/// The value of `X-Gw-Request-Id`.
+/// Value of `X-Gw-Request-Id`.
 pub(crate) fn request_id_value(id: RequestId) -> HeaderValue {
     let mut buffer = [0; 36];
-    // Hexadecimal digits and hyphens are always a valid value.
+    // Hexadecimal digits and hyphens are a valid value.
     let mut value = HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""));
-    // Never the same twice: kept out of HPACK's table (RFC 7541 §7.1.3), where it would displace what repeats.
+    // Each value is different: it must not evict others from HPACK's table (RFC 7541 §7.1.3).
     value.set_sensitive(true);
     value
 }
@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_documentation() {
+    fn status_gw_status_and_code_match_the_documentation() {
         let status_of = |error: &Error| {
             let (status, gw_status, code, _) = error.outcome();
             format!("{} {gw_status} {}", status.as_u16(), code.as_str())
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_names_the_request() {
+    fn the_body_has_request_id_and_message() {
         let id = RequestIds::new().next_id();
         let response = Error::RateLimited { retry_after: Duration::ZERO }.response(id);
         let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();

@@ -407,7 +407,7 @@ pub(crate) async fn refuse_unread(
 async fn refuse(journey: &Journey, error: &Error, response: &mut impl ResponseSink) -> Outcome {
     journey.refused(error);
     let outcome = answer_with(journey, error.response(journey.id), response).await;
-    if outcome == Outcome::Complete && error.is_to_a_stranger() { Outcome::Refused } else { outcome }
+    if outcome == Outcome::Complete && error.is_before_authentication() { Outcome::Refused } else { outcome }
 }
 
 #[cfg(test)]
