@@ -11,6 +11,7 @@ use futures_util::future::{Either, select};
 use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::identity::state::DEFAULT;
 use gw_agent::{AgentHandle, Config, StartError, doctor};
+use gw_shared::command::{self, Failure};
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::logging::{self, LogFormat};
 
@@ -19,27 +20,13 @@ use cli::{Arguments, Command, EnrollArguments, RunArguments};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Why a command ended, and with which exit code.
-enum Failure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
-
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => enroll_here(arguments),
         Command::Run(arguments) => load_and_run(&arguments),
         Command::Doctor { run, json } => examine(run, json),
     };
-    let (message, code) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Run(message)) => (message, 1),
-        Err(Failure::Usage(message)) => (message, 2),
-    };
-    eprintln!("gw-agent: {message}");
-    ExitCode::from(code)
+    command::exit("gw-agent", result)
 }
 
 fn enroll_here(arguments: EnrollArguments) -> Result<(), Failure> {
@@ -63,9 +50,9 @@ fn enroll_here(arguments: EnrollArguments) -> Result<(), Failure> {
     };
     let enrolled = enroll(options).map_err(|error| match error {
         EnrollError::Usage(_) => Failure::Usage(error.to_string()),
-        error => Failure::Run(error.to_string()),
+        error => Failure::run(error),
     })?;
-    say_what_is_next(&enrolled, &mut io::stdout().lock()).map_err(|error| Failure::Run(error.to_string()))
+    say_what_is_next(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
 fn say_what_is_next(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
@@ -86,18 +73,15 @@ fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
     logging::start(config.log_format, "info");
     let agent = gw_agent::start(config).map_err(|error| match error {
         StartError::State(_) => Failure::Usage(error.to_string()),
-        error => Failure::Run(error.to_string()),
+        error => Failure::run(error),
     })?;
-    run(agent).map_err(|error| Failure::Run(error.to_string()))
+    run(agent).map_err(Failure::run)
 }
 
 fn examine(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
     let options = doctor::Options { config, state_dir, backends: backend };
-    let examination = doctor::examine(&options, |name| std::env::var(name).ok());
-    let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| Failure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
+    doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
 }
 
 fn run(agent: AgentHandle) -> Result<(), Box<dyn std::error::Error>> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use gw_shared::error_body::ErrorBody;
+use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{BodyDecoder, HeadScanner, InvalidBody, InvalidHead, Part, head};
 use gw_shared::identity::enrollment;
 use gw_shared::net::{TlsStream, resolve};
@@ -63,9 +64,10 @@ pub enum GatewayError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub status: StatusCode,
-    /// Of the gateway's error body, such as `GW_AGENT_REVOKED`; empty if the answer has none.
-    pub code: String,
-    pub message: String,
+    /// Code of the gateway's error body; `None` if there is no such body or this version does not know the code.
+    pub code: Option<ErrorCode>,
+    /// Code and message of the error body as the gateway wrote them; empty if there is no such body.
+    pub text: String,
     /// `Retry-After`, at most ten minutes.
     pub retry_after: Option<Duration>,
 }
@@ -176,13 +178,15 @@ impl Reply {
 
     /// What an answer that is not the wanted one says.
     pub(crate) fn refusal(&self) -> Refusal {
-        let (code, message) = match serde_json::from_slice::<ErrorBody>(&self.body) {
-            Ok(ErrorBody { error }) => (error.code, error.message),
-            Err(_) => Default::default(),
+        let (code, text) = match serde_json::from_slice::<ErrorBody>(&self.body) {
+            Ok(ErrorBody { error }) if !error.code.is_empty() => {
+                (ErrorCode::parse(&error.code), format!("{}: {}", error.code, error.message))
+            }
+            _ => (None, String::new()),
         };
         let seconds = self.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        Refusal { status: self.status, code, message, retry_after }
+        Refusal { status: self.status, code, text, retry_after }
     }
 }
 
@@ -208,13 +212,13 @@ impl GatewayError {
 
     /// The agent may not serve this service (any more).
     pub(crate) fn says_not_allowed(&self) -> bool {
-        self.refusal().is_some_and(|refusal| refusal.code == "GW_AGENT_NOT_ALLOWED")
+        self.refusal().is_some_and(|refusal| refusal.code == Some(ErrorCode::AgentNotAllowed))
     }
 
     /// The gateway holds our certificate for expired, whatever our own clock says.
     pub(crate) fn says_certificate_expired(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.code == "GW_AGENT_CERTIFICATE_EXPIRED",
+            Self::Refused(refusal) => refusal.code == Some(ErrorCode::AgentCertificateExpired),
             Self::Tls(error) => {
                 let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
                 rustls_error(error).is_some_and(|error| *error == expired)
@@ -247,11 +251,11 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
-        if self.code.is_empty() {
+        if self.text.is_empty() {
             return Ok(());
         }
         // What answers may be another server than a gateway.
-        write!(f, ", {}", error_line(&format_args!("{}: {}", self.code, self.message)))
+        write!(f, ", {}", error_line(&self.text))
     }
 }
 

@@ -12,6 +12,7 @@ mod stream;
 
 use std::io;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
 use gw_shared::tunnel::response::InvalidResponse;
 
@@ -45,13 +46,13 @@ pub(crate) enum ResponseError {
 }
 
 impl ResponseError {
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
             // With TLS 1.3 a refused client certificate shows on the first read.
-            Self::Reset(error) if connect::tls_error(error).is_some() => "GW_BACKEND_TLS",
-            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => "GW_BACKEND_RESET",
+            Self::Reset(error) if connect::tls_error(error).is_some() => AgentErrorCode::BackendTls,
+            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
             Self::Head(_) | Self::Body(_) | Self::Http2(_) | Self::Unasked | Self::Switch(_) | Self::Response(_) => {
-                "GW_BACKEND_INVALID_RESPONSE"
+                AgentErrorCode::BackendInvalidResponse
             }
         }
     }

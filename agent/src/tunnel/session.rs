@@ -13,7 +13,7 @@ use gw_shared::runtime;
 use gw_shared::tunnel::control::{self, Decoder, ToAgent, ToGateway};
 use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::text::error_line;
-use gw_shared::tunnel::unread::Held;
+use gw_shared::tunnel::unread::UnreadBodies;
 use gw_shared::tunnel::window::{self, Demand};
 use gw_shared::tunnel::{heartbeat, settings};
 use h2::server::SendResponse;
@@ -203,12 +203,12 @@ async fn take_unless_full(slots: &Slots, free: Option<Slot>) -> Option<Slot> {
 struct Windows {
     now: Cell<u32>,
     told: Cell<Option<u32>>,
-    held: Held,
+    held: UnreadBodies,
 }
 
 impl Default for Windows {
     fn default() -> Self {
-        Self { now: Cell::new(window::FIRST), told: Cell::default(), held: Held::default() }
+        Self { now: Cell::new(window::FIRST), told: Cell::default(), held: UnreadBodies::default() }
     }
 }
 
@@ -217,7 +217,7 @@ impl Windows {
     fn change(&self, connection: &mut h2::server::Connection<TlsStream, Bytes>) {
         let Some(told) = self.told.get() else { return };
         let held = self.held.bytes();
-        let wanted = Demand { streams: self.held.streams(), held: &held }.fit(told, window::TUNNEL_BUDGET);
+        let wanted = Demand { streams: self.held.streams(), unread: &held }.fit(told, window::TUNNEL_BUDGET);
         // Refused while the last SETTINGS are not acknowledged: then it is tried again.
         if wanted == self.now.get() || connection.set_initial_window_size(wanted).is_ok() {
             self.now.set(wanted);

@@ -266,7 +266,7 @@ mod tests {
         }
 
         fn code(&self, token: &str) -> &'static str {
-            self.check_at(token, NOW).unwrap_err().outcome().2
+            self.check_at(token, NOW).unwrap_err().outcome().2.as_str()
         }
     }
 
@@ -275,7 +275,7 @@ mod tests {
         let tokens = Tokens::new();
         let token = tokens.mint(|_| {});
         assert_eq!(tokens.check_at(&token, NOW), Ok(Principal::Client(tokens.client.clone())));
-        let code = |now| tokens.check_at(&token, Timestamp(NOW.0 + now)).map_err(|error| error.outcome().2);
+        let code = |now| tokens.check_at(&token, Timestamp(NOW.0 + now)).map_err(|error| error.outcome().2.as_str());
         assert!(code(3599).is_ok());
         assert_eq!(code(3600), Err("GW_TOKEN_EXPIRED"));
         assert_eq!(code(-1), Err("GW_TOKEN_EXPIRED"));
@@ -369,7 +369,7 @@ mod tests {
         let (token, mut verified) = (format!("Bearer {}", tokens.mint(|_| {})), VerifiedTokens::default());
         let mut code = |records: &Records, now| {
             let fields = [(X_GW_AUTHORIZATION, token.as_str())];
-            check_with(&directory_of(records), &mut verified, now, &fields).map_err(|error| error.outcome().2)
+            check_with(&directory_of(records), &mut verified, now, &fields).map_err(|error| error.outcome().2.as_str())
         };
         assert!(code(&tokens.records, NOW).is_ok());
         assert_eq!(code(&tokens.records, Timestamp(NOW.0 + 3600)), Err("GW_TOKEN_EXPIRED"));

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_gateway::config::Config;
+use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
-use super::CommandFailure;
 use super::api::Api;
 use super::output::Output;
 
@@ -45,18 +45,18 @@ pub(crate) struct AdminEndpoint {
 }
 
 impl AdminConnection {
-    pub(crate) fn open(&self) -> Result<Output, CommandFailure> {
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
         let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
         Ok(Output::new(Api::new(endpoint), self.json))
     }
 
-    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, CommandFailure> {
+    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
         let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
         let url = match (&self.admin_url, &config) {
             (Some(url), _) => url.clone(),
-            (None, Some(config)) => url_of(config.admin_listen).map_err(CommandFailure::Usage)?,
+            (None, Some(config)) => url_of(config.admin_listen).map_err(Failure::Usage)?,
             (None, None) => variable("GW_ADMIN_URL").unwrap_or_else(|| URL_DEFAULT.to_owned()),
         };
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
@@ -68,20 +68,19 @@ impl AdminConnection {
                 None => Err(NO_TOKEN.to_owned()),
             },
         }
-        .map_err(CommandFailure::Usage)?;
+        .map_err(Failure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
-            return Err(CommandFailure::Usage(message));
+            return Err(Failure::Usage(message));
         }
-        Ok(AdminEndpoint { url: checked_url(&url).map_err(CommandFailure::Usage)?, token, token_source })
+        Ok(AdminEndpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
     }
 }
 
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, CommandFailure> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| CommandFailure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| CommandFailure::Usage(format!("{}: {errors}", path.display())))
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
@@ -128,8 +127,8 @@ mod tests {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         connection.endpoint(variable).map_err(|failure| match failure {
-            CommandFailure::Usage(message) => message,
-            CommandFailure::Run(message) => panic!("not a matter of usage: {message}"),
+            Failure::Usage(message) => message,
+            Failure::Run(message) => panic!("not a matter of usage: {message}"),
         })
     }
 

@@ -154,8 +154,8 @@ fn a_request_is_repeated_only_where_that_helps_and_does_no_harm() {
     let refused = |status: u16, retry_after: Option<u64>| {
         GatewayError::Refused(Refusal {
             status: StatusCode::from_u16(status).unwrap(),
-            code: String::new(),
-            message: String::new(),
+            code: None,
+            text: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
         })
     };
