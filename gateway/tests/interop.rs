@@ -5,14 +5,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller.rs"]
+#[path = "it/support/caller.rs"]
 mod caller;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller2.rs"]
-mod caller2;
+#[path = "it/support/http1_peer.rs"]
+mod http1_peer;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/http.rs"]
-mod http;
+#[path = "it/support/http2_caller.rs"]
+mod http2_caller;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -171,8 +171,8 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
     let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
     let backend = Backend::start(Command::new("sh").args(["-c", &start]));
     with_relay(&backend, None, |demo, _| {
-        caller2::on_a_reactor(async {
-            let caller = caller2::connect(demo).await;
+        http2_caller::on_a_reactor(async {
+            let caller = http2_caller::connect(demo).await;
             // It may still be starting.
             while caller.get("/").await.status != 404 {
                 gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
@@ -181,7 +181,7 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
                 let request = caller.request(&::http::Method::CONNECT, "/chat").header("content-length", "40");
                 let request = request.extension(h2::ext::Protocol::from_static("websocket"));
                 let (response, _upload) = caller.begin(request, false).await;
-                assert_eq!(caller2::whole(response).await.body, b"GET /chat");
+                assert_eq!(http2_caller::whole(response).await.body, b"GET /chat");
                 let next = caller.get("/next").await;
                 assert_eq!((next.status.as_u16(), next.body.as_slice()), (404, b"GET /next".as_slice()));
             }

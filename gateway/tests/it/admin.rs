@@ -6,9 +6,9 @@ use gw_gateway::demo::Demo;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::caller::{HOST, connect};
-use crate::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
-use crate::{backend, demo, eventually};
+use crate::support::caller::{HOST, connect};
+use crate::support::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::{backend, demo, eventually};
 
 /// One reply.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Api<'_> {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .allow_non_standard_methods(true)
-            .timeout_global(Some(crate::SOON))
+            .timeout_global(Some(crate::support::SOON))
             .build()
             .into();
         let request = http::Request::builder()
@@ -227,7 +227,7 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
         caller.response().status.as_u16()
     };
     let item = format!("/accounts/demo/service-keys/{}", new["key_id"].as_str().unwrap());
-    crate::within_a_second("the refusal of a disabled key", || {
+    crate::support::within_a_second("the refusal of a disabled key", || {
         api.ask("PATCH", &item, &json!({ "enabled": true }));
         eventually("the key opens its service", || (status() == 200).then_some(()));
         let begun = std::time::Instant::now();

@@ -7,12 +7,12 @@ use gw_gateway::demo::Demo;
 use gw_shared::tunnel::{handshake, settings};
 use http::Method;
 
-use crate::caller::{self, connect};
-use crate::frames::{
+use crate::support::caller::{self, connect};
+use crate::support::http2_frames::{
     END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
 };
-use crate::modified_agent::{self, CONTROL, DATA, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
-use crate::{demo, eventually, reports, tunnels, within_a_second};
+use crate::support::modified_agent::{self, CONTROL, DATA, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
+use crate::support::{demo, eventually, reports, tunnels, within_a_second};
 
 fn is_served(demo: &Demo) {
     let mut bystander = connect(demo);

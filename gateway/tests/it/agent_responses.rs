@@ -7,10 +7,12 @@ use gw_gateway::demo::{Demo, Options};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
 
-use crate::demo;
-use crate::frames::{self, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame};
-use crate::http::Response;
-use crate::modified_agent::{DATA, Enrolled, Tunnel, enroll, head, last_data, last_head};
+use crate::support::demo;
+use crate::support::http1_peer::Response;
+use crate::support::http2_frames::{
+    self, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+};
+use crate::support::modified_agent::{DATA, Enrolled, Tunnel, enroll, head, last_data, last_head};
 
 /// A caller's response where the agent answers with `answer`, which gets the request's stream.
 fn answered(
@@ -43,21 +45,21 @@ fn endless_interim_responses_end_their_request_and_then_the_tunnel() {
         let mut tunnel = enrolled.tunnel(&demo);
         // Neither caller reads: one that speaks HTTP/1.1, one that speaks HTTP/2 and opens no window.
         let mut caller = enrolled.caller(&demo);
-        let mut caller2 = enrolled.caller2(&demo);
+        let mut http2 = enrolled.http2_caller(&demo);
         if settings.is_empty() {
             caller.send(enrolled.get());
         } else {
-            caller2.write_all(frames::PREFACE).unwrap();
-            caller2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
-            let mut block = crate::modified_agent::block(&[
+            http2.write_all(http2_frames::PREFACE).unwrap();
+            http2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
+            let mut block = crate::support::modified_agent::block(&[
                 (":method", "GET"),
                 (":scheme", "https"),
                 (":path", "/"),
-                (":authority", crate::modified_agent::HOST),
+                (":authority", crate::support::modified_agent::HOST),
             ]);
-            block.extend(crate::modified_agent::block(&[("x-gw-service-key", enrolled.key())]));
-            caller2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
-            caller2.flush().unwrap();
+            block.extend(crate::support::modified_agent::block(&[("x-gw-service-key", enrolled.key())]));
+            http2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
+            http2.flush().unwrap();
         }
         let stream = tunnel.request();
         let interim = head(stream, &[(":status", "103"), ("link", &"x".repeat(200))]);
@@ -86,7 +88,7 @@ fn endless_interim_responses_end_their_request_and_then_the_tunnel() {
 #[test]
 fn many_small_interim_responses_are_bounded_too() {
     // Requests of callers that come to the other worker cross.
-    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::support::options(None) }).unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let crossings =
@@ -179,13 +181,13 @@ fn responses_that_no_backend_may_give_are_refused() {
             "too large a head",
             &get,
             Box::new(|id| {
-                let block = crate::modified_agent::block(&[(":status", "200"), ("x-large", &large)]);
+                let block = crate::support::modified_agent::block(&[(":status", "200"), ("x-large", &large)]);
                 let (first, rest) = block.split_at(30_000);
                 let (second, rest) = rest.split_at(30_000);
                 [
                     frame(HEADERS, END_STREAM, id, first),
-                    frame(frames::CONTINUATION, 0, id, second),
-                    frame(frames::CONTINUATION, END_HEADERS, id, rest),
+                    frame(http2_frames::CONTINUATION, 0, id, second),
+                    frame(http2_frames::CONTINUATION, END_HEADERS, id, rest),
                 ]
                 .concat()
             }),
@@ -281,7 +283,10 @@ fn trailers_frame_nothing_and_have_a_bound() {
     let some = with(some.map(|(name, value)| (name.to_owned(), value)).to_vec());
     let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &some).unwrap();
     assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
-    assert_eq!(crate::http::fields(&response.trailers), [("grpc-status".to_owned(), "0".to_owned())].into());
+    assert_eq!(
+        crate::support::http1_peer::fields(&response.trailers),
+        [("grpc-status".to_owned(), "0".to_owned())].into()
+    );
     let padded = with(vec![("grpc-message".to_owned(), " x")]);
     answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &padded).expect_err("a padded value");
     let many = with((0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect());
@@ -322,8 +327,8 @@ fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
         let in_flight = |agent: &gw_gateway::telemetry::counters::TunnelReport| agent.in_flight;
-        crate::eventually("no request is left", || {
-            crate::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
+        crate::support::eventually("no request is left", || {
+            crate::support::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
         });
     };
     // Before the request is whole.
@@ -354,10 +359,10 @@ fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
 #[test]
 fn a_switched_request_is_in_flight_until_both_halves_have_ended() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let demo = Demo::start(&Options { hand_over, ..crate::options(None) }).unwrap();
+        let demo = Demo::start(&Options { hand_over, ..crate::support::options(None) }).unwrap();
         let enrolled = enroll(&demo);
         let mut tunnel = enrolled.tunnel(&demo);
-        let in_flight = || crate::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
+        let in_flight = || crate::support::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
         // Of these some come to another worker than the tunnel's.
         for _ in 0..8 {
             let mut caller = enrolled.caller(&demo);
@@ -376,7 +381,7 @@ fn a_switched_request_is_in_flight_until_both_halves_have_ended() {
             caller.stream.flush().unwrap();
             caller.stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(tunnel.next_of(DATA).unwrap().flags, END_STREAM);
-            crate::eventually("no request is left", || (in_flight() == 0).then_some(()));
+            crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
         }
     }
 }

@@ -8,8 +8,8 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::About;
 use rcgen::{CertificateParams, KeyPair};
 
-use crate::caller::{Caller, HOST, connect_to};
-use crate::demo;
+use crate::support::caller::{Caller, HOST, connect_to};
+use crate::support::demo;
 
 /// Writes a self-signed certificate for the region; it is its own authority.
 fn write_certificate(directory: &Path) -> Vec<u8> {
@@ -55,7 +55,7 @@ fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken()
 
     let second = write_certificate(directory.path());
     gateway.control().reload_certificates().unwrap();
-    crate::eventually("the new certificate", || (served(&about).0 == second).then_some(()));
+    crate::support::eventually("the new certificate", || (served(&about).0 == second).then_some(()));
     kept.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
     assert_eq!(kept.response().code(), "GW_NOT_FOUND");
 

@@ -8,8 +8,8 @@ use gw_gateway::control::{Actor, NewGrant, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::store::{AuditQuery, CredentialRecord, ServiceKeyRecord};
 
-use crate::caller::{HOST, connect};
-use crate::{backend, demo, eventually, options, setup};
+use crate::support::caller::{HOST, connect};
+use crate::support::{backend, demo, eventually, options, setup};
 
 /// What came back.
 struct Reply {
@@ -86,7 +86,7 @@ impl Browser {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .timeout_global(Some(crate::SOON))
+            .timeout_global(Some(crate::support::SOON))
             .build()
             .into();
         let mut request = http::Request::builder().method(method).uri(format!("{}{path}", self.base));
@@ -663,7 +663,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
         caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
         let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
         eventually("it is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
-        requests.recv_timeout(crate::SOON).unwrap();
+        requests.recv_timeout(crate::support::SOON).unwrap();
         page
     };
     let page = call(&mut browser);
@@ -699,7 +699,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     ];
     let replayed = browser.submit(&address, &address, &fields);
     assert_eq!(replayed.status, 303, "{}", replayed.text);
-    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!(
         (head.method.as_str(), head.target.as_str(), body.as_slice()),
         ("OPTIONS", "*", b"a\r\nc\r\n".as_slice())
@@ -721,7 +721,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     );
     assert!(requests.try_recv().is_err());
     assert_eq!(browser.submit(&address, &address, &fields).status, 303);
-    assert_eq!(requests.recv_timeout(crate::SOON).unwrap().1, b"a\r\nd\r\n");
+    assert_eq!(requests.recv_timeout(crate::support::SOON).unwrap().1, b"a\r\nd\r\n");
 
     // Showing the form, or a page with the body, is a read; sending it is a replay.
     let id = address.trim_start_matches("/requests/").trim_end_matches("/replay");

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::caller::{connect, get};
-use crate::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
-use crate::{demo, tunnels};
+use crate::support::caller::{connect, get};
+use crate::support::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::{demo, tunnels};
 
 /// The findings of a doctor by their check: verdict and what was found; and the exit code.
 fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>, i32) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
 
 /// How often the gateway is killed; `GW_TEST_KILLS` changes it.
 const KILLS: usize = 40;
@@ -28,8 +28,10 @@ struct Api {
 
 impl Api {
     fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let config =
-            ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(crate::SOON)).build();
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(crate::support::SOON))
+            .build();
         let token = fs::read_to_string(data_dir.join("admin.token")).unwrap();
         Self { url: format!("http://{address}/api/v1"), token, agent: config.into() }
     }

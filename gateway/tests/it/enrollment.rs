@@ -17,10 +17,10 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
-use crate::apex::{ask, post_json};
-use crate::caller::{Caller, HOST, connect, connect_to, get};
-use crate::http::Response;
-use crate::{backend, demo, eventually, setup, tunnels};
+use crate::support::apex::{ask, post_json};
+use crate::support::caller::{Caller, HOST, connect, connect_to, get};
+use crate::support::http1_peer::Response;
+use crate::support::{backend, demo, eventually, setup, tunnels};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -55,7 +55,7 @@ fn patient() -> Demo {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
-    Demo::start(&Options { adjust, ..crate::options(None) }).unwrap()
+    Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap()
 }
 
 /// The record of the demo's own agent.
@@ -226,7 +226,7 @@ fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.agent_certificate_lifetime = Duration::from_secs(5);
     };
-    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
     let begun = tunnels(&demo)[0].clone();
     let first = own_agent(&demo);
     // One request lasts over two renewals, others come and go.
@@ -342,7 +342,7 @@ fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
     let adjust = |config: &mut gw_gateway::config::Config| config.agent_mtls = false;
-    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
     assert_eq!(caller.response().status, 200, "the demo's agent has answered its challenge");
@@ -401,7 +401,7 @@ fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
 fn enrollment_is_limited_by_address_on_its_own() {
     let demo = Demo::start(&Options {
         adjust: |config| config.enrollment_requests = Rate::new(5, 1).unwrap(),
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
     // The demo's own agent took three of them.
@@ -410,5 +410,5 @@ fn enrollment_is_limited_by_address_on_its_own() {
     assert_eq!(statuses, [401, 401, 429, 429, 429]);
     assert_eq!(answers[4].code(), "GW_RATE_LIMIT_EXCEEDED");
     assert!((200..=300).contains(&answers[4].header("retry-after").parse::<u32>().unwrap()));
-    assert_eq!(crate::apex::token(&demo, "x", "x", "x").status, 401);
+    assert_eq!(crate::support::apex::token(&demo, "x", "x", "x").status, 401);
 }

@@ -10,10 +10,12 @@ use h2::ext::Protocol;
 use http::{HeaderMap, HeaderValue, Method};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::caller::{HOST, connect, get, request};
-use crate::caller2::{self, on_a_reactor, tls, whole};
-use crate::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame};
-use crate::{backend, demo};
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::http2_caller::{self, on_a_reactor, tls, whole};
+use crate::support::http2_frames::{
+    self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
+};
+use crate::support::{backend, demo};
 
 /// A request as a backend saw it.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ fn a_declined_extended_connect_leaves_nothing_to_be_taken_for_the_next_request()
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         assert_eq!(caller.get("/before").await.body, b"/before");
         for length in ["34", "0", "100000"] {
             let declined = caller.request(&Method::CONNECT, "/chat").header("content-length", length);
@@ -116,7 +118,7 @@ fn protocols_that_are_http_or_no_protocol_are_refused() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         assert_eq!(caller.get("/before").await.status, 404);
         for protocol in REFUSED {
             let request = caller.request(&Method::CONNECT, "/chat").extension(Protocol::from(protocol));
@@ -142,7 +144,7 @@ fn a_body_that_was_to_be_empty_reaches_no_backend() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let empty = |target: &str| caller.request(&Method::POST, target).header("content-length", "0");
         let (response, mut upload) = caller.begin(empty("/contradicted"), false).await;
         // Time for its head to reach the backend.
@@ -191,7 +193,7 @@ fn lengths_and_codings_in_disguise_are_dropped_in_both_directions() {
     };
     check(&response.headers, &response.body);
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let request = caller.request(&Method::POST, "/").header("content_length", "1").header("x_own", "1");
         let request = request.header("transfer_encoding", "chunked").header("content-length", "005");
         let (response, mut upload) = caller.begin(request, false).await;
@@ -250,7 +252,7 @@ fn responses_without_a_body_keep_the_length_that_may_stay_and_lose_the_other() {
         let found = response.headers.get("content-length").map(|value| value.to_str().unwrap());
         assert_eq!((found, response.body.len()), (length, 0), "{method} {target}");
         on_a_reactor(async {
-            let caller = caller2::connect(&demo).await;
+            let caller = http2_caller::connect(&demo).await;
             let response = caller.fetch(caller.request(&method, target)).await;
             let found = response.headers.get("content-length").map(|value| value.to_str().unwrap());
             assert_eq!((found, response.body.len()), (length, 0), "{method} {target}");
@@ -287,7 +289,8 @@ fn malformed_messages_of_http_2_are_stream_errors() {
     let key = demo.about.service_key.as_str();
     let whole =
         [(":method", "POST"), (":scheme", "https"), (":authority", HOST), (":path", "/"), ("x-gw-service-key", key)];
-    let head = |flags: u8, fields: &[(&str, &str)]| frame(HEADERS, END_HEADERS | flags, 1, &frames::block(fields));
+    let head =
+        |flags: u8, fields: &[(&str, &str)]| frame(HEADERS, END_HEADERS | flags, 1, &http2_frames::block(fields));
     let with = |field: (&'static str, &'static str)| [&whole[..], &[field]].concat();
     let without_authority = |scheme: &'static str| {
         vec![(":method", "GET"), (":scheme", scheme), (":path", "/"), ("host", HOST), ("x-gw-service-key", key)]
@@ -308,7 +311,7 @@ fn malformed_messages_of_http_2_are_stream_errors() {
         let frames = [head(0, &whole), frame(DATA, 0, 1, b"body"), head(END_STREAM, &trailers)];
         assert_eq!(reset_of(&demo, &frames), Some(1), "{trailers:?}");
     }
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
     assert_eq!(seen.try_iter().count(), 0, "none of them was whole");
     let frames = [head(0, &whole), frame(DATA, 0, 1, b"body"), head(END_STREAM, &[("x", "a")])];
     assert_eq!(reset_of(&demo, &frames), None);

@@ -4,10 +4,12 @@ use std::io::{Read, Write};
 
 use http::Method;
 
-use crate::caller::{self, HOST, Tls};
-use crate::caller2::{connect, on_a_reactor};
-use crate::frames::{self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame};
-use crate::{demo, eventually, reports};
+use crate::support::caller::{self, HOST, Tls};
+use crate::support::http2_caller::{connect, on_a_reactor};
+use crate::support::http2_frames::{
+    self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
+};
+use crate::support::{demo, eventually, reports};
 
 const KIB: usize = 1024;
 const ENHANCE_YOUR_CALM: u8 = 11;
@@ -32,7 +34,7 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
 /// A header block that begins like a request and stands for a list of some hundred bytes and 4,032 for each repetition: a
 /// field that enters the dynamic table, and then stands for itself (RFC 7541 §2.3.3).
 fn amplified(repetitions: usize) -> Vec<u8> {
-    let mut block = frames::get("/", None);
+    let mut block = http2_frames::get("/", None);
     block.extend([0x40, 1, b'x', 127, 0xa0, 0x1e]);
     block.extend([b'y'; 3999]);
     block.extend(std::iter::repeat_n(0x80 | 62, repetitions));
@@ -41,7 +43,7 @@ fn amplified(repetitions: usize) -> Vec<u8> {
 
 /// A header block of so many bytes, in as many frames as it takes.
 fn literal(size: usize) -> Vec<u8> {
-    let mut block = frames::get("/", None);
+    let mut block = http2_frames::get("/", None);
     while block.len() < size {
         // Never indexed, a name of its own and a value of 1,000 bytes.
         block.extend([0x10, 1, b'x', 127, 0xe9, 0x06]);

@@ -2,9 +2,9 @@
 
 use http::Method;
 
-use crate::caller::{connect, get, request};
-use crate::caller2::{self, on_a_reactor};
-use crate::{backend, demo};
+use crate::support::caller::{connect, get, request};
+use crate::support::http2_caller::{self, on_a_reactor};
+use crate::support::{backend, demo};
 
 #[test]
 fn forwards_are_counted() {
@@ -21,7 +21,7 @@ fn forwards_are_counted() {
     caller.send(request(&demo, "OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
     assert_eq!(caller.response().status, 204);
     // Who may not ask the backend is not answered here either.
-    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::caller::HOST));
+    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::support::caller::HOST));
     assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
 }
 
@@ -97,7 +97,7 @@ fn what_http_2_has_no_words_for_does_not_reach_it() {
         }
     })));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let response = caller.fetch(caller.request(&Method::GET, "/")).await;
         let mut names: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
         names.sort_unstable();

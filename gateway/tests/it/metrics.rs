@@ -9,8 +9,8 @@ use gw_gateway::demo::{Demo, Options};
 use gw_shared::telemetry::trace::{Endpoint, Settings};
 use serde_json::Value;
 
-use crate::caller::{connect, get, request};
-use crate::{backend, eventually, options};
+use crate::support::caller::{connect, get, request};
+use crate::support::{backend, eventually, options};
 
 /// The metrics of a gateway that has served requests, and refused one.
 fn scrape() -> (Demo, String) {

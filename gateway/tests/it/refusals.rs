@@ -5,9 +5,8 @@ use std::sync::{Mutex, mpsc};
 use gw_gateway::control::{Actor, Mode, ServiceChanges};
 use http::Method;
 
-use crate::backend;
-use crate::caller::{HOST, connect, connect_to, get, request};
-use crate::{SOON, demo, eventually, setup, tunnels};
+use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::{SOON, backend, demo, eventually, setup, tunnels};
 
 #[test]
 fn policy_and_authentication() {
@@ -93,7 +92,7 @@ fn a_malformed_chunk_is_refused_while_that_is_still_possible() {
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"));
     assert!(caller.is_closed());
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]

@@ -5,10 +5,9 @@ use std::sync::mpsc;
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::backend;
-use crate::caller::{HOST, connect, get, request};
-use crate::demo;
-use crate::http::fields;
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::http1_peer::fields;
+use crate::support::{backend, demo};
 
 #[test]
 fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
@@ -31,7 +30,7 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
     assert_eq!(response.header("x-own"), "1");
     assert_eq!((response.header("x-gw-status"), response.header("x-hop")), ("", ""));
 
-    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!((head.method.as_str(), head.target.as_str()), ("PATCH", "/a%2Fb//c?x=%00&y"));
     assert_eq!((head.authority.as_str(), body.as_slice()), (HOST, b"hello".as_slice()));
     assert_eq!(head.framing, Framing::Length(5));

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use http::Method;
 
-use crate::process::{self, Log, Running, Served, config_text, gw_gateway, send_signal};
-use crate::processes::Prepared;
-use crate::{SOON, backend, eventually};
+use crate::process_lifecycle::Prepared;
+use crate::support::process::{self, Log, Running, Served, config_text, gw_gateway, send_signal};
+use crate::support::{SOON, backend, eventually};
 
 /// Requests while everything is replaced; `GW_TEST_REPLACED_REQUESTS` changes it.
 const REQUESTS: usize = 4000;
@@ -283,7 +283,7 @@ impl Load<'_> {
         }
     }
 
-    fn ask(&self, connection: &mut Option<crate::caller::Caller>, number: usize) -> Result<(), String> {
+    fn ask(&self, connection: &mut Option<crate::support::caller::Caller>, number: usize) -> Result<(), String> {
         let mut peer = connection.take().unwrap_or_else(|| self.prepared.connect(self.address));
         let key = self.prepared.get("").split("X-Gw-Service-Key: ").nth(1).unwrap().trim().to_owned();
         let (method, path, body) = match number % 10 {
@@ -291,7 +291,7 @@ impl Load<'_> {
             1 | 2 => (Method::POST, "/", "some body"),
             _ => (Method::GET, "/", ""),
         };
-        let host = crate::caller::HOST;
+        let host = crate::support::caller::HOST;
         let fields = format!("Host: {host}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: {}", body.len());
         let request = format!("{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n{body}");
         peer.stream.write_all(request.as_bytes()).map_err(|error| format!("sending: {error}"))?;

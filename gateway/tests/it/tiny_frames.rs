@@ -10,11 +10,11 @@ use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 use http::Method;
 
-use crate::caller::{Caller, connect, get};
-use crate::frames::{END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame};
-use crate::http::Peer;
-use crate::modified_agent::{self, DATA, block, enroll, head, last_head};
-use crate::{backend, eventually, options, tunnels};
+use crate::support::caller::{Caller, connect, get};
+use crate::support::http1_peer::Peer;
+use crate::support::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame};
+use crate::support::modified_agent::{self, DATA, block, enroll, head, last_head};
+use crate::support::{backend, eventually, options, tunnels};
 
 /// A large piece.
 const BLOCK: usize = 16 * 1024;
@@ -68,7 +68,7 @@ fn is_answered(demo: &Demo) {
 }
 
 fn crossings(demo: &Demo) -> u64 {
-    crate::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
+    crate::support::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
 }
 
 /// A caller that reads nothing of its response gets all of it once it reads on, and its tunnel serves others meanwhile.
@@ -166,7 +166,7 @@ fn a_request_body_that_nothing_takes_ends_no_connection_of_its_caller() {
     let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel_with(&demo, &INITIAL_WINDOW_OF_1);
-    let mut caller = enrolled.caller2(&demo);
+    let mut caller = enrolled.http2_caller(&demo);
     let request = |method| {
         let of = [(":method", method), (":scheme", "https"), (":path", "/"), (":authority", modified_agent::HOST)];
         [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()

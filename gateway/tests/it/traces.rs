@@ -14,10 +14,10 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::PrivateKeyDer;
 
-use crate::caller::{HOST, connect, connect_to, get, request};
 use crate::collector::{self, Collector, Received, TAKEN};
-use crate::process::{Running, gw_gateway};
-use crate::{SOON, backend, options};
+use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::process::{Running, gw_gateway};
+use crate::support::{SOON, backend, options};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -143,7 +143,7 @@ fn a_trace_that_is_not_recorded_keeps_its_id() {
 #[test]
 fn without_a_collector_trace_fields_pass_byte_for_byte() {
     let (url, seen) = telling_backend();
-    let demo = crate::demo(Some(url));
+    let demo = crate::support::demo(Some(url));
     let mut caller = connect(&demo);
     for fields in [
         &[("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff"), ("tracestate", "a=1,b=2")][..],

@@ -9,9 +9,8 @@ use gw_gateway::demo::Demo;
 use gw_gateway::store::Record;
 use gw_gateway::telemetry::counters::TunnelReport;
 
-use crate::backend;
-use crate::caller::{connect, get};
-use crate::{demo, eventually, setup, tunnels, within_a_second};
+use crate::support::caller::{connect, get};
+use crate::support::{backend, demo, eventually, setup, tunnels, within_a_second};
 
 /// Starts another agent for the demo's service, of its own identity, in front of `backend`.
 fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
@@ -143,7 +142,7 @@ fn stalled_downloads_hold_nobody_up() {
         assert_eq!(caller.response().json()["target"], format!("/{number}"));
     }
     drop(stalled);
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
@@ -163,7 +162,7 @@ fn cancelled_downloads_leave_every_slot_free() {
             });
         }
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
     assert_eq!(tunnels(&demo)[0].slots, Some(128));
     assert_eq!(tunnels(&demo)[0].generation, 1, "the tunnel survived");
 }

@@ -8,10 +8,10 @@ use gw_gateway::demo::{Demo, Options};
 use h2::ext::Protocol;
 use http::Method;
 
-use crate::caller::{Caller, connect, request};
-use crate::caller2::{self, data, on_a_reactor};
-use crate::http::Peer;
-use crate::{backend, tunnels};
+use crate::support::caller::{Caller, connect, request};
+use crate::support::http1_peer::Peer;
+use crate::support::http2_caller::{self, data, on_a_reactor};
+use crate::support::{backend, tunnels};
 
 /// Switches to what is asked for, then sends back what comes, twice; ends its half after the other's end.
 fn doubling() -> String {
@@ -70,7 +70,7 @@ fn end(caller: &mut Caller) {
 #[test]
 fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 2, hand_over, ..crate::options(Some(doubling())) };
+        let options = Options { workers: 2, hand_over, ..crate::support::options(Some(doubling())) };
         let demo = Demo::start(&options).unwrap();
         for (line, protocol) in [("GET /", "websocket"), ("POST /", "SPDY/3.1"), ("GET /", "anything")] {
             let mut caller = connect(&demo);
@@ -88,7 +88,7 @@ fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
             end(&mut caller);
             assert_eq!(caller.bytes(3).unwrap(), b"bye");
             assert!(caller.is_closed());
-            crate::wait_until_slots_are_free(&demo);
+            crate::support::wait_until_slots_are_free(&demo);
         }
         demo.stop();
     }
@@ -97,7 +97,7 @@ fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
 #[test]
 fn the_backend_may_end_its_half_first() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::demo(Some(backend::start(move |mut peer| {
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nlast words");
         peer.stream.shutdown(Shutdown::Write).unwrap();
@@ -111,14 +111,14 @@ fn the_backend_may_end_its_half_first() {
     assert!(caller.is_closed());
     caller.send("still");
     end(&mut caller);
-    assert_eq!(seen.recv_timeout(crate::SOON).unwrap(), (b"still".to_vec(), true));
-    crate::wait_until_slots_are_free(&demo);
+    assert_eq!(seen.recv_timeout(crate::support::SOON).unwrap(), (b"still".to_vec(), true));
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
 fn a_caller_that_vanishes_ends_the_backends_connection() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::demo(Some(backend::start(move |mut peer| {
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
         ended.send(peer.is_closed()).unwrap();
@@ -127,13 +127,13 @@ fn a_caller_that_vanishes_ends_the_backends_connection() {
     caller.send(upgrade(&demo, "GET /", "x"));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
     drop(caller);
-    assert!(seen.recv_timeout(crate::SOON).unwrap());
-    crate::wait_until_slots_are_free(&demo);
+    assert!(seen.recv_timeout(crate::support::SOON).unwrap());
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
 fn a_backend_may_refuse_to_switch_or_ignore_it() {
-    let demo = crate::demo(Some(doubling()));
+    let demo = crate::support::demo(Some(doubling()));
     let mut caller = connect(&demo);
     for (target, status, body) in [("/refuse", 403, "no"), ("/ignore", 200, "ignored")] {
         caller.send(upgrade(&demo, &format!("GET {target}"), "websocket"));
@@ -148,9 +148,9 @@ fn a_backend_may_refuse_to_switch_or_ignore_it() {
 
 #[test]
 fn http_2_callers_switch_by_extended_connect() {
-    let demo = crate::demo(Some(doubling()));
+    let demo = crate::support::demo(Some(doubling()));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         // The gateway's settings have come with the first response.
         assert_eq!(caller.get("/").await.body, b"ordinary");
         assert!(caller.requests.is_extended_connect_protocol_enabled());
@@ -176,9 +176,9 @@ fn http_2_callers_switch_by_extended_connect() {
         assert_eq!(response.await.unwrap().status(), 403);
         // 200 would say that the backend has switched.
         let (response, _ours) = caller.begin(connect("/ignore"), false).await;
-        let response = caller2::whole(response).await;
+        let response = http2_caller::whole(response).await;
         assert_eq!(response.status, 502);
         assert_eq!(response.json()["error"]["code"], "GW_BACKEND_INVALID_RESPONSE");
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }

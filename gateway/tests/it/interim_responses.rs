@@ -2,9 +2,9 @@
 
 use http::{Method, StatusCode};
 
-use crate::caller::{connect, get, request};
-use crate::caller2::{self, on_a_reactor, whole};
-use crate::{backend, demo};
+use crate::support::caller::{connect, get, request};
+use crate::support::http2_caller::{self, on_a_reactor, whole};
+use crate::support::{backend, demo};
 
 /// Hints, then calls for the body, if it is waited with, then says what came.
 fn hinting() -> String {
@@ -49,7 +49,7 @@ fn callers_of_http_1_1_get_them_in_order() {
 fn callers_of_http_2_get_them_in_order() {
     let demo = demo(Some(hinting()));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let request = caller.request(&Method::POST, "/").header("expect", "100-continue").header("content-length", 5);
         let (mut response, mut upload) = caller.begin(request, false).await;
         let mut interim = Vec::new();
@@ -76,7 +76,7 @@ fn a_backend_may_refuse_a_body_before_it_is_sent() {
     // Whether the body will come, nobody can tell: the connection ends.
     assert_eq!((response.status.as_u16(), response.header("connection")), (417, "close"));
     assert!(caller.is_closed());
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
 
-use crate::caller::{Caller, connect_to};
-use crate::process::{self, Running, Served, config_text, gw_agent, gw_gateway};
-use crate::{eventually, setup};
+use crate::support::caller::{Caller, connect_to};
+use crate::support::process::{self, Running, Served, config_text, gw_agent, gw_gateway};
+use crate::support::{eventually, setup};
 
 /// A data folder with the demo's account, service, key and agent, prepared without any process running.
 pub(crate) struct Prepared {
@@ -96,11 +96,11 @@ impl Prepared {
     }
 
     pub(crate) fn connect(&self, address: SocketAddr) -> Caller {
-        connect_to(&self.about(address), crate::caller::HOST, &[b"http/1.1"], None)
+        connect_to(&self.about(address), crate::support::caller::HOST, &[b"http/1.1"], None)
     }
 
     pub(crate) fn get(&self, target: &str) -> String {
-        let host = crate::caller::HOST;
+        let host = crate::support::caller::HOST;
         format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
     }
 
@@ -259,7 +259,7 @@ fn the_demo_prints_one_line_of_json_and_ends_with_0() {
 #[test]
 fn crashes_are_answered_at_once_and_recovered_from() {
     let prepared = Prepared::new();
-    let backend = crate::backend::start(|mut peer| {
+    let backend = crate::support::backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/hang" {
                 // Until the agent is gone.
@@ -303,11 +303,11 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::backend::start(move |mut peer| {
+    let backend = crate::support::backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/held" {
                 seen.send(()).unwrap();
-                held.lock().unwrap().recv_timeout(crate::SOON).unwrap();
+                held.lock().unwrap().recv_timeout(crate::support::SOON).unwrap();
             }
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
@@ -333,7 +333,7 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     assert_eq!(kept.response().status, 200);
 
     kept.send(prepared.get("/held"));
-    requests.recv_timeout(crate::SOON).unwrap();
+    requests.recv_timeout(crate::support::SOON).unwrap();
     let mut idle = prepared.connect(address);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);
@@ -351,7 +351,7 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
 fn a_second_signal_ends_a_drain_at_once() {
     let prepared = Prepared::new();
     let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::backend::start(move |mut peer| {
+    let backend = crate::support::backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/for-ever" {
                 seen.send(()).unwrap();
@@ -368,7 +368,7 @@ fn a_second_signal_ends_a_drain_at_once() {
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);
     caller.send(prepared.get("/for-ever"));
-    requests.recv_timeout(crate::SOON).unwrap();
+    requests.recv_timeout(crate::support::SOON).unwrap();
     gateway.signal("TERM");
     // Closed by the drain: it has begun.
     assert!(idle.is_closed());
@@ -379,7 +379,7 @@ fn a_second_signal_ends_a_drain_at_once() {
 #[test]
 fn one_process_at_a_time_runs_in_a_state_folder() {
     let prepared = Prepared::new();
-    let backend = crate::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+    let backend = crate::support::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     let (_gateway, address) = prepared.serve(0);
     let mut agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
@@ -414,22 +414,22 @@ fn an_agent_stops_with_its_last_request_and_waits_for_no_gateway_that_is_gone() 
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::backend::start(move |mut peer| {
+    let backend = crate::support::backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/held" {
                 seen.send(()).unwrap();
-                held.lock().unwrap().recv_timeout(crate::SOON).unwrap();
+                held.lock().unwrap().recv_timeout(crate::support::SOON).unwrap();
             }
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
         }
     });
     let (gateway, address) = prepared.serve(0);
-    crate::within_a_second("the stop of an agent after its last request", || {
+    crate::support::within_a_second("the stop of an agent after its last request", || {
         let mut agent = prepared.run_agent(address.port(), &backend);
         prepared.wait_for_tunnel(address);
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/held"));
-        requests.recv_timeout(crate::SOON).unwrap();
+        requests.recv_timeout(crate::support::SOON).unwrap();
         agent.signal("TERM");
         let mut other = prepared.connect(address);
         eventually("no request is sent to the agent any more", || {

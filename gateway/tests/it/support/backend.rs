@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-use crate::SOON;
-use crate::http::Peer;
+use super::SOON;
+use super::http1_peer::Peer;
 
 /// Starts a backend that gives every connection to `serve`, each on its own thread. Returns its URL.
 pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> String {

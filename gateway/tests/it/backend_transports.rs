@@ -18,10 +18,9 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::backend;
-use crate::caller::{HOST, connect, get, request};
-use crate::http::Peer;
-use crate::{SOON, demo};
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::http1_peer::Peer;
+use crate::support::{SOON, backend, demo};
 
 const NAME: &str = "backend.example";
 
@@ -29,7 +28,7 @@ const NAME: &str = "backend.example";
 fn demo_with(folder: &Path, backends: &str) -> Demo {
     let file = folder.join("agent.toml");
     std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
-    Demo::start(&Options { agent_config: Some(file), ..crate::options(None) }).unwrap()
+    Demo::start(&Options { agent_config: Some(file), ..crate::support::options(None) }).unwrap()
 }
 
 /// A certificate authority with a server's and a client's certificate, all in files.

@@ -13,12 +13,12 @@ use gw_shared::runtime;
 use http::{HeaderMap, Method, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::caller::HOST;
-use crate::caller2::{Connection, connect, data, on_a_reactor, tls, whole};
-use crate::frames::{
+use crate::support::caller::HOST;
+use crate::support::http2_caller::{Connection, connect, data, on_a_reactor, tls, whole};
+use crate::support::http2_frames::{
     self, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, frame,
 };
-use crate::{SOON, backend, demo, reports, setup, tunnels};
+use crate::support::{SOON, backend, demo, reports, setup, tunnels};
 
 #[test]
 fn a_request_arrives_as_it_was_sent() {
@@ -67,7 +67,7 @@ fn bodies_and_trailers_pass_both_ways_at_the_same_time() {
         let trailers = std::future::poll_fn(|cx| body.poll_trailers(cx)).await.unwrap().unwrap();
         assert_eq!(trailers["x-sum"], "down");
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn large_bodies_pass_on_many_streams_whether_they_cross_or_not() {
         }
     });
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 4, hand_over, ..crate::options(Some(mirror.clone())) };
+        let options = Options { workers: 4, hand_over, ..crate::support::options(Some(mirror.clone())) };
         let demo = Demo::start(&options).unwrap();
         on_a_reactor(async {
             for _ in 0..4 {
@@ -99,7 +99,7 @@ fn large_bodies_pass_on_many_streams_whether_they_cross_or_not() {
                 futures_util::future::join_all(exchanges).await;
             }
         });
-        crate::wait_until_slots_are_free(&demo);
+        crate::support::wait_until_slots_are_free(&demo);
         demo.stop();
     }
 }
@@ -184,12 +184,12 @@ fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
     });
     assert_eq!(closes.recv_timeout(SOON).unwrap(), "/wait");
     assert_eq!(closes.recv_timeout(SOON).unwrap(), "/stream");
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
 fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
-    let demo = Demo::start(&Options { slots: Some(1), ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { slots: Some(1), ..crate::support::options(None) }).unwrap();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
         let begin = [PREFACE, &settings(), &get(&demo, 1, "/slow?ms=60000")].concat();
@@ -245,7 +245,7 @@ fn settings() -> Vec<u8> {
 
 /// A whole request with the demo's key.
 fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS | END_STREAM, stream, &frames::get(target, Some(&demo.about.service_key)))
+    frame(HEADERS, END_HEADERS | END_STREAM, stream, &http2_frames::get(target, Some(&demo.about.service_key)))
 }
 
 fn cancel(stream: u32) -> Vec<u8> {
@@ -295,7 +295,7 @@ fn a_response_may_be_complete_before_its_request() {
         assert_eq!((response.status.as_u16(), response.body.as_slice()), (413, b"enough".as_slice()));
         drop(upload);
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn requests_taken_back_again_and_again_end_the_connection() {
     let abusive =
         |demo: &Demo| -> u64 { reports(demo).iter().map(|report| report.totals["connections_abusive"]).sum() };
     assert_eq!(abusive(&demo), 1);
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
     on_a_reactor(async {
         let answer = connect(&demo).await.get("/").await;
         assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));

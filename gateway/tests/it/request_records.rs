@@ -13,9 +13,9 @@ use gw_gateway::telemetry::request_log::{RequestLog, SearchQuery};
 use serde_json::{Value, json};
 
 use crate::admin::Api;
-use crate::caller::{HOST, connect, get, request};
-use crate::process::{Running, gw_gateway};
-use crate::{backend, demo, eventually, setup};
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::process::{Running, gw_gateway};
+use crate::support::{backend, demo, eventually, setup};
 
 /// The record of the request that was answered with this id, once it is there.
 pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
@@ -100,7 +100,7 @@ fn who_leaves_is_in_the_log_too() {
     for number in 0..8 {
         let mut caller = connect(&demo);
         caller.send(request(&demo, &format!("POST /slow/{number}"), "Content-Length: 2\r\n\r\nhi"));
-        was_asked.recv_timeout(crate::SOON).unwrap();
+        was_asked.recv_timeout(crate::support::SOON).unwrap();
         drop(caller);
         let left = eventually("the request is in the log", || {
             let found = api.get(&format!("/requests?account=demo&path_prefix=/slow/{number}&status=none")).body;
@@ -125,12 +125,12 @@ fn what_a_drain_cuts_off_is_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
     let adjust: fn(&mut Config) = |config| config.drain = Duration::ZERO;
-    let demo = Demo::start(&Options { data_dir, adjust, ..crate::options(Some(backend)) }).unwrap();
+    let demo = Demo::start(&Options { data_dir, adjust, ..crate::support::options(Some(backend)) }).unwrap();
     let callers: Vec<_> = (0..4)
         .map(|_| {
             let mut caller = connect(&demo);
             caller.send(get(&demo, "/slow"));
-            was_asked.recv_timeout(crate::SOON).unwrap();
+            was_asked.recv_timeout(crate::support::SOON).unwrap();
             caller
         })
         .collect();
@@ -230,7 +230,7 @@ fn a_kept_request_is_relayed_again() {
     let fields = "Authorization: Basic eDp5\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc";
     let (_, id) = call(&demo, &request(&demo, "PUT /orders?x=1", fields));
     let original = record(&api, &id);
-    let (first, _) = requests.recv_timeout(crate::SOON).unwrap();
+    let (first, _) = requests.recv_timeout(crate::support::SOON).unwrap();
 
     let replay = |edits: &Value| api.ask("POST", &format!("/requests/{id}/replay"), edits);
     let again = replay(&json!({}));
@@ -238,7 +238,7 @@ fn a_kept_request_is_relayed_again() {
     assert_eq!(again.location, format!("/api/v1/requests/{}", again.body["id"].as_str().unwrap()));
     assert_eq!((&again.body["status"], &again.body["auth_mode"]), (&json!(200), &json!("admin")));
     assert_eq!((&again.body["protocol"], &again.body["agent_id"]), (&json!("replay"), &original["agent_id"]));
-    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!(
         (head.method.as_str(), head.target.as_str(), body.as_slice()),
         ("PUT", "/orders?x=1", b"abc".as_slice())
@@ -253,14 +253,14 @@ fn a_kept_request_is_relayed_again() {
         "set_headers": { "Authorization": "Basic eDp5", "X-A": null },
     });
     assert_eq!(replay(&edits).body["path"], "/other");
-    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!((head.method.as_str(), head.target.as_str()), ("POST", "/other"));
     assert_eq!((body.as_slice(), head.headers.get("x-a")), (b"longer than before".as_slice(), None));
     assert_eq!(head.headers["authorization"], "Basic eDp5");
 
     let large = "x".repeat(1 << 20);
     assert_eq!(replay(&json!({ "body": large })).status, 201);
-    assert_eq!(requests.recv_timeout(crate::SOON).unwrap().1.len(), large.len());
+    assert_eq!(requests.recv_timeout(crate::support::SOON).unwrap().1.len(), large.len());
 
     for (edits, field) in [
         (json!({ "method": "a b" }), "method"),
@@ -334,14 +334,14 @@ fn limits_count_for_replays() {
 fn no_secret_is_written_anywhere() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
-    let demo = Demo::start(&Options { data_dir, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { data_dir, ..crate::support::options(None) }).unwrap();
     let api = Api(&demo);
     // Not of responses: the echo would repeat what it is told.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "capture_request_body": true })).status, 200);
     let control = demo.gateway().control();
     let (_, key) = setup::service_key(control, "demo", &["echo"]);
     let (client_id, client_secret) = setup::credential(control, "demo", &["echo"]);
-    let token = crate::apex::token(&demo, &client_id, &client_secret, "account:demo service:echo").json();
+    let token = crate::support::apex::token(&demo, &client_id, &client_secret, "account:demo service:echo").json();
     let token = token["access_token"].as_str().unwrap();
     let mut ids = Vec::new();
     // As they belong, and by mistake: wrong, in the query, in a field of another name.

@@ -11,10 +11,10 @@ use gw_shared::tunnel::handshake;
 use http::Method;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::caller::{self, Caller, Tls, connect_to};
-use crate::frames::{END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, frame};
-use crate::http::Peer;
-use crate::setup;
+use super::caller::{self, Caller, Tls, connect_to};
+use super::http1_peer::Peer;
+use super::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, frame};
+use super::setup;
 
 /// The service that the agent serves alone.
 pub(crate) const HOST: &str = "demo--evil.eu1.gw.localhost";
@@ -72,7 +72,7 @@ impl Enrolled {
         let mut peer = self.connection(demo);
         peer.send(handshake::request(HOST, None));
         assert_eq!(peer.response_head(&Method::GET).unwrap().status, 101);
-        assert_eq!(peer.bytes(24).unwrap(), crate::frames::PREFACE);
+        assert_eq!(peer.bytes(24).unwrap(), super::http2_frames::PREFACE);
         Tunnel(peer)
     }
 
@@ -88,7 +88,7 @@ impl Enrolled {
         while tunnel.next().unwrap().stream != CONTROL {}
         tunnel.0.send(head(CONTROL, &[(":status", "200")]));
         let is_ours = |report: &gw_gateway::telemetry::counters::TunnelReport| report.agent_id == self.agent.as_str();
-        crate::eventually("the tunnel is registered", || crate::tunnels(demo).iter().any(is_ours).then_some(()));
+        super::eventually("the tunnel is registered", || super::tunnels(demo).iter().any(is_ours).then_some(()));
         tunnel
     }
 
@@ -107,7 +107,7 @@ impl Enrolled {
     }
 
     /// The connection of a caller that speaks HTTP/2, before its preface.
-    pub(crate) fn caller2(&self, demo: &Demo) -> Tls {
+    pub(crate) fn http2_caller(&self, demo: &Demo) -> Tls {
         Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))
     }
 

@@ -5,9 +5,8 @@ use std::thread;
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 
-use crate::backend;
-use crate::caller::{connect, connect_to, get, request};
-use crate::{eventually, reports, setup, tunnels};
+use crate::support::caller::{connect, connect_to, get, request};
+use crate::support::{backend, eventually, reports, setup, tunnels};
 
 /// Sends every body back.
 fn mirror() -> String {
@@ -28,7 +27,7 @@ fn every_way_of_crossing_carries_requests_and_large_bodies() {
     for (workers, hand_over) in
         [(1, HandOver::Auto), (2, HandOver::Always), (2, HandOver::Never), (4, HandOver::Always), (4, HandOver::Never)]
     {
-        let options = Options { workers, hand_over, ..crate::options(Some(mirror())) };
+        let options = Options { workers, hand_over, ..crate::support::options(Some(mirror())) };
         let demo = Demo::start(&options).unwrap();
         thread::scope(|scope| {
             for number in 0..12usize {
@@ -62,7 +61,7 @@ fn every_way_of_crossing_carries_requests_and_large_bodies() {
             (_, HandOver::Never) => assert!(crossed > 0, "with {workers} workers some connection was elsewhere"),
             _ => assert!(crossed == 0 && handed > 0, "{crossed} crossed, {handed} handed over"),
         }
-        crate::wait_until_slots_are_free(&demo);
+        crate::support::wait_until_slots_are_free(&demo);
         demo.stop();
     }
 }
@@ -70,7 +69,7 @@ fn every_way_of_crossing_carries_requests_and_large_bodies() {
 #[test]
 fn a_caller_that_leaves_cancels_a_request_that_crosses() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 4, hand_over, ..crate::options(None) };
+        let options = Options { workers: 4, hand_over, ..crate::support::options(None) };
         let demo = Demo::start(&options).unwrap();
         // Enough connections that some are on another worker than the service.
         for target in ["/slow?ms=60000", "/bytes/1000000000"] {
@@ -83,14 +82,14 @@ fn a_caller_that_leaves_cancels_a_request_that_crosses() {
                 .collect();
             eventually("16 requests on the tunnel", || (tunnels(&demo)[0].in_flight == 16).then_some(()));
             drop(callers);
-            crate::wait_until_slots_are_free(&demo);
+            crate::support::wait_until_slots_are_free(&demo);
         }
     }
 }
 
 #[test]
 fn a_connection_may_carry_requests_for_other_services_than_its_server_name_says() {
-    let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::options(None) };
+    let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::support::options(None) };
     let demo = Demo::start(&options).unwrap();
     // Names that other workers own: requests for the demo's service cross from there.
     for number in 0..8 {

@@ -10,9 +10,9 @@ use gw_gateway::demo::{Demo, Options};
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::caller::{HOST, connect, connect_to, get, request};
-use crate::http::{Peer, Response};
-use crate::{SOON, backend, caller2, demo, wait_until_slots_are_free};
+use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::http1_peer::{Peer, Response};
+use crate::support::{SOON, backend, demo, http2_caller, wait_until_slots_are_free};
 
 #[test]
 fn a_response_that_breaks_off_never_looks_complete() {
@@ -172,7 +172,7 @@ fn breaking() -> Demo {
         }
     });
     let adjust = |config: &mut gw_gateway::config::Config| config.hand_over = HandOver::Never;
-    Demo::start(&Options { adjust, ..crate::options(Some(backend)) }).unwrap()
+    Demo::start(&Options { adjust, ..crate::support::options(Some(backend)) }).unwrap()
 }
 
 /// Has the connection end with a reset when it is dropped.
@@ -217,8 +217,8 @@ fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_1() {
 fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_2() {
     let demo = breaking();
     for _ in 0..10 {
-        caller2::on_a_reactor(async {
-            let connection = caller2::connect(&demo).await;
+        http2_caller::on_a_reactor(async {
+            let connection = http2_caller::connect(&demo).await;
             for path in BREAKS.repeat(10) {
                 let (response, _) = connection.begin(connection.request(&Method::GET, path), true).await;
                 let response = response.await.unwrap_or_else(|error| panic!("{path}: no head: {error}"));

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use serde_json::Value;
 
-use crate::{SOON, eventually};
+use super::{SOON, eventually};
 
 pub(crate) fn gw_gateway() -> Command {
     Command::new(env!("CARGO_BIN_EXE_gw-gateway"))

@@ -7,14 +7,14 @@ use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 
-use crate::backend;
-use crate::caller::{HOST, connect, get};
+use crate::support::backend;
+use crate::support::caller::{HOST, connect, get};
 
 /// 1,500 requests from 30 connections at once, with workers that hand over or let requests cross.
 fn storm(workers: usize, hand_over: HandOver) {
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
     let rate = Rate::new(1000, 300).unwrap();
-    let options = Options { workers, hand_over, rate, ..crate::options(Some(backend)) };
+    let options = Options { workers, hand_over, rate, ..crate::support::options(Some(backend)) };
     let demo = Demo::start(&options).unwrap();
     let started = Instant::now();
     let (passed, limited) = thread::scope(|scope| {
@@ -54,7 +54,7 @@ fn exactly_the_burst_passes_whoever_asks() {
 #[test]
 fn requests_that_are_not_authenticated_take_nothing() {
     let rate = Rate::new(1, 1).unwrap();
-    let demo = Demo::start(&Options { rate, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { rate, ..crate::support::options(None) }).unwrap();
     let mut caller = connect(&demo);
     for _ in 0..10 {
         caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));

@@ -5,10 +5,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::admin::Api;
-use crate::caller::{connect, get};
-use crate::caller2::{on_a_reactor, tls};
-use crate::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame};
-use crate::{backend, backends, demo, eventually};
+use crate::backend_transports;
+use crate::support::caller::{connect, get};
+use crate::support::http2_caller::{on_a_reactor, tls};
+use crate::support::http2_frames::{
+    self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
+};
+use crate::support::{backend, demo, eventually};
 
 /// A backend that answers with the target that it was asked for.
 fn telling() -> String {
@@ -35,7 +38,7 @@ fn targets() -> Vec<String> {
 fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
-        let block = frames::get(target, Some(&demo.about.service_key));
+        let block = http2_frames::get(target, Some(&demo.about.service_key));
         let head = frame(HEADERS, END_HEADERS | END_STREAM, 1, &block);
         let sent = [PREFACE, &frame(SETTINGS, 0, 0, &[]), &head].concat();
         AsyncWriteExt::write_all(&mut stream, &sent).await.unwrap();
@@ -73,15 +76,15 @@ fn every_visible_byte_passes_to_a_backend_of_http_1_1() {
 
 #[test]
 fn every_visible_byte_passes_to_a_backend_of_http_2() {
-    let demo = demo(Some(backends::http2()));
+    let demo = demo(Some(backend_transports::http2()));
     let mut caller = connect(&demo);
     for target in targets() {
         caller.send(get(&demo, &target));
         let response = String::from_utf8(caller.response().body).unwrap();
-        assert!(response.contains(&format!("{}{target} ", crate::caller::HOST)), "{response} for {target}");
+        assert!(response.contains(&format!("{}{target} ", crate::support::caller::HOST)), "{response} for {target}");
         let body = get_over_http_2(&demo, &target).unwrap_or_else(|reason| panic!("{target}: reset for {reason}"));
         let response = String::from_utf8(body).unwrap();
-        assert!(response.contains(&format!("{}{target} ", crate::caller::HOST)), "{response} for {target}");
+        assert!(response.contains(&format!("{}{target} ", crate::support::caller::HOST)), "{response} for {target}");
     }
 }
 

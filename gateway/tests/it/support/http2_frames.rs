@@ -1,6 +1,6 @@
 //! HTTP/2 as bytes (RFC 9113 §4.1, RFC 7541): what no client would send.
 
-use crate::caller::HOST;
+use super::caller::HOST;
 
 /// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -9,9 +9,9 @@ use gw_gateway::demo::{Demo, Options};
 use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
 use http::Method;
 
-use crate::caller::{Caller, connect, get, request};
-use crate::http::Peer;
-use crate::{backend, eventually, options, reports, tunnels};
+use crate::support::caller::{Caller, connect, get, request};
+use crate::support::http1_peer::Peer;
+use crate::support::{backend, eventually, options, reports, tunnels};
 
 const MIB: usize = 1024 * 1024;
 

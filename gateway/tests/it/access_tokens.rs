@@ -10,10 +10,10 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 
-use crate::apex::{APEX, ask, demo_token, token};
-use crate::caller::{Caller, HOST, connect};
-use crate::http::Response;
-use crate::{demo, eventually, setup, within_a_second};
+use crate::support::apex::{APEX, ask, demo_token, token};
+use crate::support::caller::{Caller, HOST, connect};
+use crate::support::http1_peer::Response;
+use crate::support::{demo, eventually, setup, within_a_second};
 
 const SCOPE: &str = "account:demo service:echo";
 
@@ -104,7 +104,7 @@ fn other_pairs_of_a_scope_are_ignored_and_not_granted() {
 fn every_failure_of_the_token_endpoint() {
     let demo = Demo::start(&Options {
         adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
     let control = demo.gateway().control();
@@ -312,7 +312,7 @@ fn revoke(demo: &Demo) -> Duration {
 fn keys_rotate_without_hurting_a_token() {
     let demo = Demo::start(&Options {
         adjust: |config| config.token_requests = Rate::new(10_000, 10_000).unwrap(),
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
     let control = demo.gateway().control();
@@ -351,7 +351,7 @@ fn keys_rotate_without_hurting_a_token() {
 
 #[test]
 fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
-    let demo = Demo::start(&Options { workers: 4, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { workers: 4, ..crate::support::options(None) }).unwrap();
     // Wrong ones count as well: each is a guess.
     let begun = Instant::now();
     let mut answered = 0;
@@ -386,7 +386,7 @@ fn proxies_that_are_trusted_say_whose_requests_they_bring() {
             few(config);
             config.trusted_proxies = std::iter::once("127.0.0.0/8".parse().unwrap()).collect();
         },
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
     let statuses: Vec<u16> = [
@@ -402,7 +402,7 @@ fn proxies_that_are_trusted_say_whose_requests_they_bring() {
     .map(|client| ask_as(&trusting, client))
     .to_vec();
     assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 counts by /64");
-    let plain = Demo::start(&Options { adjust: few, ..crate::options(None) }).unwrap();
+    let plain = Demo::start(&Options { adjust: few, ..crate::support::options(None) }).unwrap();
     let statuses: Vec<u16> = (1..=4).map(|n| ask_as(&plain, &format!("192.0.2.{n}"))).collect();
     assert_eq!(statuses, [400, 400, 429, 429], "anybody can write the field");
 }
@@ -412,7 +412,7 @@ fn failed_authentication_is_limited_and_locks_nobody_out() {
     let demo = Demo::start(&Options {
         workers: 1,
         adjust: |config| config.auth_failures = Rate::new(5, 1).unwrap(),
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
     let known = bearer(&demo_token(&demo));
@@ -445,7 +445,7 @@ fn failed_authentication_is_limited_and_locks_nobody_out() {
 #[test]
 fn other_paths_and_methods_of_the_apex() {
     let demo = demo(None);
-    let mut caller = crate::apex::connect(&demo);
+    let mut caller = crate::support::apex::connect(&demo);
     for (line, status, code) in [
         ("GET /", 404, "GW_NOT_FOUND"),
         ("GET /oauth", 404, "GW_NOT_FOUND"),

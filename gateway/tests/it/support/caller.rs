@@ -9,8 +9,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use crate::SOON;
-use crate::http::Peer;
+use super::SOON;
+use super::http1_peer::Peer;
 
 pub(crate) type Tls = StreamOwned<ClientConnection, TcpStream>;
 pub(crate) type Caller = Peer<Tls>;

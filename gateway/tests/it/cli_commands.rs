@@ -19,7 +19,7 @@ impl FakeApi {
     fn new(answers: Vec<(u16, Value)>) -> Self {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (seen, answers) = (Arc::clone(&asked), Mutex::new(VecDeque::from(answers)));
-        let url = crate::backend::start(move |mut peer| {
+        let url = crate::support::backend::start(move |mut peer| {
             while let Ok((head, body, _)) = peer.request() {
                 let header = |name| head.headers.get(name).map_or("", |value| value.to_str().unwrap());
                 assert_eq!(header("authorization"), "Bearer t0ken");
@@ -468,7 +468,7 @@ fn what_fails_says_why_and_ends_with_1() {
     let err = fail("account list", 200, json!("what?"));
     assert!(err.starts_with("gw-gateway: the gateway's answer is not understood: "), "{err}");
 
-    let (_closed, unused) = crate::backend::refusing();
+    let (_closed, unused) = crate::support::backend::refusing();
     let mut command = gw_gateway(&format!("account list --admin-url http://{unused}"));
     command.env("GW_ADMIN_TOKEN", "t0ken");
     let Ended { code, err, .. } = end(command);

@@ -3,10 +3,10 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
-use crate::process::{Served, config_text};
-use crate::processes::Prepared;
+use crate::process_lifecycle::Prepared;
+use crate::support::process::{Served, config_text};
+use crate::support::{eventually, http2_caller, within_a_second};
 use crate::takeover::{admin, start_backend};
-use crate::{caller2, eventually, within_a_second};
 
 // An idle connection may stay for 1 s while requests run, and tunnels may take 2 s to end.
 
@@ -43,8 +43,8 @@ fn an_idle_http_2_connection_is_told_goodbye_and_delays_nothing() {
         let Served { mut process, address, .. } = prepared.serve_with(&config_text(&prepared.path("data"), 0));
         let _agent = prepared.run_agent(address.port(), &backend);
         prepared.wait_for_tunnel(address);
-        let took = caller2::on_a_reactor(async {
-            let caller = caller2::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
+        let took = http2_caller::on_a_reactor(async {
+            let caller = http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
             assert_eq!(caller.get("/").await.status, 200);
             let begin = Instant::now();
             process.signal("TERM");

@@ -10,16 +10,16 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::telemetry::counters::WorkerReport;
 use http::Method;
 
-use crate::caller::{self, Caller, HOST, Tls, connect, get};
-use crate::frames::{
+use crate::proxy_protocol::{connect_through, tcp4_of};
+use crate::support::caller::{self, Caller, HOST, Tls, connect, get};
+use crate::support::http2_frames::{
     self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
-use crate::proxies::{connect_through, tcp4_of};
-use crate::{demo, eventually, reports};
+use crate::support::{demo, eventually, reports};
 
 /// A demo with one worker.
 fn adjusted(adjust: fn(&mut Config)) -> Demo {
-    Demo::start(&Options { adjust, workers: 1, ..crate::options(None) }).unwrap()
+    Demo::start(&Options { adjust, workers: 1, ..crate::support::options(None) }).unwrap()
 }
 
 /// How many connections were turned away or ended, for `reason`.
@@ -143,7 +143,7 @@ fn who_is_refused_again_and_again_loses_the_connection() {
 
 /// The header block of a request that is answered long after the test.
 fn slow_get(key: Option<&str>) -> Vec<u8> {
-    frames::get("/slow?ms=60000", key)
+    http2_frames::get("/slow?ms=60000", key)
 }
 
 /// A connection that speaks HTTP/2.
@@ -162,7 +162,7 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
     stream.sock.set_nonblocking(true).unwrap();
     let (mut id, mut received, mut chunk) = (1, Vec::new(), vec![0; 64 * 1024]);
     let mut rest = Vec::new();
-    let deadline = std::time::Instant::now() + crate::SOON;
+    let deadline = std::time::Instant::now() + crate::support::SOON;
     loop {
         assert!(std::time::Instant::now() < deadline, "still not ended");
         if rest.is_empty() {
@@ -207,7 +207,7 @@ fn floods_of_http_2_end_their_connection() {
     const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
     const PROTOCOL_ERROR: Option<u8> = Some(1);
     // Requests of who has a key take slots until the agent has heard that they are taken back.
-    let demo = Demo::start(&Options { slots: Some(1024), ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { slots: Some(1024), ..crate::support::options(None) }).unwrap();
     let mut bystander = connect(&demo);
     let key = demo.about.service_key.clone();
     let request = |id: u32, key: Option<&str>| frame(HEADERS, END_HEADERS | END_STREAM, id, &slow_get(key));
@@ -236,7 +236,7 @@ fn floods_of_http_2_end_their_connection() {
     bomb.extend([0x80 | 62; 1000]);
     ends("header blocks that grow", &[], &|id| frame(HEADERS, END_HEADERS | END_STREAM, id, &bomb));
     ends("window updates", &[], &|_| frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]));
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]

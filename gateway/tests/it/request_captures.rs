@@ -4,11 +4,11 @@ use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
 
 use crate::admin::Api;
-use crate::apex::{self, APEX};
-use crate::caller::{self, HOST, get, request};
-use crate::caller2::on_a_reactor;
-use crate::requests::{call, keep_bodies, record};
-use crate::{backend, caller2, demo, eventually, setup, tunnels};
+use crate::request_records::{call, keep_bodies, record};
+use crate::support::apex::{self, APEX};
+use crate::support::caller::{self, HOST, get, request};
+use crate::support::http2_caller::{self, on_a_reactor};
+use crate::support::{backend, demo, eventually, setup, tunnels};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
@@ -71,7 +71,7 @@ fn bodies_of_requests_over_a_limit_are_not_kept() {
     };
     not_kept("GW_AGENT_CONCURRENCY_LIMIT");
     drop(waiting);
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &tight).status, 200);
     // Its bucket may have been full when it became small.
@@ -116,7 +116,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
         assert!(!record.to_string().contains("secret"), "{record}");
     }
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let large = caller.request(&http::Method::POST, "/h2?a=b").header("x", "y".repeat(33 * 1024));
         let response = caller.fetch(large).await;
         let id = response.header("x-gw-request-id").to_owned();

@@ -5,9 +5,9 @@ use std::io::{ErrorKind, Read, Write};
 use gw_gateway::config::{Config, HandOver};
 use gw_gateway::demo::{Demo, Options};
 
-use crate::caller::{self, Caller, HOST, Tls, get};
-use crate::eventually;
-use crate::http::Peer;
+use crate::support::caller::{self, Caller, HOST, Tls, get};
+use crate::support::eventually;
+use crate::support::http1_peer::Peer;
 
 /// 12 bytes that no other protocol begins with (proxy-protocol.txt §2.2).
 const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -34,7 +34,7 @@ fn behind_a_proxy() -> Demo {
     let adjust = |config: &mut Config| {
         config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
     };
-    Demo::start(&Options { adjust, hand_over: HandOver::Always, ..crate::options(None) }).unwrap()
+    Demo::start(&Options { adjust, hand_over: HandOver::Always, ..crate::support::options(None) }).unwrap()
 }
 
 /// A caller whose connection begins with `header`, in one segment with the ClientHello.
@@ -68,7 +68,7 @@ fn refusal(demo: &Demo, beginning: &[u8]) -> Vec<u8> {
 }
 
 fn handshake_failures(demo: &Demo) -> u64 {
-    crate::reports(demo).iter().map(|report| report.totals["handshake_failures"]).sum()
+    crate::support::reports(demo).iter().map(|report| report.totals["handshake_failures"]).sum()
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn proxies_may_speak_for_themselves_or_not_use_the_protocol() {
         assert_eq!(forwarded_for(&demo, &mut connect_through(&demo, &header)), "127.0.0.1");
     }
     // The agent's tunnel came without one, too.
-    assert_eq!(crate::tunnels(&demo).len(), 1);
+    assert_eq!(crate::support::tunnels(&demo).len(), 1);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn malformed_headers_end_the_connection() {
 
 #[test]
 fn who_is_not_trusted_cannot_announce_anybody() {
-    let demo = crate::demo(None);
+    let demo = crate::support::demo(None);
     // Content type 21: alert (RFC 8446 §5.1).
     assert_eq!(refusal(&demo, &tcp4())[0], 21);
     assert_eq!(forwarded_for(&demo, &mut connect_through(&demo, b"")), "127.0.0.1");

@@ -11,8 +11,8 @@ use h2::client::{Builder, ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, Method, Request, StatusCode};
 
-use crate::SOON;
-use crate::caller::{self, HOST};
+use super::SOON;
+use super::caller::{self, HOST};
 
 /// Runs a test that takes no longer than [`SOON`].
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {

@@ -2,8 +2,8 @@
 
 use gw_gateway::demo::Demo;
 
-use crate::caller::{Caller, connect_to};
-use crate::http::Response;
+use super::caller::{Caller, connect_to};
+use super::http1_peer::Response;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 

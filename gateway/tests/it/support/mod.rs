@@ -1,0 +1,68 @@
+//! Parts that tests are made of: callers, backends, agents, processes, and a product in this process.
+
+pub(crate) mod apex;
+pub(crate) mod backend;
+pub(crate) mod caller;
+pub(crate) mod http1_peer;
+pub(crate) mod http2_caller;
+pub(crate) mod http2_frames;
+pub(crate) mod modified_agent;
+pub(crate) mod process;
+pub(crate) mod setup;
+
+use std::time::{Duration, Instant};
+
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
+
+/// Longest wait for something that happens in milliseconds; only a failing test waits so long.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+pub(crate) fn options(backend: Option<String>) -> Options {
+    Options { backend, workers: 2, rate: Rate::new(1_000_000, 1_000_000).unwrap(), ..Options::default() }
+}
+
+/// A whole product in this process, in front of `backend` or the built-in echo.
+pub(crate) fn demo(backend: Option<String>) -> Demo {
+    Demo::start(&options(backend)).unwrap()
+}
+
+/// Looks again and again until `look` finds something.
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "still not: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Asserts that what `attempt` measures takes less than a second. A busy machine delays some attempts, a fault all.
+pub(crate) fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= Duration::from_secs(1)) {
+        assert!(took.len() < 5, "{what} took {took:?}");
+        took.push(attempt());
+    }
+}
+
+/// What every worker reports. One that a busy machine holds up for seconds is missing at first.
+pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
+    let control = demo.gateway().control();
+    eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
+}
+
+pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
+    reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
+}
+
+/// Waits until no request is on any tunnel, as gateway and agent see it.
+pub(crate) fn wait_until_slots_are_free(demo: &Demo) {
+    eventually("all slots free", || {
+        let free = |tunnel: &TunnelReport| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
+        tunnels(demo).iter().all(free).then_some(())
+    });
+}
