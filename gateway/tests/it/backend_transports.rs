@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use bytes::Bytes;
 use gw_gateway::demo::{Demo, Options};
-use http::{HeaderMap, Response};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
@@ -20,6 +18,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::support::caller::{HOST, connect, get, request};
 use crate::support::http1_peer::Peer;
+use crate::support::http2_backend::http2;
 use crate::support::{SOON, backend, demo};
 
 const NAME: &str = "backend.example";
@@ -157,45 +156,6 @@ fn a_backend_that_wants_a_certificate_gets_the_one_that_is_set() {
     assert_eq!(body(&demo_with(authority.folder.path(), &known), "/"), format!("{HOST}/"));
     let (code, message) = error(&demo_with(authority.folder.path(), &format!("{{ {trusted} }}")));
     assert!(code == "GW_BACKEND_TLS" && message.contains("client_certificate"), "{code}: {message}");
-}
-
-/// A backend of HTTP/2 that says what it was asked, with trailers. Returns its URL.
-pub(crate) fn http2() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("h2c://{}", listener.local_addr().unwrap());
-    listener.set_nonblocking(true).unwrap();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let local = tokio::task::LocalSet::new();
-        local.block_on(&runtime, async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            loop {
-                let accepted = listener.accept().await.unwrap().0;
-                tokio::task::spawn_local(async move {
-                    let mut connection = h2::server::handshake(accepted).await.unwrap();
-                    while let Some(Ok((request, mut respond))) = connection.accept().await {
-                        tokio::task::spawn_local(async move {
-                            let uri = request.uri().clone();
-                            let mut body = request.into_body();
-                            let mut length = 0;
-                            while let Some(data) = body.data().await {
-                                let data = data.unwrap();
-                                length += data.len();
-                                body.flow_control().release_capacity(data.len()).unwrap();
-                            }
-                            let fields = body.trailers().await.unwrap().map_or(0, |trailers| trailers.len());
-                            let mut stream = respond.send_response(Response::new(()), false).unwrap();
-                            let text = format!("{uri} {length} {fields}");
-                            stream.send_data(Bytes::from(text), false).unwrap();
-                            let trailers = [("grpc-status".parse().unwrap(), "0".parse().unwrap())];
-                            stream.send_trailers(HeaderMap::from_iter(trailers)).unwrap();
-                        });
-                    }
-                });
-            }
-        });
-    });
-    url
 }
 
 #[test]

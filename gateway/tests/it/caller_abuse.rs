@@ -10,11 +10,11 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::telemetry::counters::WorkerReport;
 use http::Method;
 
-use crate::proxy_protocol::{connect_through, tcp4_of};
 use crate::support::caller::{self, Caller, HOST, Tls, connect, get};
 use crate::support::http2_frames::{
     self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
+use crate::support::proxy_protocol::{connect_through, tcp4_of};
 use crate::support::{demo, eventually, reports};
 
 /// A demo with one worker.

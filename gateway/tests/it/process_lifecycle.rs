@@ -2,116 +2,14 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gw_gateway::demo::About;
-use gw_gateway::{CertificateSource, Gateway};
-
-use crate::support::caller::{Caller, connect_to};
-use crate::support::process::{self, Running, Served, config_text, gw_agent, gw_gateway};
-use crate::support::{eventually, setup};
-
-/// A data folder with the demo's account, service, key and agent, prepared without any process running.
-pub(crate) struct Prepared {
-    directory: tempfile::TempDir,
-    service_key: String,
-}
-
-impl Prepared {
-    pub(crate) fn new() -> Self {
-        Self::with_agents(&["agent"])
-    }
-
-    /// With several agents of the one service, whose state is in folders of these names.
-    pub(crate) fn with_agents(names: &[&str]) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let data_dir = directory.path().join("data");
-        let config = gw_gateway::config::Config::parse(&config_text(&data_dir, 0), |_| None).unwrap();
-        assert_eq!(config.certificate, CertificateSource::Development { data_dir: data_dir.clone() });
-        let gateway = Gateway::start(&config).unwrap();
-        let control = gateway.control();
-        setup::service(control, "demo", "echo");
-        let (_, service_key) = setup::service_key(control, "demo", &["echo"]);
-        for name in names {
-            let (ca, state) = (data_dir.join("dev-ca.crt"), directory.path().join(name));
-            setup::agent(control, "demo", &["echo"], gateway.address().port(), &ca, &state);
-        }
-        gateway.drain();
-        Self { directory, service_key }
-    }
-
-    /// The id of the service key.
-    pub(crate) fn key_id(&self) -> &str {
-        self.service_key.trim_start_matches("gw_sk_").split('.').next().unwrap()
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// Starts `gw-gateway serve` on `port`; its address once it is up.
-    fn serve(&self, port: u16) -> (Running, SocketAddr) {
-        let served = self.serve_with(&config_text(&self.path("data"), port));
-        (served.process, served.address)
-    }
-
-    /// The same with this configuration.
-    pub(crate) fn serve_with(&self, config: &str) -> Served {
-        fs::write(self.path("gateway.toml"), config).unwrap();
-        process::serve(&mut process::serve_command(&self.path("gateway.toml")))
-    }
-
-    /// Points the agent's state at `port` and starts it.
-    pub(crate) fn run_agent(&self, port: u16, backend: &str) -> Running {
-        self.run_agent_of("agent", port, backend)
-    }
-
-    /// The same with the agent of this name.
-    pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
-        let path = self.path(name).join("agent.json");
-        let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        state["gateway_port"] = port.into();
-        fs::write(&path, state.to_string()).unwrap();
-        let mut command = gw_agent();
-        command.arg("run").arg("--state-dir").arg(self.path(name)).args(["--backend", backend]);
-        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
-    }
-
-    pub(crate) fn about(&self, address: SocketAddr) -> About {
-        About {
-            base_url: format!("https://eu1.gw.localhost:{}", address.port()),
-            tenant_url: String::new(),
-            account: "demo",
-            service: "echo",
-            client_id: String::new(),
-            client_secret: String::new(),
-            service_key: self.service_key.clone(),
-            ca_file: self.path("data/dev-ca.crt"),
-            admin_url: String::new(),
-            admin_token: String::new(),
-        }
-    }
-
-    pub(crate) fn connect(&self, address: SocketAddr) -> Caller {
-        connect_to(&self.about(address), crate::support::caller::HOST, &[b"http/1.1"], None)
-    }
-
-    pub(crate) fn get(&self, target: &str) -> String {
-        let host = crate::support::caller::HOST;
-        format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key)
-    }
-
-    pub(crate) fn wait_for_tunnel(&self, address: SocketAddr) {
-        eventually("requests are answered", || {
-            let mut caller = self.connect(address);
-            caller.send(self.get("/"));
-            (caller.response().status == 200).then_some(())
-        });
-    }
-}
+use crate::support::caller::Caller;
+use crate::support::eventually;
+use crate::support::prepared::Prepared;
+use crate::support::process::{self, Running, config_text, gw_agent, gw_gateway};
 
 #[test]
 fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {

@@ -8,18 +8,11 @@ use gw_gateway::demo::{Demo, Options};
 use crate::support::caller::{self, Caller, HOST, Tls, get};
 use crate::support::eventually;
 use crate::support::http1_peer::Peer;
-
-/// 12 bytes that no other protocol begins with (proxy-protocol.txt §2.2).
-const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+use crate::support::proxy_protocol::{SIGNATURE, connect_through, tcp4_of};
 
 /// A proxy says that 198.51.100.7:4660 connected to 192.0.2.1:443.
 fn tcp4() -> Vec<u8> {
     tcp4_of([198, 51, 100, 7])
-}
-
-/// The same of another address.
-pub(crate) fn tcp4_of(source: [u8; 4]) -> Vec<u8> {
-    [SIGNATURE, b"\x21\x11\x00\x0c", &source, &[192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb]].concat()
 }
 
 /// The same of [2001:db8::7]:4660, with an extension of 3 bytes.
@@ -35,16 +28,6 @@ fn behind_a_proxy() -> Demo {
         config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
     };
     Demo::start(&Options { adjust, hand_over: HandOver::Always, ..crate::support::options(None) }).unwrap()
-}
-
-/// A caller whose connection begins with `header`, in one segment with the ClientHello.
-pub(crate) fn connect_through(demo: &Demo, header: &[u8]) -> Caller {
-    let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
-    let mut beginning = header.to_vec();
-    session.write_tls(&mut beginning).unwrap();
-    let mut socket = caller::socket(&demo.about);
-    socket.write_all(&beginning).unwrap();
-    Peer::new(Tls::new(session, socket))
 }
 
 /// `X-Forwarded-For` as the backend sees it.

@@ -4,9 +4,9 @@ use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::admin::Api;
-use crate::backend_transports;
+use crate::support::admin_api::Api;
 use crate::support::caller::{connect, get};
+use crate::support::http2_backend;
 use crate::support::http2_caller::{on_a_reactor, tls};
 use crate::support::http2_frames::{
     self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
@@ -76,7 +76,7 @@ fn every_visible_byte_passes_to_a_backend_of_http_1_1() {
 
 #[test]
 fn every_visible_byte_passes_to_a_backend_of_http_2() {
-    let demo = demo(Some(backend_transports::http2()));
+    let demo = demo(Some(http2_backend::http2()));
     let mut caller = connect(&demo);
     for target in targets() {
         caller.send(get(&demo, &target));

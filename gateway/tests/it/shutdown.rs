@@ -3,10 +3,10 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
-use crate::process_lifecycle::Prepared;
+use crate::support::prepared::Prepared;
 use crate::support::process::{Served, config_text};
+use crate::support::successor::{admin, start_backend};
 use crate::support::{eventually, http2_caller, within_a_second};
-use crate::takeover::{admin, start_backend};
 
 // An idle connection may stay for 1 s while requests run, and tunnels may take 2 s to end.
 

@@ -5,74 +5,21 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use http::Method;
 
-use crate::process_lifecycle::Prepared;
-use crate::support::process::{self, Log, Running, Served, config_text, gw_gateway, send_signal};
-use crate::support::{SOON, backend, eventually};
+use crate::support::prepared::Prepared;
+use crate::support::process::{self, Running, Served, config_text, gw_gateway};
+use crate::support::successor::{admin, replace, start_backend};
+use crate::support::{SOON, eventually};
 
 /// Requests while everything is replaced; `GW_TEST_REPLACED_REQUESTS` changes it.
 const REQUESTS: usize = 4000;
 const CALLERS: usize = 8;
-
-/// A process that its predecessor has started: nobody's child once that has ended.
-pub(crate) struct Successor(pub(crate) u32);
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        send_signal(self.0, "KILL");
-    }
-}
-
-impl Successor {
-    pub(crate) fn has_ended(&self) -> bool {
-        // Whoever adopts it may leave it a zombie.
-        fs::read_to_string(format!("/proc/{}/stat", self.0)).map_or(true, |stat| stat.contains(") Z "))
-    }
-
-    pub(crate) fn stop(self) {
-        assert!(send_signal(self.0, "TERM"));
-        eventually("the successor has ended", || self.has_ended().then_some(()));
-    }
-}
-
-/// Has a process replaced; returns once its successor serves.
-pub(crate) fn replace(id: u32, log: &Log) -> Successor {
-    assert!(send_signal(id, "USR2"));
-    log.find(|line| {
-        assert_ne!(line["message"], "not replaced: this process goes on", "{line}");
-        Some(Successor(u32::try_from(line["successor"].as_u64()?).unwrap()))
-    })
-}
-
-/// A backend that answers `/held` once it is told to, `/slow` after some milliseconds, and everything else at once.
-pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
-    let (release, held) = mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let url = backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            match head.target.path() {
-                "/held" => held.lock().unwrap().recv_timeout(SOON).unwrap(),
-                "/slow" => thread::sleep(Duration::from_millis(40)),
-                _ => {}
-            }
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}", body.len()));
-        }
-    });
-    (url, release)
-}
-
-/// What an administrator gets from `path`, and with which status.
-pub(crate) fn admin(address: SocketAddr, path: &str) -> (u16, String) {
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-    let mut response = ureq::Agent::from(config).get(format!("http://{address}{path}")).call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
-}
 
 /// Creates an account, which takes the store.
 fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::process_lifecycle::Prepared;
 use crate::support::caller::Caller;
+use crate::support::prepared::Prepared;
 use crate::support::process::{Served, config_text, send_signal};
+use crate::support::successor::{admin, replace, start_backend};
 use crate::support::{SOON, eventually, within_a_second};
-use crate::takeover::{admin, replace, start_backend};
 
 /// How long a revocation may take to be in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);

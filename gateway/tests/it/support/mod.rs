@@ -1,14 +1,20 @@
 //! Parts that tests are made of: callers, backends, agents, processes, and a product in this process.
 
+pub(crate) mod admin_api;
 pub(crate) mod apex;
 pub(crate) mod backend;
 pub(crate) mod caller;
 pub(crate) mod http1_peer;
+pub(crate) mod http2_backend;
 pub(crate) mod http2_caller;
 pub(crate) mod http2_frames;
 pub(crate) mod modified_agent;
+pub(crate) mod prepared;
 pub(crate) mod process;
+pub(crate) mod proxy_protocol;
+pub(crate) mod request_log;
 pub(crate) mod setup;
+pub(crate) mod successor;
 
 use std::time::{Duration, Instant};
 
