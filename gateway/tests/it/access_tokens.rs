@@ -1,4 +1,4 @@
-//! Access tokens over real sockets: the token endpoint, the key set, modes, revocation, rotation, limits.
+//! Access tokens: the token endpoint, the key set, service modes, revocation, key rotation and rate limits.
 
 use std::time::{Duration, Instant};
 
@@ -26,14 +26,14 @@ fn bearer(token: &str) -> String {
     format!("X-Gw-Authorization: Bearer {token}\r\n")
 }
 
-/// Status and code of a call, `200 ` if it went through.
+/// Status and error code of a response; `200 ` for a relayed request.
 fn outcome(response: &Response) -> String {
     let code = if response.status == 200 { String::new() } else { response.code() };
     format!("{} {code}", response.status.as_u16())
 }
 
 #[test]
-fn a_token_is_minted_in_every_way_that_is_allowed_and_calls_its_service() {
+fn a_token_is_minted_with_every_allowed_client_authentication() {
     let demo = demo(None);
     let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
     let json = format!(
@@ -85,13 +85,13 @@ fn a_token_is_minted_in_every_way_that_is_allowed_and_calls_its_service() {
 }
 
 #[test]
-fn other_pairs_of_a_scope_are_ignored_and_not_granted() {
+fn unknown_pairs_of_a_scope_are_not_granted() {
     let demo = demo(None);
     let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
     assert_eq!(token(&demo, id, secret, SCOPE).json().get("scope"), None);
     let response = token(&demo, id, secret, "tier:gold service:echo admin:yes account:demo admin:yes");
     assert_eq!(response.status, 200, "{}", response.json());
-    // RFC 6749 §5.1: another scope than was asked for is named.
+    // RFC 6749 §5.1: the response names the granted scope if it differs from the requested one.
     assert_eq!(response.json()["scope"], SCOPE);
     let token = response.json()["access_token"].as_str().unwrap().to_owned();
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
@@ -99,9 +99,9 @@ fn other_pairs_of_a_scope_are_ignored_and_not_granted() {
     assert_eq!(call(&mut connect(&demo), &bearer(&token)).status, 200);
 }
 
-/// Every row of the specification's table of failures, and those of RFC 6749 §5.2 around it.
+/// All errors of the token endpoint, those of RFC 6749 §5.2 included.
 #[test]
-fn every_failure_of_the_token_endpoint() {
+fn the_token_endpoint_reports_every_error() {
     let demo = Demo::start(&Options {
         adjust: |config| config.token_requests = Rate::new(1000, 1000).unwrap(),
         ..crate::support::options(None)
@@ -128,9 +128,9 @@ fn every_failure_of_the_token_endpoint() {
     let with = |more: &[(&str, &str)]| form(&[&client[..], more].concat());
     let form_type = "Content-Type: application/x-www-form-urlencoded\r\n";
     let post = |body: String| ask(&demo, "POST /oauth/token", form_type, &body);
-    // The snapshot with the new records reaches every worker at once, but not at this instant.
+    // The workers receive the directory with the new records asynchronously.
     eventually("the credential is known", || (post(with(&[("scope", SCOPE)])).status == 200).then_some(()));
-    eventually("the other is disabled", || {
+    eventually("the other credential is disabled", || {
         (token(&demo, &disabled, &disabled_secret, SCOPE).status == 401).then_some(())
     });
 
@@ -189,7 +189,7 @@ fn every_failure_of_the_token_endpoint() {
         let response = ask(&demo, line, fields, body);
         assert_eq!((response.status.as_u16(), response.json()["error"].as_str()), (status, Some("invalid_request")));
     }
-    // In JSON, an empty grant type was sent.
+    // In JSON, an empty grant type counts as present.
     let asked = |grant_type: &str| {
         let body = serde_json::json!({
             "grant_type": grant_type, "client_id": id, "client_secret": secret, "scope": SCOPE
@@ -199,7 +199,7 @@ fn every_failure_of_the_token_endpoint() {
     let response = asked("");
     assert_eq!((response.status.as_u16(), &response.json()["error"]), (400, &"unsupported_grant_type".into()));
     assert_eq!(asked("client_credentials").status, 200);
-    // In a form it is omitted (RFC 6749 §3.2).
+    // In a form, an empty parameter counts as omitted (RFC 6749 §3.2).
     assert_eq!(post(with(&[("grant_type", ""), ("scope", ""), ("scope", SCOPE)])).status, 200);
     let twice = format!(r#"{{"client_id":"x","client_id":"{id}","client_secret":"{secret}","scope":"{SCOPE}"}}"#);
     let response = ask(&demo, "POST /oauth/token", "Content-Type: application/json\r\n", &twice);
@@ -210,7 +210,7 @@ fn every_failure_of_the_token_endpoint() {
 }
 
 #[test]
-fn modes_say_what_opens_a_service() {
+fn service_modes_select_the_accepted_credentials() {
     let demo = demo(None);
     let key = format!("X-Gw-Service-Key: {}\r\n", demo.about.service_key);
     let token = bearer(&demo_token(&demo));
@@ -229,9 +229,9 @@ fn modes_say_what_opens_a_service() {
         eventually("the modes are in force", || (both() == (by_token.to_owned(), by_key.to_owned())).then_some(()));
     }
     set(&[Mode::Jwt, Mode::ServiceKey]);
-    // An empty field is as good as none; two that are not empty are one too many, whatever they say.
+    // An empty field counts as absent; two fields that are not empty are ambiguous.
     let empty_key = format!("{token}X-Gw-Service-Key:\r\n");
-    eventually("both modes again", || (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(()));
+    eventually("both modes are in force again", || (outcome(&call(&mut caller, &empty_key)) == "200 ").then_some(()));
     assert_eq!(outcome(&call(&mut caller, &format!("{key}X-Gw-Authorization: \r\n"))), "200 ");
     assert_eq!(outcome(&call(&mut caller, &format!("{key}{token}"))), "502 GW_AUTH_AMBIGUOUS");
     assert_eq!(outcome(&call(&mut caller, &token.repeat(2))), "502 GW_AUTH_AMBIGUOUS");
@@ -240,7 +240,7 @@ fn modes_say_what_opens_a_service() {
 }
 
 #[test]
-fn tokens_and_keys_of_others_and_of_nobody() {
+fn tokens_and_keys_of_other_services_and_unknown_ones_are_refused() {
     let demo = demo(None);
     let control = demo.gateway().control();
     setup::service(control, "demo", "other");
@@ -270,7 +270,7 @@ fn revocation_reaches_tokens_and_keys_within_a_second() {
     within_a_second("revocation", || revoke(&demo));
 }
 
-/// Revokes a credential and a key in every way. Returns how long the slowest took.
+/// Revokes a credential and a key in every way. Returns the longest time until a refusal.
 fn revoke(demo: &Demo) -> Duration {
     let control = demo.gateway().control();
     let (id, secret) = setup::credential(control, "demo", &["echo"]);
@@ -309,7 +309,7 @@ fn revoke(demo: &Demo) -> Duration {
 }
 
 #[test]
-fn keys_rotate_without_hurting_a_token() {
+fn signing_keys_rotate_without_invalidating_tokens() {
     let demo = Demo::start(&Options {
         adjust: |config| config.token_requests = Rate::new(10_000, 10_000).unwrap(),
         ..crate::support::options(None)
@@ -326,7 +326,7 @@ fn keys_rotate_without_hurting_a_token() {
         header["kid"].as_str().unwrap().to_owned()
     };
     let first = demo_token(&demo);
-    // Published before use: the key set has it, the next token is still of the old one.
+    // The new key is published before use: the next token is still signed with the old key.
     let next = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap().kid.to_string();
     eventually("the next key is published", || kids().contains(&next).then_some(()));
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
@@ -338,7 +338,7 @@ fn keys_rotate_without_hurting_a_token() {
     for token in [&first, &second] {
         assert_eq!(outcome(&call(&mut caller, &bearer(token))), "200 ");
     }
-    // Withdrawn, as after a theft: its tokens are refused, verified before or not.
+    // Tokens of a withdrawn key are refused, including tokens that were verified before.
     control.delete_signing_key(&Actor::Admin, &kid_of(&first)).unwrap();
     eventually("tokens of the withdrawn key are refused", || {
         (outcome(&call(&mut caller, &bearer(&first))) == "502 GW_TOKEN_INVALID").then_some(())
@@ -350,9 +350,9 @@ fn keys_rotate_without_hurting_a_token() {
 }
 
 #[test]
-fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
+fn the_token_endpoint_allows_sixty_requests_a_minute_across_workers() {
     let demo = Demo::start(&Options { workers: 4, ..crate::support::options(None) }).unwrap();
-    // Wrong ones count as well: each is a guess.
+    // Failed requests count as well.
     let begun = Instant::now();
     let mut answered = 0;
     let last = loop {
@@ -368,14 +368,14 @@ fn sixty_token_requests_a_minute_whichever_worker_they_meet() {
     assert_eq!(last.json()["error"], "rate_limit_exceeded");
     let seconds: u32 = last.header("retry-after").parse().unwrap();
     assert!((50..=60).contains(&seconds), "{seconds}");
-    // The other endpoints have a count of their own.
+    // The other endpoints are limited separately.
     assert_eq!(ask(&demo, "GET /enroll/status", "", "").status, 400);
     assert_eq!(ask(&demo, "GET /.well-known/jwks.json", "", "").status, 200);
 }
 
 #[test]
-fn proxies_that_are_trusted_say_whose_requests_they_bring() {
-    fn few(config: &mut Config) {
+fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
+    fn low_limits(config: &mut Config) {
         config.token_requests = Rate::new(2, 1).unwrap();
     }
     let ask_as = |demo: &Demo, forwarded_for: &str| {
@@ -383,7 +383,7 @@ fn proxies_that_are_trusted_say_whose_requests_they_bring() {
     };
     let trusting = Demo::start(&Options {
         adjust: |config| {
-            few(config);
+            low_limits(config);
             config.trusted_proxies = std::iter::once("127.0.0.0/8".parse().unwrap()).collect();
         },
         ..crate::support::options(None)
@@ -402,13 +402,13 @@ fn proxies_that_are_trusted_say_whose_requests_they_bring() {
     .map(|client| ask_as(&trusting, client))
     .to_vec();
     assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 counts by /64");
-    let plain = Demo::start(&Options { adjust: few, ..crate::support::options(None) }).unwrap();
+    let plain = Demo::start(&Options { adjust: low_limits, ..crate::support::options(None) }).unwrap();
     let statuses: Vec<u16> = (1..=4).map(|n| ask_as(&plain, &format!("192.0.2.{n}"))).collect();
     assert_eq!(statuses, [400, 400, 429, 429], "anybody can write the field");
 }
 
 #[test]
-fn failed_authentication_is_limited_and_locks_nobody_out() {
+fn failed_authentication_is_limited_without_locking_out_valid_callers() {
     let demo = Demo::start(&Options {
         workers: 1,
         adjust: |config| config.auth_failures = Rate::new(5, 1).unwrap(),
@@ -427,11 +427,11 @@ fn failed_authentication_is_limited_and_locks_nobody_out() {
     let response = call(&mut caller, guess);
     assert_eq!(response.header("x-gw-status"), "RateLimited");
     assert!((1..=60).contains(&response.header("retry-after").parse::<u32>().unwrap()));
-    // Others behind the same address go on.
+    // Valid callers at the same address are still served.
     assert_eq!(outcome(&call(&mut caller, &key)), "200 ");
     assert_eq!(outcome(&call(&mut caller, &known)), "200 ");
     assert_eq!(outcome(&call(&mut caller, &fresh)), "200 ");
-    // Only where forged tokens come from, new ones have to wait: each costs a signature check.
+    // Only at the address that sends forged tokens are new tokens limited, because each costs a signature check.
     let unseen = bearer(&demo_token(&demo));
     let (message, _) = unseen.trim_end().rsplit_once('.').unwrap();
     for number in 0..6 {
@@ -443,7 +443,7 @@ fn failed_authentication_is_limited_and_locks_nobody_out() {
 }
 
 #[test]
-fn other_paths_and_methods_of_the_apex() {
+fn unknown_paths_and_methods_of_the_apex_are_refused() {
     let demo = demo(None);
     let mut caller = crate::support::apex::connect(&demo);
     for (line, status, code) in [

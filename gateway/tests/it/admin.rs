@@ -1,4 +1,4 @@
-//! The administration API over real sockets, and the commands that use it.
+//! The administration API and the commands that use it.
 
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,7 @@ use crate::support::process::{Running, Served, config_text, gw_agent, gw_gateway
 use crate::support::{backend, demo, eventually};
 
 #[test]
-fn each_kind_of_resource_lives_its_life() {
+fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
     let api = Api(&demo);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
@@ -36,7 +36,7 @@ fn each_kind_of_resource_lives_its_life() {
         assert_eq!((created.status, created.cache_control.as_str()), (201, "no-store"));
         assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
         let item = format!("{path}/{}", created.body[id].as_str().unwrap());
-        // Shown once.
+        // The secret is shown once.
         let again = api.ask("POST", &path, &new);
         assert_eq!((again.status, again.body.get(secret), &again.body[id]), (200, None, &created.body[id]));
         assert_eq!(api.get(&item).body.get(secret), None);
@@ -70,7 +70,7 @@ fn each_kind_of_resource_lives_its_life() {
     assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 204);
     assert_eq!(api.get("/accounts/acme").status, 404);
 
-    // All of it is in the log, the newest first, without a secret.
+    // The audit log lists every change, newest first, without secrets.
     let log = api.get("/audit-log?account=acme").body;
     let actions: Vec<&str> = log["items"].as_array().unwrap().iter().map(|e| e["action"].as_str().unwrap()).collect();
     assert_eq!((actions[0], actions[1], actions.last()), ("account.delete", "service.delete", Some(&"account.create")));
@@ -80,7 +80,7 @@ fn each_kind_of_resource_lives_its_life() {
 }
 
 #[test]
-fn lists_come_in_pages() {
+fn lists_are_paginated() {
     let demo = demo(None);
     let api = Api(&demo);
     for number in 0..7 {
@@ -101,7 +101,7 @@ fn lists_come_in_pages() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_problem_details() {
+fn errors_are_problem_details() {
     let demo = demo(None);
     let api = Api(&demo);
     let large = json!({ "id": "x".repeat(70_000) });
@@ -167,14 +167,14 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
         eventually("the key opens its service", || (status() == 200).then_some(()));
         let begun = std::time::Instant::now();
         api.ask("PATCH", &item, &json!({ "enabled": false }));
-        eventually("it opens nothing", || (status() == 502).then_some(()));
+        eventually("the key is refused", || (status() == 502).then_some(()));
         begun.elapsed()
     });
 }
 
-/// As an operator would go about it: programs, commands, nothing else.
+/// Uses only the programs and their commands, as an operator does.
 #[test]
-fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
+fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
@@ -194,7 +194,7 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     gw("service create demo echo --burst 10");
     let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
     let credential = gw("credential create demo --service echo --name ci");
-    // The printed command, pasted into a shell on a machine that has only the agent's program.
+    // Runs the printed command in a shell whose path has only the agent's program.
     let printed = gw_as_a_person("enrollment-token create demo --service echo --approval manual");
     let (_, pasted) = printed.split_once("On the agent's machine:\n\n").unwrap();
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());

@@ -1,4 +1,4 @@
-//! Backends of every kind behind a whole product: in TLS, of HTTP/2, at Unix sockets, several of one service.
+//! Backend transports: TLS, HTTP/2, Unix sockets, and several backends of one service.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -23,14 +23,14 @@ use crate::support::{SOON, backend, demo};
 
 const NAME: &str = "backend.example";
 
-/// A demo whose agent has this for its backends, in TOML.
+/// A demo whose agent has `backends` (TOML) as its backend configuration.
 fn demo_with(folder: &Path, backends: &str) -> Demo {
     let file = folder.join("agent.toml");
     std::fs::write(&file, format!("backend = {backends}\n")).unwrap();
     Demo::start(&Options { agent_config: Some(file), ..crate::support::options(None) }).unwrap()
 }
 
-/// A certificate authority with a server's and a client's certificate, all in files.
+/// A certificate authority with a server certificate and a client certificate, in files.
 struct Authority {
     folder: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -84,13 +84,13 @@ impl Authority {
         Arc::new(config)
     }
 
-    /// The options with which an agent trusts this authority.
+    /// TOML options of an agent that trusts this authority.
     fn trusted(&self, url: &str) -> String {
         format!("urls = '{url}', ca_file = '{}', server_name = '{NAME}'", self.file("ca.crt").display())
     }
 }
 
-/// A backend in TLS that answers with what it was asked for.
+/// Starts a TLS backend that answers with host and target of the request. Returns its URL.
 fn tls(config: Arc<ServerConfig>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
@@ -130,7 +130,7 @@ fn error(demo: &Demo) -> (String, String) {
 }
 
 #[test]
-fn a_backend_in_tls_is_trusted_by_its_authority_and_name() {
+fn a_tls_backend_is_verified_by_authority_and_name() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let url = tls(authority.server(&[b"http/1.1"], false));
     let trusting = demo_with(authority.folder.path(), &format!("{{ {} }}", authority.trusted(&url)));
@@ -147,7 +147,7 @@ fn a_backend_in_tls_is_trusted_by_its_authority_and_name() {
 }
 
 #[test]
-fn a_backend_that_wants_a_certificate_gets_the_one_that_is_set() {
+fn the_configured_client_certificate_is_presented_to_a_backend() {
     let authority = Authority::new();
     let url = tls(authority.server(&[], true));
     let [certificate, key] = ["client.crt", "client.key"].map(|name| authority.file(name).display().to_string());
@@ -159,7 +159,7 @@ fn a_backend_that_wants_a_certificate_gets_the_one_that_is_set() {
 }
 
 #[test]
-fn a_backend_of_http_2_gets_bodies_and_trailers_and_sends_them() {
+fn an_http2_backend_exchanges_bodies_and_trailers() {
     let demo = demo(Some(http2()));
     let mut caller = connect(&demo);
     for _ in 0..3 {
@@ -169,14 +169,14 @@ fn a_backend_of_http_2_gets_bodies_and_trailers_and_sends_them() {
         assert_eq!(String::from_utf8_lossy(&response.body), format!("http://{HOST}/p?q 3 1"));
         assert_eq!(response.trailers["grpc-status"], "0");
     }
-    // More than any window.
+    // Larger than any flow control window.
     let large = "x".repeat(3_000_000);
     caller.send(request(&demo, "POST /", &format!("Content-Length: {}\r\n\r\n{large}", large.len())));
     assert_eq!(String::from_utf8_lossy(&caller.response().body), format!("http://{HOST}/ 3000000 0"));
 }
 
 #[test]
-fn a_backend_at_a_unix_socket() {
+fn a_backend_on_a_unix_socket_is_reached() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("backend.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -192,7 +192,7 @@ fn a_backend_at_a_unix_socket() {
 }
 
 #[test]
-fn a_backend_at_a_unix_socket_may_close_between_requests() {
+fn a_backend_on_a_unix_socket_may_close_between_requests() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("backend.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -212,7 +212,7 @@ fn a_backend_at_a_unix_socket_may_close_between_requests() {
 }
 
 #[test]
-fn of_several_backends_the_living_answer() {
+fn requests_go_to_the_reachable_backends() {
     let (first, second) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let counting = |count: &Arc<AtomicUsize>| {
         let count = Arc::clone(count);
@@ -237,7 +237,7 @@ fn of_several_backends_the_living_answer() {
     let shares = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
     assert!(shares.0 + shares.1 == 60 && shares.0.min(shares.1) >= 20, "{shares:?}");
 
-    // When all are set aside they are tried nevertheless.
+    // If all backends are set aside, they are tried nevertheless.
     let demo = demo_of(&[&dead, &dead]);
     for _ in 0..3 {
         let (code, message) = error(&demo);
@@ -246,7 +246,7 @@ fn of_several_backends_the_living_answer() {
 }
 
 #[test]
-fn the_host_can_be_the_backends_own() {
+fn the_host_field_can_be_rewritten_to_the_backend() {
     let folder = tempfile::tempdir().unwrap();
     let url = backend::start(tell::<TcpStream>);
     let demo = demo_with(folder.path(), &format!("{{ urls = ['{url}'], host = 'rewrite' }}"));
@@ -254,7 +254,7 @@ fn the_host_can_be_the_backends_own() {
 }
 
 #[test]
-fn the_response_comes_while_the_request_goes_on() {
+fn a_response_is_relayed_while_the_request_body_is_sent() {
     let (tell, told) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         let head = peer.request_head().unwrap();

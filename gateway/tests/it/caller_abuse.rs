@@ -1,4 +1,4 @@
-//! Callers that mean ill: each loses its connection, and whoever is connected beside it is served.
+//! Attacks by callers. The attacker loses its connection, and other connections are still served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ fn adjusted(adjust: fn(&mut Config)) -> Demo {
     Demo::start(&Options { adjust, workers: 1, ..crate::support::options(None) }).unwrap()
 }
 
-/// How many connections were turned away or ended, for `reason`.
+/// Number of connections that were refused or closed for `reason`.
 fn count(demo: &Demo, reason: &str) -> u64 {
     let of = |report: &WorkerReport| -> u64 {
         [&report.turned_away, &report.ended_early].iter().filter_map(|counts| counts.get(reason)).sum()
@@ -43,39 +43,39 @@ fn is_turned_away(demo: &Demo) -> bool {
 }
 
 #[test]
-fn an_address_has_so_many_connections() {
+fn connections_per_address_are_limited() {
     let demo = adjusted(|config| config.connections_per_address = 4);
-    // Those of enrollment and of the tunnel's upgrade are over.
-    eventually("no connections", || (reports(&demo)[0].connections == 0).then_some(()));
+    // Waits until the connections of enrollment and of the tunnel handshake are closed.
+    eventually("no connections are left", || (reports(&demo)[0].connections == 0).then_some(()));
     let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
     callers.iter_mut().for_each(|caller| is_served(&demo, caller));
     assert!(is_turned_away(&demo));
     assert_eq!(count(&demo, "address_connections"), 1);
     callers.iter_mut().for_each(|caller| is_served(&demo, caller));
     drop(callers.pop());
-    eventually("a place is free", || (!is_turned_away(&demo)).then_some(()));
+    eventually("a connection is accepted again", || (!is_turned_away(&demo)).then_some(()));
     is_served(&demo, &mut callers[0]);
 }
 
 #[test]
-fn an_address_opens_connections_at_a_rate() {
+fn the_rate_of_new_connections_per_address_is_limited() {
     let demo = adjusted(|config| config.new_connections = gw_gateway::limit::Rate::new(40, 1).unwrap());
     let mut bystander = connect(&demo);
     is_served(&demo, &mut bystander);
     let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
-    eventually("turned away", || (count(&demo, "address_rate") > 0).then_some(()));
+    eventually("a connection is refused", || (count(&demo, "address_rate") > 0).then_some(()));
     drop(sockets);
     assert!(is_turned_away(&demo));
     is_served(&demo, &mut bystander);
 }
 
 #[test]
-fn behind_a_trusted_proxy_it_is_the_announced_address_that_counts() {
+fn behind_a_trusted_proxy_limits_apply_to_the_announced_address() {
     let demo = adjusted(|config| {
         config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
         config.connections_per_address = 1;
     });
-    // The proxy itself may have any number.
+    // Connections of the proxy itself are not limited.
     let mut own: Vec<Caller> = (0..5).map(|_| connect(&demo)).collect();
     own.iter_mut().for_each(|caller| is_served(&demo, caller));
     let mut first = connect_through(&demo, &tcp4_of([198, 51, 100, 7]));
@@ -89,7 +89,7 @@ fn behind_a_trusted_proxy_it_is_the_announced_address_that_counts() {
 }
 
 #[test]
-fn beginnings_that_take_too_long_end() {
+fn handshakes_and_heads_that_take_too_long_are_closed() {
     let demo = demo(None);
     let mut bystander = connect(&demo);
     let drip = |mut stream: Box<dyn Write + Send>, bytes: Vec<u8>| {
@@ -121,7 +121,7 @@ fn beginnings_that_take_too_long_end() {
 }
 
 #[test]
-fn who_is_refused_again_and_again_loses_the_connection() {
+fn a_connection_with_many_refused_requests_is_closed() {
     let demo = demo(None);
     let mut bystander = connect(&demo);
     let mut stranger = connect(&demo);
@@ -133,7 +133,7 @@ fn who_is_refused_again_and_again_loses_the_connection() {
             sent.is_ok() && stranger.try_response(&Method::GET).is_ok()
         })
         .count();
-    // The budget, and what of it came back meanwhile.
+    // The budget, plus the tokens refilled in the meantime.
     let came_back = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
     assert!((1001..=1001 + came_back).contains(&refused), "{refused}, {came_back} came back");
     assert_eq!(count(&demo, "refusals"), 1);
@@ -141,7 +141,7 @@ fn who_is_refused_again_and_again_loses_the_connection() {
     is_served(&demo, &mut connect(&demo));
 }
 
-/// The header block of a request that is answered long after the test.
+/// The header block of a request whose answer takes longer than the test.
 fn slow_get(key: Option<&str>) -> Vec<u8> {
     http2_frames::get("/slow?ms=60000", key)
 }
@@ -151,8 +151,8 @@ fn tls(demo: &Demo) -> Tls {
     Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))
 }
 
-/// Sends `first`, then what `more` makes for stream after stream, until the gateway ends the connection. Reads all that
-/// comes, and returns the error of the GOAWAY if there was one.
+/// Sends `first`, then the result of `more` for each stream id, until the gateway ends the connection. Reads all
+/// frames, and returns the error code of a GOAWAY.
 fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8> {
     let mut stream = tls(demo);
     stream.write_all(PREFACE).unwrap();
@@ -182,7 +182,7 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
             Err(_) => break,
         }
     }
-    // What has arrived is readable still.
+    // Bytes that have arrived can still be read.
     while let Ok(read @ 1..) = stream.read(&mut chunk) {
         received.extend_from_slice(&chunk[..read]);
     }
@@ -194,7 +194,7 @@ fn goaway(mut received: &[u8]) -> Option<u8> {
     while let [a, b, c, kind, rest @ ..] = received {
         let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
         if *kind == GOAWAY {
-            // Flags, stream, last stream, then the code (RFC 9113 §6.8).
+            // Flags, stream id, last stream id, then the error code (RFC 9113 §6.8).
             code = rest.get(12).copied();
         }
         received = rest.get(5 + length..).unwrap_or_default();
@@ -203,10 +203,10 @@ fn goaway(mut received: &[u8]) -> Option<u8> {
 }
 
 #[test]
-fn floods_of_http_2_end_their_connection() {
+fn http2_floods_end_their_connection() {
     const ENHANCE_YOUR_CALM: Option<u8> = Some(11);
     const PROTOCOL_ERROR: Option<u8> = Some(1);
-    // Requests of who has a key take slots until the agent has heard that they are taken back.
+    // Requests with a valid key hold slots until the agent has processed the reset.
     let demo = Demo::start(&Options { slots: Some(1024), ..crate::support::options(None) }).unwrap();
     let mut bystander = connect(&demo);
     let key = demo.about.service_key.clone();
@@ -214,8 +214,8 @@ fn floods_of_http_2_end_their_connection() {
     let mut ended = 0;
     let mut ends = |what: &str, first: &[u8], more: &dyn Fn(u32) -> Vec<u8>| {
         let goaway = flood(&demo, first, more);
-        // Where the gateway's last words were lost to a reset, the count says it. A stream that was reset so long ago
-        // that it is forgotten is an error of its own.
+        // A TCP reset may discard the GOAWAY; then only the counter shows the reason. A frame on a stream that was
+        // reset long ago is a PROTOCOL_ERROR.
         assert!([ENHANCE_YOUR_CALM, PROTOCOL_ERROR, None].contains(&goaway), "{what}: {goaway:?}");
         ended += 1;
         let total = |demo: &Demo| -> u64 {
@@ -225,12 +225,13 @@ fn floods_of_http_2_end_their_connection() {
         is_served(&demo, &mut bystander);
     };
     ends("rapid reset", &[], &|id| [request(id, Some(&key)), frame(RST_STREAM, 0, id, &[0, 0, 0, 8])].concat());
-    // An update of nothing is an error of its stream (RFC 9113 §6.9): the gateway resets it (CVE-2025-8671).
+    // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9): the gateway resets the stream
+    // (CVE-2025-8671).
     ends("made you reset", &[], &|id| [request(id, Some(&key)), frame(WINDOW_UPDATE, 0, id, &[0; 4])].concat());
     ends("more streams than allowed", &[], &|id| request(id, Some(&key)));
     ends("requests of a stranger", &[], &|id| request(id, None));
     ends("continuations without end", &frame(HEADERS, 0, 1, &[0x87]), &|_| frame(CONTINUATION, 0, 1, &[]));
-    // A field of 4,000 bytes that enters the dynamic table, and then stands for itself (RFC 7541 §2.3.3) a thousand times.
+    // Adds a field of 4,000 bytes to the dynamic table and then refers to it (RFC 7541 §2.3.3) a thousand times.
     let mut bomb = vec![0x40, 1, b'x', 127, 0xa1, 0x1e];
     bomb.extend([b'y'; 4000]);
     bomb.extend([0x80 | 62; 1000]);
@@ -240,21 +241,21 @@ fn floods_of_http_2_end_their_connection() {
 }
 
 #[test]
-fn refusals_that_are_not_read_are_given_up() {
+fn unread_error_responses_are_given_up() {
     const REQUESTS: u32 = 50;
     let demo = demo(None);
     let mut bystander = connect(&demo);
-    // Idle from now on, which may last longer than the first head.
+    // From now on the connection is idle, for longer than the limit of the first head allows.
     is_served(&demo, &mut bystander);
     let mut stream = tls(&demo);
     stream.write_all(PREFACE).unwrap();
-    // SETTINGS_INITIAL_WINDOW_SIZE of 0: no body can be sent.
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0, so the gateway cannot send a body.
     stream.write_all(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])).unwrap();
     for number in 0..REQUESTS {
         stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &slow_get(None))).unwrap();
     }
     stream.flush().unwrap();
     let given_up = || -> u64 { reports(&demo).iter().map(|report| report.totals["requests_caller_gone"]).sum() };
-    eventually("given up", || (given_up() == u64::from(REQUESTS)).then_some(()));
+    eventually("all refusals are given up", || (given_up() == u64::from(REQUESTS)).then_some(()));
     is_served(&demo, &mut bystander);
 }

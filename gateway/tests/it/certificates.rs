@@ -11,7 +11,7 @@ use rcgen::{CertificateParams, KeyPair};
 use crate::support::caller::{Caller, HOST, connect_to};
 use crate::support::demo;
 
-/// Writes a self-signed certificate for the region; it is its own authority.
+/// Writes a self-signed certificate for the region.
 fn write_certificate(directory: &Path) -> Vec<u8> {
     write_certificate_for(directory, &["eu1.gw.localhost", "*.eu1.gw.localhost"])
 }
@@ -26,7 +26,7 @@ fn write_certificate_for(directory: &Path, names: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken() {
+fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let first = write_certificate(directory.path());
@@ -38,7 +38,7 @@ fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken()
         file("server.key").display(),
     );
     let gateway = Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap();
-    // Any demo's answers will do for the rest of what a caller needs to know.
+    // The caller uses no other field.
     let about = About {
         base_url: format!("https://eu1.gw.localhost:{}", gateway.address().port()),
         ca_file: file("server.crt"),

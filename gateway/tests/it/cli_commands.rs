@@ -1,4 +1,4 @@
-//! The administration commands against an API that answers as told: what they ask, what they print, how they end.
+//! The administration commands against a fake API: their requests, output and exit codes.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// An administration API with its answers ready.
+/// An administration API with prepared answers.
 struct FakeApi {
     url: String,
-    /// Method, target and, if there is one, body.
+    /// Method, target and body (if present) of each request.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeApi {
-    /// Gives one answer after the other, a status and JSON (null for no body), to whoever shows the token `t0ken`.
+    /// Gives the answers in order, each a status and JSON (null for no body). Requires the token `t0ken`.
     fn new(answers: Vec<(u16, Value)>) -> Self {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let (seen, answers) = (Arc::clone(&asked), Mutex::new(VecDeque::from(answers)));
@@ -26,7 +26,7 @@ impl FakeApi {
                 assert_eq!(header("content-type"), if body.is_empty() { "" } else { "application/json" });
                 let body = String::from_utf8(body).unwrap();
                 seen.lock().unwrap().push(format!("{} {} {body}", head.method, head.target).trim_end().to_owned());
-                let (status, answer) = answers.lock().unwrap().pop_front().expect("no answer is left");
+                let (status, answer) = answers.lock().unwrap().pop_front().expect("an answer is left");
                 let media_type = if status < 400 { "application/json" } else { "application/problem+json" };
                 let answer = if answer.is_null() { String::new() } else { answer.to_string() };
                 peer.send(format!(
@@ -43,14 +43,14 @@ impl FakeApi {
     }
 }
 
-/// `gw-gateway` with the words of `line`, and nothing of this environment but a proxy that it must not ask.
+/// `gw-gateway` with the words of `line` as arguments. Its environment has only a proxy, which it must not use.
 fn gw_gateway(line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gw-gateway"));
     command.args(line.split(' ')).env_clear().env("HTTP_PROXY", "http://127.0.0.1:1");
     command
 }
 
-/// How a command ended.
+/// Exit code and output of a command.
 struct Ended {
     code: i32,
     out: String,
@@ -69,7 +69,7 @@ fn administer(api: &FakeApi, line: &str) -> Ended {
     end(command)
 }
 
-/// Runs a command that must succeed against `answers`; what it asked, and what it printed.
+/// Runs a command that must succeed against `answers`; returns its requests and its output.
 fn succeed(line: &str, answers: Vec<(u16, Value)>) -> (Vec<String>, String) {
     let api = FakeApi::new(answers);
     let Ended { code, out, err } = administer(&api, line);
@@ -414,7 +414,7 @@ fn signing_keys() {
 }
 
 #[test]
-fn the_audit_log_ends_at_its_limit() {
+fn audit_log_stops_at_its_limit() {
     let entry = |number: u32| {
         json!({
             "number": number, "at": CREATED_AT, "actor": "admin", "action": "service.create", "account": "acme",
@@ -438,7 +438,7 @@ fn the_audit_log_ends_at_its_limit() {
 }
 
 #[test]
-fn what_fails_says_why_and_ends_with_1() {
+fn failures_print_the_reason_and_exit_with_1() {
     let fail = |line: &str, status: u16, answer: Value| {
         let api = FakeApi::new(vec![(status, answer)]);
         let Ended { code, out, err } = administer(&api, line);
@@ -477,7 +477,7 @@ fn what_fails_says_why_and_ends_with_1() {
 }
 
 #[test]
-fn what_cannot_be_asked_ends_with_2() {
+fn invalid_arguments_exit_with_2() {
     let usage = |command: Command, expected: &str| {
         let Ended { code, out, err } = end(command);
         assert_eq!((code, out.as_str()), (2, ""));
@@ -496,7 +496,7 @@ fn what_cannot_be_asked_ends_with_2() {
 }
 
 #[test]
-fn a_configuration_file_says_where_and_with_what() {
+fn the_configuration_file_supplies_address_and_token() {
     let api = FakeApi::new(vec![(200, page(&[]))]);
     let directory = tempfile::tempdir().unwrap();
     let (path, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
@@ -513,8 +513,8 @@ fn a_configuration_file_says_where_and_with_what() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
-    // More than a pipe holds, for a reader that does not read it.
+fn a_closed_output_pipe_is_not_a_failure() {
+    // More output than a pipe holds, and a reader that does not read.
     let accounts: Vec<Value> = (0..10_000)
         .map(|number| json!({ "id": format!("a{number:06}"), "capture_allowed": false, "created_at": CREATED_AT }))
         .collect();

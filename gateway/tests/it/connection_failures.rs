@@ -1,4 +1,4 @@
-//! Ends that die in the middle.
+//! Connections that break during a request, on the caller's or the backend's side.
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -15,14 +15,14 @@ use crate::support::http1_peer::{Peer, Response};
 use crate::support::{SOON, backend, demo, http2_caller, wait_until_slots_are_free};
 
 #[test]
-fn a_response_that_breaks_off_never_looks_complete() {
+fn an_incomplete_response_is_never_relayed_as_complete() {
     for head in ["Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "Content-Length: 100\r\n\r\nhello"] {
         let (release, held) = mpsc::channel::<()>();
         let held = Mutex::new(held);
         let demo = demo(Some(backend::start(move |mut peer| {
             drop(peer.request());
             peer.send(format!("HTTP/1.1 200 OK\r\n{head}"));
-            // Until the caller has seen the beginning: before that, an error could still be told.
+            // Waits until the caller has read the head; before that, the gateway could still send an error response.
             let _ = held.lock().unwrap().recv_timeout(SOON);
         })));
         let mut caller = connect(&demo);
@@ -36,7 +36,7 @@ fn a_response_that_breaks_off_never_looks_complete() {
 }
 
 #[test]
-fn a_response_to_http_1_0_that_breaks_off_ends_by_a_reset() {
+fn an_incomplete_response_to_http_1_0_ends_with_a_reset() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let demo = demo(Some(backend::start(move |mut peer| {
@@ -48,7 +48,7 @@ fn a_response_to_http_1_0_that_breaks_off_ends_by_a_reset() {
     caller.send(get(&demo, "/").replace("HTTP/1.1", "HTTP/1.0"));
     assert_eq!(caller.stream.conn.alpn_protocol(), Some(&b"http/1.0"[..]));
     let begun = caller.response_head(&Method::GET).unwrap();
-    // Its end alone says where the body ends.
+    // The body is delimited by the end of the connection.
     assert_eq!((begun.status.as_u16(), begun.framing), (200, Framing::UntilClose));
     assert_eq!(caller.bytes(5).unwrap(), b"hello");
     release.send(()).unwrap();
@@ -56,7 +56,7 @@ fn a_response_to_http_1_0_that_breaks_off_ends_by_a_reset() {
 }
 
 #[test]
-fn a_caller_that_leaves_ends_the_backend_request_at_once() {
+fn a_disconnected_caller_ends_the_backend_request_at_once() {
     let (tell, backend_saw) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
@@ -64,7 +64,7 @@ fn a_caller_that_leaves_ends_the_backend_request_at_once() {
         while peer.bytes(1).is_ok() {}
         tell.send("end").unwrap();
     })));
-    // Waiting for a response, and in the middle of an upload.
+    // The caller leaves while it waits for a response, and during an upload.
     for rest in ["\r\n".to_owned(), "Content-Length: 10\r\n\r\nabc".to_owned()] {
         let mut caller = connect(&demo);
         caller.send(request(&demo, "POST /", &rest));
@@ -76,11 +76,11 @@ fn a_caller_that_leaves_ends_the_backend_request_at_once() {
 }
 
 #[test]
-fn a_backend_that_answers_early_need_not_read_the_upload() {
+fn a_backend_may_answer_without_reading_the_upload() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno!");
-        // Stays open without reading: the upload cannot go on.
+        // Keeps the connection open without reading, so the upload stalls.
         while !peer.is_closed() {
             drop(peer.bytes(1));
         }
@@ -93,8 +93,8 @@ fn a_backend_that_answers_early_need_not_read_the_upload() {
 }
 
 #[test]
-fn a_kept_connection_that_the_backend_closed_is_tried_again_where_that_is_safe() {
-    // Answers one request on each connection and closes without saying so.
+fn a_request_on_a_closed_pooled_connection_is_retried_if_safe() {
+    // Answers one request per connection and closes without `Connection: close`.
     let demo = demo(Some(backend::start(|mut peer| {
         drop(peer.request());
         peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
@@ -107,10 +107,10 @@ fn a_kept_connection_that_the_backend_closed_is_tried_again_where_that_is_safe()
 }
 
 #[test]
-fn a_request_that_a_backend_took_is_not_sent_again() {
+fn a_request_that_a_backend_received_is_not_retried() {
     let (seen, requests) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
-        // Answers the first request on each connection, takes the second and closes.
+        // Answers the first request of each connection, reads the second and closes.
         let mut first = true;
         while let Ok((head, _, _)) = peer.request() {
             seen.send(head.target.to_string()).unwrap();
@@ -132,7 +132,7 @@ fn a_request_that_a_backend_took_is_not_sent_again() {
 }
 
 #[test]
-fn a_caller_that_leaves_is_noticed_behind_what_it_pipelined() {
+fn a_disconnect_is_noticed_behind_pipelined_requests() {
     let (tell, backend_saw) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
@@ -141,7 +141,7 @@ fn a_caller_that_leaves_is_noticed_behind_what_it_pipelined() {
         tell.send("end").unwrap();
     })));
     let mut caller = connect(&demo);
-    // More than the gateway reads ahead, less than what its socket takes.
+    // More than the gateway reads ahead, less than its socket buffer holds.
     caller.send(get(&demo, "/").repeat(600));
     assert_eq!(backend_saw.recv_timeout(SOON), Ok("head"));
     drop(caller);
@@ -149,11 +149,11 @@ fn a_caller_that_leaves_is_noticed_behind_what_it_pipelined() {
     wait_until_slots_are_free(&demo);
 }
 
-/// Responses that break behind their head.
+/// Responses that break after their head.
 const BREAKS: [&str; 4] = ["/bad-chunk", "/bad-chunk-later", "/short", "/reset"];
 
-/// A demo with a backend that answers as [`BREAKS`] says. Connections stay where they are accepted: some requests cross
-/// from one worker to the other, some do not.
+/// A demo with a backend that serves [`BREAKS`]. Connections are not handed over, so some requests cross workers and
+/// others do not.
 fn breaking() -> Demo {
     let backend = backend::start(|mut peer| {
         let Ok((head, _, _)) = peer.request() else { return };
@@ -175,20 +175,20 @@ fn breaking() -> Demo {
     Demo::start(&Options { adjust, ..crate::support::options(Some(backend)) }).unwrap()
 }
 
-/// Has the connection end with a reset when it is dropped.
+/// Makes the connection end with a TCP reset when it is dropped.
 fn reset(peer: &Peer<TcpStream>) {
     rustix::net::sockopt::set_socket_linger(&peer.stream, Some(Duration::ZERO)).unwrap();
 }
 
-/// Checks a typed refusal of a response that broke in time.
+/// Checks the error response for a response that broke before any part was relayed.
 fn is_refusal_of(path: &str, code: &str) {
     let expected = if path.starts_with("/bad-chunk") { "GW_BACKEND_INVALID_RESPONSE" } else { "GW_BACKEND_RESET" };
-    // With the break behind a piece of the body, that piece has gone out.
+    // If the break comes after a part of the body, that part was relayed.
     assert!(path != "/short" && code == expected, "{path}: {code}");
 }
 
 #[test]
-fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_1() {
+fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
     let demo = breaking();
     for _ in 0..100 {
         for path in BREAKS {
@@ -214,7 +214,7 @@ fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_1() {
 }
 
 #[test]
-fn a_response_that_breaks_behind_its_head_is_an_error_or_is_cut_over_http_2() {
+fn over_http2_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
     let demo = breaking();
     for _ in 0..10 {
         http2_caller::on_a_reactor(async {

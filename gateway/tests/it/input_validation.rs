@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::admin_api::Api;
 use crate::support::apex::{self};
 use crate::support::caller::request;
-use crate::support::request_log::{call, keep_bodies, record};
+use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, setup};
 
 /// A body with one member twice, to an endpoint that takes one.
@@ -21,7 +21,7 @@ fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
 fn a_member_that_is_there_twice_is_refused_by_every_endpoint() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", "Content-Length: 2\r\n\r\nhi"));
     record(&api, &id);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"].as_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! The product over real sockets: TLS callers, gateway, tunnel, agent, backends.
+//! Integration tests over real sockets: TLS callers, gateway, tunnel, agent and backends.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::caller::{self, HOST, get, request};
-use crate::support::request_log::{call, keep_bodies, record};
+use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{backend, demo, eventually, tunnels};
 
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
@@ -30,7 +30,7 @@ fn bodies_are_kept_of_requests_that_reached_the_backend() {
     ] {
         let demo = demo(Some(backend));
         let api = Api(&demo);
-        keep_bodies(&api);
+        capture_bodies(&api);
         // On the service's owner and across, as the connections come.
         for _ in 0..4 {
             let (_, id) = call(&demo, &request(&demo, "POST /", BODY));
@@ -50,7 +50,7 @@ fn bodies_are_kept_of_requests_that_reached_the_backend() {
 fn bodies_of_requests_over_a_limit_are_not_kept() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let waiting: Vec<_> = (0..128)
         .map(|_| {
             let mut caller = caller::connect(&demo);
@@ -99,7 +99,7 @@ fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
 fn reading_and_replaying_what_was_kept_is_audited() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", BODY));
     record(&api, &id);
     api.get("/requests?account=demo");
@@ -127,7 +127,7 @@ fn reading_and_replaying_what_was_kept_is_audited() {
 fn bodies_are_kept_where_that_is_wanted_and_paid_for() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let credentials = "Authorization: Bearer hidden\r\nCookie: a=hidden\r\nX-Plain: yes\r\n";
     let post = format!("{credentials}Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello");
     let (_, id) = call(&demo, &request(&demo, "POST /echo", &post));

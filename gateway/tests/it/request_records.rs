@@ -12,7 +12,7 @@ use crate::support::admin_api::Api;
 use crate::support::apex::{self, APEX};
 use crate::support::caller::{HOST, connect, get, request};
 use crate::support::http2_caller::{self, on_a_reactor};
-use crate::support::request_log::{call, keep_bodies, record};
+use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{backend, demo, eventually};
 
 #[test]
@@ -71,7 +71,7 @@ fn who_leaves_is_in_the_log_too() {
         }
     })));
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     // Some on the service's owner, some across.
     for number in 0..8 {
         let mut caller = connect(&demo);
@@ -131,7 +131,7 @@ fn an_upgrade_is_recorded_as_callers_saw_it() {
         }
     })));
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let upgrade = |path: &str| request(&demo, &format!("GET {path}"), "Connection: upgrade\r\nUpgrade: x\r\n\r\n");
     let mut caller = connect(&demo);
     caller.send(upgrade("/switch"));

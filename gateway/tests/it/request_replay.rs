@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::caller::{get, request};
-use crate::support::request_log::{call, keep_bodies, record};
+use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{backend, demo};
 
 #[test]
@@ -19,7 +19,7 @@ fn a_kept_request_is_relayed_again() {
         }
     })));
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let fields = "Authorization: Basic eDp5\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc";
     let (_, id) = call(&demo, &request(&demo, "PUT /orders?x=1", fields));
     let original = record(&api, &id);
@@ -81,7 +81,7 @@ fn what_was_not_kept_whole_is_not_relayed_again() {
     assert_eq!(refused.status, 409);
     assert!(refused.body["detail"].as_str().unwrap().contains("capture_request_body was off"), "{refused:?}");
 
-    keep_bodies(&api);
+    capture_bodies(&api);
     let length = (1 << 20) + 1;
     let large = format!("Content-Length: {length}\r\n\r\n{}", "x".repeat(length));
     let (_, truncated) = call(&demo, &request(&demo, "POST /large", &large));
@@ -95,7 +95,7 @@ fn what_was_not_kept_whole_is_not_relayed_again() {
 fn what_was_masked_is_to_be_given_again() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let key = "gw_sk_abc.secret";
     let (_, id) = call(&demo, &request(&demo, &format!("GET /hello?key={key}"), &format!("X-Key: {key}\r\n\r\n")));
     assert_eq!(record(&api, &id)["query"], "key=gw_sk_abc.***");
@@ -112,7 +112,7 @@ fn what_was_masked_is_to_be_given_again() {
 fn limits_count_for_replays() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let (_, id) = call(&demo, &get(&demo, "/hello"));
     record(&api, &id);
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });

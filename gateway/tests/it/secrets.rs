@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::admin_api::Api;
 use crate::support::caller::{HOST, request};
 use crate::support::process::{Running, gw_gateway};
-use crate::support::request_log::{call, keep_bodies, record};
+use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, setup};
 
 #[test]
@@ -119,7 +119,7 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
 fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
     let demo = demo(None);
     let api = Api(&demo);
-    keep_bodies(&api);
+    capture_bodies(&api);
     let admin = &demo.about.admin_token;
     let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
     let key = "gw_sk_abcdef.hiddenhidden";

@@ -23,7 +23,7 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
     assert_eq!(browser.get("/").status, 200);
     assert_eq!(browser.get("/sign-in").header("location"), "/");
 
-    // Elsewhere than here is not gone to.
+    // A redirect target on another host is replaced by the start page.
     let mut other = Browser::new(&demo);
     assert_eq!(other.sign_in(&demo.about.admin_token, "//evil.example/").header("location"), "/");
     assert_ne!(other.cookies["gw_session"], id);
@@ -36,7 +36,7 @@ fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
 }
 
 #[test]
-fn whose_session_ends_comes_back_to_the_page_that_is_open() {
+fn sign_in_after_an_expired_session_returns_to_the_open_page() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     let page = |path: &str| format!("{}{path}", demo.about.admin_url);
@@ -53,7 +53,7 @@ fn whose_session_ends_comes_back_to_the_page_that_is_open() {
     assert_eq!(browser.post("/theme", &[]).header("location"), "/sign-in?ended=yes");
     browser.extra.clear();
 
-    // A form that is open goes on being accepted when another tab opens one, or signs in.
+    // An open form stays valid when another tab opens the form or signs in.
     let form = browser.get(sign_in);
     assert!(form.text.contains("Your session has ended; nothing was changed."));
     let other = browser.get("/sign-in");
@@ -63,14 +63,14 @@ fn whose_session_ends_comes_back_to_the_page_that_is_open() {
     let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
     assert_eq!(browser.post("/sign-in", &fields).header("location"), "/accounts/demo/settings");
     assert_eq!(browser.post("/sign-in", &[("next", "/tunnels")]).header("location"), "/tunnels");
-    // What is no id of ours goes with no form.
+    // A cookie that the console did not issue is replaced.
     let mut browser = Browser::new(&demo);
     browser.cookies.insert("gw_sign_in".to_owned(), "x".to_owned());
     assert_ne!(browser.get("/sign-in").cookie("gw_sign_in").unwrap().0, "x");
 }
 
 #[test]
-fn behind_https_the_cookie_never_leaves_it() {
+fn over_https_the_session_cookie_is_secure() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     browser.extra = vec![("X-Forwarded-Proto", "https".to_owned())];
@@ -81,25 +81,25 @@ fn behind_https_the_cookie_never_leaves_it() {
 }
 
 #[test]
-fn guesses_are_few_and_keep_nobody_out() {
+fn wrong_tokens_are_rate_limited_without_locking_out_the_administrator() {
     let demo = demo(None);
     let mut browser = Browser::new(&demo);
     let statuses: Vec<u16> = (0..11).map(|_| browser.sign_in("guess", "/").status).collect();
     assert_eq!((&statuses[..10], statuses[10]), ([401; 10].as_slice(), 429));
     let late = browser.sign_in("guess", "/");
     assert_eq!((late.status, late.header("retry-after").parse::<u64>().unwrap() <= 7), (429, true));
-    // The administrator may come from the same address as who guesses.
+    // The correct token is accepted from an address with many wrong guesses.
     assert_eq!(browser.sign_in(&demo.about.admin_token, "/").status, 303);
 }
 
 #[test]
-fn forms_of_other_pages_change_nothing() {
+fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     let form_token = browser.get("/accounts").form_token();
     let accounts = || demo.gateway().control().records().accounts.len();
 
-    // Without the token of the session's forms, with another session's, with somebody else's page as the origin.
+    // Without the session's form token, with the token of another session, and with a foreign origin.
     let other = Browser::signed_in(&demo).get("/accounts").form_token();
     for token in ["", "x", &other, &form_token[1..]] {
         assert_eq!(browser.post("/accounts", &[("form_token", token), ("id", "evil")]).status, 403, "{token}");
@@ -117,7 +117,7 @@ fn forms_of_other_pages_change_nothing() {
     }
     assert_eq!(accounts(), 1);
 
-    // Every address that changes something asks for it.
+    // Every path that changes state requires the form token.
     browser.extra.clear();
     for path in [
         "/accounts",
@@ -147,18 +147,18 @@ fn forms_of_other_pages_change_nothing() {
         assert_eq!(browser.post(path, &[]).status, 403, "{path}");
         assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in?ended=yes", "{path}");
     }
-    // As its own pages send it.
+    // The console's own pages send these fields.
     let origin = demo.about.admin_url.clone();
     browser.extra = vec![("Origin", origin), ("Sec-Fetch-Site", "same-origin".to_owned())];
     assert_eq!(browser.post("/accounts", &[("form_token", &form_token), ("id", "good")]).status, 303);
     assert_eq!(accounts(), 2);
-    // Or by script.
+    // Scripts send the token in a header field.
     browser.extra.push(("X-Gw-Form-Token", form_token));
     assert_eq!(browser.post("/accounts", &[("id", "better")]).status, 303);
 }
 
 #[test]
-fn names_that_lead_here_but_are_not_ours_get_nothing() {
+fn unknown_host_names_are_refused() {
     let adjust = |config: &mut Config| config.admin_hosts = vec!["console.example.com".to_owned()];
     let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
     for (host, status) in [

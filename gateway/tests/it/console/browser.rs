@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gw_gateway::demo::Demo;
 
-/// What came back.
+/// A response.
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) headers: http::HeaderMap,
@@ -16,14 +16,14 @@ impl Reply {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The value of the cookie that is set, and what is said of it.
+    /// Value and attributes of the cookie that the response sets.
     pub(crate) fn cookie(&self, name: &str) -> Option<(String, String)> {
         let set = self.headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap());
         let (value, rest) = set.filter_map(|set| set.strip_prefix(name)?.strip_prefix('=')?.split_once("; ")).next()?;
         Some((value.to_owned(), rest.to_owned()))
     }
 
-    /// What the first form of the page proves itself with.
+    /// Form token of the first form of the page.
     pub(crate) fn form_token(&self) -> String {
         self.between("name=\"form_token\" value=\"", "\"")
     }
@@ -34,11 +34,11 @@ impl Reply {
     }
 }
 
-/// A browser: cookies, and the fields that browsers send.
+/// A browser with its cookies.
 pub(crate) struct Browser {
     base: String,
     pub(crate) cookies: BTreeMap<String, String>,
-    /// Sent with each request.
+    /// Fields sent with each request.
     pub(crate) extra: Vec<(&'static str, String)>,
 }
 
@@ -47,7 +47,7 @@ impl Browser {
         Self { base: demo.about.admin_url.clone(), cookies: BTreeMap::new(), extra: Vec::new() }
     }
 
-    /// One that has signed in.
+    /// A browser that has signed in.
     pub(crate) fn signed_in(demo: &Demo) -> Self {
         let mut browser = Self::new(demo);
         let reply = browser.sign_in(&demo.about.admin_token, "/");
@@ -69,7 +69,7 @@ impl Browser {
         self.send("POST", path, Some(body))
     }
 
-    /// Sends a form of a page that has it.
+    /// Sends a form with the form token of `page`.
     pub(crate) fn submit(&mut self, page: &str, path: &str, fields: &[(&str, &str)]) -> Reply {
         let form_token = self.get(page).form_token();
         self.post(path, &[&[("form_token", form_token.as_str())], fields].concat())

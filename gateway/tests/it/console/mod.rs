@@ -1,4 +1,4 @@
-//! The console as browsers see it on the wire: who gets in, what is refused, what pages hold and do not hold.
+//! The console over HTTP: access control, pages, forms and recorded requests.
 
 mod access;
 mod browser;

@@ -8,7 +8,7 @@ use crate::support::caller::{HOST, connect};
 use crate::support::{demo, eventually, setup};
 
 #[test]
-fn every_page_answers_and_is_guarded() {
+fn every_page_requires_a_session_and_sends_security_headers() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let records = control.records();
@@ -59,7 +59,7 @@ fn every_page_answers_and_is_guarded() {
         for secret in [&demo.about.client_secret, &demo.about.service_key, &demo.about.admin_token, &token] {
             assert!(!page.text.contains(secret.as_str()), "{path} shows a secret");
         }
-        // Nothing of it without a session.
+        // Without a session the page redirects to the sign-in page.
         assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
     }
     for (path, status) in [
@@ -75,12 +75,12 @@ fn every_page_answers_and_is_guarded() {
     ] {
         assert_eq!(browser.get(path).status, status, "{path}");
     }
-    // Who polls is told where to go, instead of a form in the wrong place.
+    // A polling script gets a redirect header instead of the sign-in form.
     let mut polling = Browser::new(&demo);
     polling.extra = vec![("HX-Request", "true".to_owned())];
     let told = polling.get("/tunnels");
     assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in?ended=yes"));
-    // Style and scripts are for everybody, and for long.
+    // Styles and scripts need no session and are cached for long.
     let sheet = browser.get("/sign-in").header("location").to_owned();
     assert_eq!(sheet, "/");
     let sheet = Browser::new(&demo).get("/sign-in").between("stylesheet\" href=\"", "\"");
@@ -90,7 +90,7 @@ fn every_page_answers_and_is_guarded() {
 }
 
 #[test]
-fn the_overview_has_the_errors_of_the_last_hour() {
+fn the_overview_lists_the_errors_of_the_last_hour() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     assert!(browser.get("/").text.contains("No request that is kept was answered with a 5xx in the last hour."));
@@ -101,11 +101,11 @@ fn the_overview_has_the_errors_of_the_last_hour() {
 }
 
 #[test]
-fn an_account_is_filled_used_and_emptied_by_forms_alone() {
+fn an_account_is_created_changed_and_deleted_with_forms() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
 
-    // What is wrong is said by the field, and what was typed stays.
+    // The error is shown at its field, and the typed text is kept.
     let wrong = browser.submit("/accounts", "/accounts", &[("id", "NO WAY")]);
     assert_eq!((wrong.status, wrong.text.contains("value=\"NO WAY\"")), (422, true));
     assert!(wrong.between("id=\"id-error\">", "<").contains("3 to 15 characters"));
@@ -140,7 +140,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
         assert!(made.status == 200 && secret.starts_with(prefix), "{secret}");
         assert!(made.between("aria-labelledby=\"commands-title\">", "</pre>").contains(&secret));
         let item = made.between("data-reload=\"", "\"");
-        // The same again is what is there, and no second secret.
+        // A repeated request returns the existing credential without a secret.
         let again = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
         assert_eq!((again.status, again.header("location")), (303, format!("{item}?note=there").as_str()));
         let rotated =
@@ -205,7 +205,7 @@ fn an_account_is_filled_used_and_emptied_by_forms_alone() {
 }
 
 #[test]
-fn agents_are_renamed_revoked_and_forgotten() {
+fn agents_are_renamed_revoked_and_deleted() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let agent = control.records().agents.keys().next().unwrap().to_string();
@@ -226,7 +226,7 @@ fn agents_are_renamed_revoked_and_forgotten() {
 }
 
 #[test]
-fn what_is_beyond_a_list_stays() {
+fn items_beyond_the_listed_ones_are_kept_on_save() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     for number in 0..502 {
@@ -238,7 +238,7 @@ fn what_is_beyond_a_list_stays() {
     assert!(form.contains("value=\"s500\" checked") && form.contains("value=\"s000\"") && form.contains("not all"));
     let new = browser.get("/accounts/many/new-credentials").text;
     assert!(!new.contains("value=\"s500\"") && new.contains("not all"));
-    // As a browser sends it.
+    // The form as a browser sends it.
     let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
     assert_eq!(saved.status, 303);
     assert_eq!(control.grant::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
@@ -254,7 +254,7 @@ fn what_is_beyond_a_list_stays() {
 }
 
 #[test]
-fn names_are_text_wherever_they_are_shown() {
+fn names_and_url_values_are_escaped_on_every_page() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
@@ -271,7 +271,7 @@ fn names_are_text_wherever_they_are_shown() {
         assert!(page.text.contains("alert(1)"), "{path}");
         assert!(!page.text.contains("<script>") && !page.text.contains("<img"), "{path}: {}", page.text);
     }
-    // What comes with the address, too.
+    // Values from the URL are escaped as well.
     for path in [
         "/requests?path_prefix=%22%3E%3Cscript%3Ealert(1)",
         "/requests?id=%3Cscript%3Ealert(1)",
@@ -286,7 +286,7 @@ fn names_are_text_wherever_they_are_shown() {
 }
 
 #[test]
-fn light_and_dark_are_remembered() {
+fn the_theme_is_remembered() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
     assert!(browser.get("/").text.contains("data-theme=\"system\""));

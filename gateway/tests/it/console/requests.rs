@@ -10,7 +10,7 @@ use crate::support::caller::{HOST, connect};
 use crate::support::{backend, demo, eventually};
 
 #[test]
-fn requests_are_found_shown_and_made_again() {
+fn recorded_requests_are_found_shown_and_replayed() {
     let demo = demo(None);
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let capture = ServiceChanges {
@@ -30,11 +30,11 @@ fn requests_are_found_shown_and_made_again() {
         caller.response().header("x-gw-request-id").to_owned()
     };
     let body = "<script>alert(1)</script>";
-    // Captures begin when the workers have heard of it.
-    let (id, page) = eventually("a request is kept with its body", || {
+    // Capture begins once the workers have the new directory.
+    let (id, page) = eventually("a request is captured with its body", || {
         let id = send("POST", "/orders?q=%3Cb%3E", body);
         let kept = || Some(browser.get(&format!("/requests/{id}"))).filter(|page| page.status == 200);
-        let page = eventually("it is in the log", kept);
+        let page = eventually("the request is in the log", kept);
         page.text.contains("alert(1)").then_some((id, page))
     });
     for holds in ["/orders?q=", "demo--echo", "backend first byte", "service key", "<rect class=\"backend\"", "25 B"] {
@@ -47,7 +47,7 @@ fn requests_are_found_shown_and_made_again() {
     assert!(raw.header("content-disposition").starts_with("attachment"));
     assert_eq!(Browser::new(&demo).get(&format!("/requests/{id}/body/request")).status, 303);
 
-    // The box on every page, in whatever case the id was copied.
+    // The search box of every page accepts an id in upper case.
     let found = browser.get(&format!("/requests?id=+{}+", id.to_uppercase()));
     assert_eq!(found.header("location"), format!("/requests/{id}"));
     for (query, finds) in [
@@ -82,7 +82,7 @@ fn requests_are_found_shown_and_made_again() {
 }
 
 #[test]
-fn a_replay_changes_what_was_edited_and_nothing_else() {
+fn a_replay_changes_only_the_edited_parts() {
     let (seen, requests) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, body, _)) = peer.request() {
@@ -97,7 +97,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
         let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
         caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
         let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
-        eventually("it is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
+        eventually("the request is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
         requests.recv_timeout(crate::support::SOON).unwrap();
         page
     };
@@ -115,8 +115,8 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
 
     let capture = ServiceChanges { capture_request_body: Some(true), ..ServiceChanges::default() };
     control.change_service(&Actor::Admin, "demo", "echo", &capture).unwrap();
-    // Captures begin when the workers have heard of it.
-    let address = eventually("a request is kept that can be replayed", || {
+    // Capture begins once the workers have the new directory.
+    let address = eventually("a replayable request is captured", || {
         let page = call(&mut browser);
         let address = format!("{page}/replay");
         browser.get(&page).text.contains(&format!("href=\"{address}\"")).then_some(address)
@@ -144,7 +144,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
         (b"2".as_slice(), b"\xff\xfe".as_slice())
     );
 
-    // An edited text is sent although the recorded body is selected; a preview sends nothing.
+    // An edited body is sent even if the recorded body is selected; a preview sends nothing.
     let fields =
         [("method", "OPTIONS"), ("target", "*"), ("headers", ""), ("body_from", "recorded"), ("body", "a\r\nd\r\n")];
     let preview = browser.submit(&address, &address, &[&fields[..], &[("action", "preview")]].concat());
@@ -158,7 +158,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     assert_eq!(browser.submit(&address, &address, &fields).status, 303);
     assert_eq!(requests.recv_timeout(crate::support::SOON).unwrap().1, b"a\r\nd\r\n");
 
-    // Showing the form, or a page with the body, is a read; sending it is a replay.
+    // The form, and a page with the body, are audited as reads; sending the form is audited as a replay.
     let id = address.trim_start_matches("/requests/").trim_end_matches("/replay");
     let audited = || {
         let query = AuditQuery { account: Some("demo".to_owned()), before: None, limit: 500 };

@@ -4,7 +4,7 @@ use gw_gateway::demo::Demo;
 use http::HeaderMap;
 use serde_json::Value;
 
-/// One reply.
+/// A response of the API.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -49,7 +49,7 @@ impl Api<'_> {
         self.send(method, path, &token, "application/json", &body)
     }
 
-    /// A body as it is.
+    /// Sends `body` unchanged.
     pub(crate) fn ask_raw(&self, method: &str, path: &str, body: &str) -> Reply {
         let token = format!("Bearer {}", self.0.about.admin_token);
         self.send(method, path, &token, "application/json", body)
@@ -59,7 +59,7 @@ impl Api<'_> {
         self.ask("GET", path, &Value::Null)
     }
 
-    /// What is there to be had, whatever it is.
+    /// Headers and bytes of a resource that is not JSON.
     pub(crate) fn download(&self, path: &str) -> (HeaderMap, Vec<u8>) {
         let request = ureq::get(format!("{}/api/v1{path}", self.0.about.admin_url));
         let token = format!("Bearer {}", self.0.about.admin_token);

@@ -7,12 +7,12 @@ use super::http1_peer::Response;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 
-/// A connection to the apex, as any HTTPS client makes it.
+/// A connection to the apex, as an HTTPS client opens it.
 pub(crate) fn connect(demo: &Demo) -> Caller {
     connect_to(&demo.about, APEX, &[b"http/1.1"], None)
 }
 
-/// One request on a connection of its own; `fields` end in CRLF each.
+/// Sends one request on its own connection; each of `fields` ends in CRLF.
 pub(crate) fn ask(demo: &Demo, line: &str, fields: &str, body: &str) -> Response {
     let mut caller = connect(demo);
     caller.send(format!("{line} HTTP/1.1\r\nHost: {APEX}\r\n{fields}Content-Length: {}\r\n\r\n{body}", body.len()));

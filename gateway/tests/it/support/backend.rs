@@ -1,4 +1,4 @@
-//! Backends that do what a test says.
+//! Backends with scripted behaviour.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ pub(crate) fn start(serve: impl Fn(Peer<TcpStream>) + Send + Sync + 'static) -> 
     url
 }
 
-/// An address that refuses connections, as long as the socket lives: bound and not listening, so that no other program
-/// gets its port.
+/// An address that refuses connections while the socket lives. The socket is bound but does not listen, so no other
+/// program gets the port.
 pub(crate) fn refusing() -> (socket2::Socket, SocketAddr) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

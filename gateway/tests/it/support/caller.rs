@@ -1,4 +1,4 @@
-//! Callers: TLS connections to a demo, with a server name of the test's choice.
+//! HTTP/1.1 callers: TLS connections to a demo, with a chosen server name.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(crate) fn connect_to(
     Peer::new(StreamOwned::new(session(about, server_name, alpn, identity), socket(about)))
 }
 
-/// TLS that has yet to shake hands.
+/// A TLS session before its handshake.
 pub(crate) fn session(
     about: &About,
     server_name: &str,

@@ -1,4 +1,4 @@
-//! A blocking HTTP/1.1 peer for tests: what it reads is exact, what it writes is whatever the test says.
+//! A blocking HTTP/1.1 peer: parses messages strictly and sends any bytes.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -55,7 +55,7 @@ impl<S: Read + Write> Peer<S> {
         self.stream.flush().unwrap();
     }
 
-    /// Reads a request head; the body stays to be read.
+    /// Reads a request head and leaves the body unread.
     pub(crate) fn request_head(&mut self) -> io::Result<RequestHead> {
         let head = self.head()?;
         Ok(head::parse_request(&head.freeze(), LIMITS).unwrap())
@@ -81,7 +81,7 @@ impl<S: Read + Write> Peer<S> {
         self.try_response(method).unwrap()
     }
 
-    /// Reads a response; an error if the connection ends before it is whole.
+    /// Reads a response. Fails if the connection ends before the response is complete.
     pub(crate) fn try_response(&mut self, method: &Method) -> io::Result<Response> {
         let head = self.response_head(method)?;
         let (body, trailers) = self.body(head.framing)?;
@@ -103,7 +103,7 @@ impl<S: Read + Write> Peer<S> {
         }
     }
 
-    /// Reads until `count` bytes have come, and returns them.
+    /// Reads exactly `count` bytes.
     pub(crate) fn bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
         while self.buffer.len() < count {
             if self.fill()? == 0 {
@@ -113,7 +113,7 @@ impl<S: Read + Write> Peer<S> {
         Ok(self.buffer.split_to(count).to_vec())
     }
 
-    /// Whether the peer has ended the connection, nothing more to read.
+    /// Whether the peer has closed the connection and no bytes are left to read.
     pub(crate) fn is_closed(&mut self) -> bool {
         self.buffer.is_empty() && matches!(self.fill(), Ok(0) | Err(_))
     }
@@ -134,7 +134,7 @@ impl<S: Read + Write> Peer<S> {
         let mut chunk = vec![0; 64 * 1024];
         let read = loop {
             match self.stream.read(&mut chunk) {
-                // A gateway's ring in this process interrupts reads that have a timeout.
+                // The io_uring of a gateway in this process interrupts reads that have a timeout.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => break read?,
             }
@@ -144,7 +144,7 @@ impl<S: Read + Write> Peer<S> {
     }
 }
 
-/// Fields as a sorted map, for comparing.
+/// Fields as a sorted map, for comparison.
 pub(crate) fn fields(headers: &HeaderMap) -> BTreeMap<String, String> {
     headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
 }

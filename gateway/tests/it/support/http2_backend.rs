@@ -6,7 +6,8 @@ use std::thread;
 use bytes::Bytes;
 use http::{HeaderMap, Response};
 
-/// A backend of HTTP/2 that says what it was asked, with trailers. Returns its URL.
+/// Starts an HTTP/2 backend that answers with the URI, the body length and the number of trailers of the request, and
+/// sends trailers. Returns its URL.
 pub(crate) fn http2() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("h2c://{}", listener.local_addr().unwrap());

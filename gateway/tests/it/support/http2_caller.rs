@@ -1,4 +1,4 @@
-//! Callers that speak HTTP/2, with the h2 crate on a reactor of the test's thread.
+//! HTTP/2 callers, built on the h2 crate and a reactor on the test's thread.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -14,16 +14,16 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use super::SOON;
 use super::caller::{self, HOST};
 
-/// Runs a test that takes no longer than [`SOON`].
+/// Runs `test` on a reactor; panics if it takes longer than [`SOON`].
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {
-    Driver::choose().unwrap().block_on(async { runtime::timeout(SOON, test).await.expect("ends in time") }).unwrap()
+    Driver::choose().unwrap().block_on(async { runtime::timeout(SOON, test).await.expect("the test ends in time") }).unwrap()
 }
 
 /// One HTTP/2 connection.
 pub(crate) struct Connection {
     pub(crate) requests: SendRequest<Bytes>,
     key: String,
-    /// How the connection ended, once it has.
+    /// Result of the connection, available once it has ended.
     pub(crate) ended: tokio::sync::oneshot::Receiver<Result<(), h2::Error>>,
 }
 
@@ -45,7 +45,7 @@ impl Response {
     }
 }
 
-/// TLS to the gateway, `h2` agreed on, nothing sent.
+/// A TLS connection to the gateway that has negotiated `h2` and sent nothing yet.
 pub(crate) async fn tls(about: &About) -> TlsStream {
     let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
     let socket = Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), None).await.unwrap();

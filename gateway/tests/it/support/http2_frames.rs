@@ -1,8 +1,8 @@
-//! HTTP/2 as bytes (RFC 9113 §4.1, RFC 7541): what no client would send.
+//! Raw HTTP/2 frames (RFC 9113 §4.1, RFC 7541), for requests that no HTTP/2 library sends.
 
 use super::caller::HOST;
 
-/// What a connection begins with (RFC 9113 §3.4), before the first SETTINGS.
+/// Connection preface of a client (RFC 9113 §3.4), without its SETTINGS frame.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub(crate) const DATA: u8 = 0;
@@ -26,7 +26,7 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Appends a field (RFC 7541 §6.2.2): a name of the static table, or one of its own.
+/// Appends a field without indexing (RFC 7541 §6.2.2): a name from the static table, or a literal name.
 fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     let text = |block: &mut Vec<u8>, text: &str| {
         assert!(text.len() < 127);
@@ -43,7 +43,7 @@ fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     text(block, value);
 }
 
-/// The header block of a GET from the demo's service.
+/// The header block of a GET request to the demo's service.
 pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     const SCHEME_HTTPS: u8 = 0x87;
     let mut block = vec![SCHEME_HTTPS];
@@ -54,7 +54,7 @@ pub(crate) fn get(target: &str, key: Option<&str>) -> Vec<u8> {
     block
 }
 
-/// A header block of any fields, pseudo fields among them, in this order.
+/// A header block with these fields, pseudo-header fields included, in this order.
 pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     fields.iter().for_each(|(name, value)| field(&mut block, Err(name), value));

@@ -1,4 +1,4 @@
-//! Parts that tests are made of: callers, backends, agents, processes, and a product in this process.
+//! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
 
 pub(crate) mod admin_api;
 pub(crate) mod apex;
@@ -22,31 +22,32 @@ use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 
-/// Longest wait for something that happens in milliseconds; only a failing test waits so long.
+/// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) fn options(backend: Option<String>) -> Options {
     Options { backend, workers: 2, rate: Rate::new(1_000_000, 1_000_000).unwrap(), ..Options::default() }
 }
 
-/// A whole product in this process, in front of `backend` or the built-in echo.
+/// A gateway and an agent in this process, in front of `backend` or the built-in echo.
 pub(crate) fn demo(backend: Option<String>) -> Demo {
     Demo::start(&options(backend)).unwrap()
 }
 
-/// Looks again and again until `look` finds something.
+/// Calls `look` repeatedly until it returns a value; panics with `what` after [`SOON`].
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + SOON;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "still not: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Asserts that what `attempt` measures takes less than a second. A busy machine delays some attempts, a fault all.
+/// Asserts that one of five runs of `attempt` measures less than a second. A busy machine delays some runs, a fault
+/// delays all.
 pub(crate) fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
     let mut took = Vec::new();
     while took.last().is_none_or(|last| *last >= Duration::from_secs(1)) {
@@ -55,7 +56,7 @@ pub(crate) fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration)
     }
 }
 
-/// What every worker reports. One that a busy machine holds up for seconds is missing at first.
+/// The reports of all workers. On a busy machine the report of a worker can be missing at first.
 pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
     let control = demo.gateway().control();
     eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
@@ -65,7 +66,7 @@ pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
     reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
 }
 
-/// Waits until no request is on any tunnel, as gateway and agent see it.
+/// Waits until both the gateway and the agent count no request on any tunnel.
 pub(crate) fn wait_until_slots_are_free(demo: &Demo) {
     eventually("all slots free", || {
         let free = |tunnel: &TunnelReport| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);

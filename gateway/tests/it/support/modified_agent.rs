@@ -1,4 +1,4 @@
-//! An agent under the control of the test: a real certificate and a real tunnel, and whatever frames the test says.
+//! An agent that the test controls: a real certificate and a real tunnel, with arbitrary frames.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -16,11 +16,11 @@ use super::http1_peer::Peer;
 use super::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, frame};
 use super::setup;
 
-/// The service that the agent serves alone.
+/// Host name of the service that only this agent serves.
 pub(crate) const HOST: &str = "demo--evil.eu1.gw.localhost";
 
 pub(crate) const DATA: u8 = 0;
-/// The control stream: the first that a gateway opens.
+/// Id of the control stream, the first stream that a gateway opens.
 pub(crate) const CONTROL: u32 = 1;
 const ACK: u8 = 1;
 
@@ -56,7 +56,7 @@ pub(crate) fn enroll(demo: &Demo) -> Enrolled {
 }
 
 impl Enrolled {
-    /// A TLS connection that has presented the certificate and asked for nothing.
+    /// A TLS connection that has presented the certificate and sent no request.
     pub(crate) fn connection(&self, demo: &Demo) -> Peer<Tls> {
         let identity = (self.certificate.clone(), self.key.clone_key());
         let mut peer = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], Some(identity));
@@ -81,7 +81,7 @@ impl Enrolled {
         self.tunnel_with(demo, &[])
     }
 
-    /// As [`Self::tunnel`], with this payload of SETTINGS.
+    /// Like [`Self::tunnel`], with this payload of the SETTINGS frame.
     pub(crate) fn tunnel_with(&self, demo: &Demo, settings: &[u8]) -> Tunnel {
         let mut tunnel = self.upgraded(demo);
         tunnel.0.send(frame(SETTINGS, 0, 0, settings));
@@ -117,7 +117,7 @@ impl Enrolled {
 }
 
 impl Tunnel {
-    /// The next frame, without an answer.
+    /// The next frame; SETTINGS and PING are not acknowledged.
     pub(crate) fn unanswered(&mut self) -> io::Result<Frame> {
         let header = self.0.bytes(9)?;
         let [_, a, b, c] = [0, header[0], header[1], header[2]];
@@ -127,7 +127,7 @@ impl Tunnel {
         Ok(Frame { kind: header[3], flags: header[4], stream, payload })
     }
 
-    /// The next frame. SETTINGS and PING are answered.
+    /// The next frame; SETTINGS and PING are acknowledged.
     pub(crate) fn next(&mut self) -> io::Result<Frame> {
         let next = self.unanswered()?;
         if matches!(next.kind, SETTINGS | PING) && next.flags & ACK == 0 {
@@ -157,7 +157,7 @@ impl Tunnel {
         self.0.stream.flush()
     }
 
-    /// Sends `more` until the gateway ends the tunnel; how many were sent by then, at most `most`.
+    /// Sends `more` until the gateway ends the tunnel, at most `most` times. Returns how often it was sent.
     pub(crate) fn sent_until_cut(&mut self, more: &[u8], most: usize) -> usize {
         const AT_ONCE: usize = 100;
         let many = more.repeat(AT_ONCE);
@@ -174,7 +174,7 @@ impl Tunnel {
         }
     }
 
-    /// Reads in another thread, and throws away, what the gateway sends from now on; whether that ends the tunnel.
+    /// Reads and discards the gateway's frames on another thread. Its result says whether the gateway ended the tunnel.
     pub(crate) fn read_on(&self) -> thread::JoinHandle<bool> {
         let mut socket = self.0.stream.sock.try_clone().unwrap();
         thread::spawn(move || {
@@ -233,17 +233,17 @@ pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// HEADERS without an end of the stream.
+/// A HEADERS frame without END_STREAM.
 pub(crate) fn head(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block(fields))
 }
 
-/// HEADERS that end the stream.
+/// A HEADERS frame with END_STREAM.
 pub(crate) fn last_head(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, &block(fields))
 }
 
-/// DATA that ends the stream.
+/// A DATA frame with END_STREAM.
 pub(crate) fn last_data(stream: u32, data: &[u8]) -> Vec<u8> {
     frame(DATA, END_STREAM, stream, data)
 }

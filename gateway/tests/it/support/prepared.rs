@@ -1,4 +1,4 @@
-//! A data folder for gateway and agent processes.
+//! A prepared data folder, from which tests start gateway and agent processes.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use super::caller::{Caller, connect_to};
 use super::process::{self, Running, Served, config_text, gw_agent};
 use super::{eventually, setup};
 
-/// A data folder with the demo's account, service, key and agent, prepared without any process running.
+/// A data folder with the demo's account, service, key and agent. No process is running.
 pub(crate) struct Prepared {
     directory: tempfile::TempDir,
     service_key: String,
@@ -23,7 +23,7 @@ impl Prepared {
         Self::with_agents(&["agent"])
     }
 
-    /// With several agents of the one service, whose state is in folders of these names.
+    /// Creates one agent of the service for each of `names`, with its state in a folder of that name.
     pub(crate) fn with_agents(names: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let data_dir = directory.path().join("data");
@@ -50,24 +50,24 @@ impl Prepared {
         self.directory.path().join(name)
     }
 
-    /// Starts `gw-gateway serve` on `port`; its address once it is up.
+    /// Starts `gw-gateway serve` on `port` and returns its address once it listens.
     pub(crate) fn serve(&self, port: u16) -> (Running, SocketAddr) {
         let served = self.serve_with(&config_text(&self.path("data"), port));
         (served.process, served.address)
     }
 
-    /// The same with this configuration.
+    /// Starts `gw-gateway serve` with this configuration.
     pub(crate) fn serve_with(&self, config: &str) -> Served {
         fs::write(self.path("gateway.toml"), config).unwrap();
         process::serve(&mut process::serve_command(&self.path("gateway.toml")))
     }
 
-    /// Points the agent's state at `port` and starts it.
+    /// Sets the gateway port in the agent's state to `port` and starts the agent.
     pub(crate) fn run_agent(&self, port: u16, backend: &str) -> Running {
         self.run_agent_of("agent", port, backend)
     }
 
-    /// The same with the agent of this name.
+    /// Like [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
         let path = self.path(name).join("agent.json");
         let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

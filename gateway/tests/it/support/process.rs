@@ -1,4 +1,4 @@
-//! The programs, run as processes.
+//! Gateway and agent processes.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -14,14 +14,14 @@ pub(crate) fn gw_gateway() -> Command {
     Command::new(env!("CARGO_BIN_EXE_gw-gateway"))
 }
 
-/// The agent's program, which the workspace's tests build beside the gateway's.
+/// Command for the agent's program, which a build of the workspace puts beside the gateway's.
 pub(crate) fn gw_agent() -> Command {
     let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name("gw-agent");
     assert!(path.exists(), "build the whole workspace: cargo test --workspace");
     Command::new(path)
 }
 
-/// A process that does not outlive its test.
+/// A child process that is killed on drop.
 pub(crate) struct Running(Child);
 
 impl Drop for Running {
@@ -49,13 +49,13 @@ impl Running {
     }
 }
 
-/// Whether there was such a process.
+/// Sends a signal; returns whether the process exists.
 pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     Command::new("kill").args(["-s", signal, &id.to_string()]).stderr(Stdio::null()).status().unwrap().success()
 }
 
-/// Keeps the port of a gateway that listens on it from other programs, whatever becomes of the gateway. Does not listen:
-/// without the gateway connections are refused.
+/// Reserves the port of a running gateway, so that no other program can bind it after the gateway ends. The socket does
+/// not listen: without the gateway, connections are refused.
 pub(crate) fn hold(address: SocketAddr) -> socket2::Socket {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn hold(address: SocketAddr) -> socket2::Socket {
     socket
 }
 
-/// The least that a gateway on `port` needs.
+/// A minimal configuration of a gateway on `port`.
 pub(crate) fn config_text(data_dir: &Path, port: u16) -> String {
     format!(
         "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:{port}\"\n\
@@ -74,30 +74,30 @@ pub(crate) fn config_text(data_dir: &Path, port: u16) -> String {
     )
 }
 
-/// `gw-gateway serve` with this configuration.
+/// `gw-gateway serve` with this configuration file.
 pub(crate) fn serve_command(config: &Path) -> Command {
     let mut command = gw_gateway();
     command.arg("serve").arg("--config").arg(config);
     command
 }
 
-/// A gateway that is up.
+/// A gateway process that listens.
 pub(crate) struct Served {
     pub(crate) process: Running,
     pub(crate) address: SocketAddr,
     pub(crate) admin_address: SocketAddr,
-    /// What it logs from then on, and what those log that take over from it.
+    /// Log lines written after the start, by this process and by its successors.
     pub(crate) log: Log,
 }
 
-/// Lines of a log as JSON; what is not is a text.
+/// Lines of a log as JSON values; a line that is not JSON is a string.
 pub(crate) struct Log(Receiver<Value>);
 
 impl Log {
-    /// The next line that `pick` finds something in.
+    /// The first result of `pick` over the following lines.
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
         loop {
-            let line = self.0.recv_timeout(SOON).expect("the gateway logs it");
+            let line = self.0.recv_timeout(SOON).expect("the gateway logs the expected line");
             if let Some(found) = pick(&line) {
                 return found;
             }
@@ -105,22 +105,22 @@ impl Log {
     }
 }
 
-/// Starts what ends up as a gateway, and waits until it says where it listens.
+/// Starts a gateway, directly or through another program, and waits until it logs its addresses.
 pub(crate) fn serve(command: &mut Command) -> Served {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let addresses = lines.by_ref().find_map(|line| {
         let line = line.unwrap();
-        let line: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("instead of a log: {line}"));
+        let line: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a JSON log line: {line}"));
         let address = |name: &str| line[name].as_str()?.parse().ok();
         Some((address("address")?, address("admin_address")?))
     });
     let (address, admin_address) = addresses.expect("the gateway logs its addresses");
     let (sender, log) = mpsc::channel();
-    // The log must be read on, or a full pipe would stop the gateway.
+    // Keeps reading the log: a full pipe would block the gateway.
     std::thread::spawn(move || {
         for line in lines.map_while(Result::ok) {
-            // Who does not want it has dropped the other end.
+            // Fails when the test has dropped the receiver.
             let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::String(line)));
         }
     });

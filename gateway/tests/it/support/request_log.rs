@@ -1,4 +1,4 @@
-//! Calls and their records in the request log.
+//! Requests to a demo and their records in the request log.
 
 use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::admin_api::Api;
 use super::caller::connect;
 use super::eventually;
 
-/// The record of the request that was answered with this id, once it is there.
+/// Waits for the record of the request with this id.
 pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
     eventually("the request is in the log", || {
         let reply = api.get(&format!("/requests/{id}"));
@@ -15,13 +15,13 @@ pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
     })
 }
 
-/// Has the demo's service keep bodies.
-pub(crate) fn keep_bodies(api: &Api<'_>) {
+/// Turns on capture of request and response bodies for the demo's service.
+pub(crate) fn capture_bodies(api: &Api<'_>) {
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
 }
 
-/// Status of what a caller gets for `request`, and the request's id.
+/// Sends `request` on a new connection; returns the status and the request id of the response.
 pub(crate) fn call(demo: &Demo, request: &str) -> (u16, String) {
     let mut caller = connect(demo);
     caller.send(request);

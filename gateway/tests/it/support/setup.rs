@@ -1,4 +1,4 @@
-//! What tests have an administrator do first: services, keys, agents, through the control plane of a demo.
+//! Services, keys and agents, created through the control plane of a demo.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 use gw_shared::id::AgentId;
 use gw_shared::identity::secret::Secret;
 
-/// Creates a service with the defaults, and its account if that is not there.
+/// Creates a service with default settings, and its account if it does not exist.
 pub(crate) fn service(control: &Control, account: &str, service: &str) {
     control.create_account(&Actor::Admin, &NewAccount { id: account.to_owned(), capture_allowed: Some(true) }).unwrap();
     let new = NewService { id: service.to_owned(), ..NewService::default() };
@@ -21,14 +21,14 @@ fn grant(services: &[&str]) -> NewGrant {
     NewGrant { allowed_services: owned(services), ..NewGrant::default() }
 }
 
-/// Creates a service key; its id and its full text.
+/// Creates a service key; returns its id and its full text.
 pub(crate) fn service_key(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewServiceKeyView { key, service_key }, _) =
         control.create_grant::<ServiceKeyRecord>(&Actor::Admin, account, &grant(services)).unwrap();
     (key.key_id.to_string(), service_key.unwrap())
 }
 
-/// Creates a credential; its client id and secret.
+/// Creates a credential; returns its client id and secret.
 pub(crate) fn credential(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewCredentialView { credential, client_secret }, _) =
         control.create_grant::<CredentialRecord>(&Actor::Admin, account, &grant(services)).unwrap();

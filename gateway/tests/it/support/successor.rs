@@ -1,4 +1,4 @@
-//! Replaced gateway processes, and a backend for requests that outlive them.
+//! Gateway processes that take over from a running one, and a backend with requests that outlast the takeover.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::process::{Log, send_signal};
 use super::{SOON, backend, eventually};
 
-/// A process that its predecessor has started: nobody's child once that has ended.
+/// A gateway started by its predecessor. It is not a child of this process.
 pub(crate) struct Successor(pub(crate) u32);
 
 impl Drop for Successor {
@@ -20,7 +20,7 @@ impl Drop for Successor {
 
 impl Successor {
     pub(crate) fn has_ended(&self) -> bool {
-        // Whoever adopts it may leave it a zombie.
+        // The process that adopts it may leave it a zombie.
         fs::read_to_string(format!("/proc/{}/stat", self.0)).map_or(true, |stat| stat.contains(") Z "))
     }
 
@@ -30,7 +30,7 @@ impl Successor {
     }
 }
 
-/// Has a process replaced; returns once its successor serves.
+/// Makes a gateway start its successor; returns once the successor serves.
 pub(crate) fn replace(id: u32, log: &Log) -> Successor {
     assert!(send_signal(id, "USR2"));
     log.find(|line| {
@@ -39,7 +39,8 @@ pub(crate) fn replace(id: u32, log: &Log) -> Successor {
     })
 }
 
-/// A backend that answers `/held` once it is told to, `/slow` after some milliseconds, and everything else at once.
+/// Starts a backend that answers `/held` once released, `/slow` after 40 ms, and other requests at once. Returns its
+/// URL and the sender that releases.
 pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
@@ -56,7 +57,7 @@ pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
     (url, release)
 }
 
-/// What an administrator gets from `path`, and with which status.
+/// Status and body of a GET for `path` on the admin listener.
 pub(crate) fn admin(address: SocketAddr, path: &str) -> (u16, String) {
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
     let mut response = ureq::Agent::from(config).get(format!("http://{address}{path}")).call().unwrap();
