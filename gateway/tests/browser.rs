@@ -1,7 +1,7 @@
 //! The console in a real browser. The driver and the judge of accessibility come from npm, by a lock file, into a folder
 //! under `target`. To be there: Node.js with npm, Chromium, bash, curl, and the agent's program.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::io::{BufRead, BufReader};

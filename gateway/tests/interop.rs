@@ -2,7 +2,7 @@
 //! of HTTP, gRPC and WebSocket with the relay between them. What is Python's comes from PyPI into an environment under
 //! `target`, and a driver for the browser from npm. To be there: Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "it/support/caller.rs"]

@@ -240,7 +240,7 @@ fn service_modes_select_the_accepted_credentials() {
 }
 
 #[test]
-fn tokens_and_keys_of_other_services_and_unknown_ones_are_refused() {
+fn tokens_and_keys_of_other_services_are_refused() {
     let demo = demo(None);
     let control = demo.gateway().control();
     setup::service(control, "demo", "other");
@@ -331,7 +331,7 @@ fn signing_keys_rotate_without_invalidating_tokens() {
     eventually("the next key is published", || kids().contains(&next).then_some(()));
     assert_eq!(kid_of(&demo_token(&demo)), kid_of(&first));
     let repeated = control.rotate_signing_key(&Actor::Admin, &Rotation::default()).unwrap();
-    assert_eq!(repeated.kid.as_str(), next, "the one that waits is the next one");
+    assert_eq!(repeated.kid.as_str(), next, "the pending key is the next one");
     control.rotate_signing_key(&Actor::Admin, &Rotation { immediately: true }).unwrap();
     let second = eventually("the next key signs", || Some(demo_token(&demo)).filter(|token| kid_of(token) == next));
     let mut caller = connect(&demo);
@@ -401,10 +401,10 @@ fn token_requests_are_limited_by_the_address_that_a_trusted_proxy_forwards() {
     ]
     .map(|client| ask_as(&trusting, client))
     .to_vec();
-    assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 counts by /64");
+    assert_eq!(statuses, [400, 400, 429, 400, 429, 400, 400, 429], "IPv6 addresses are counted by /64");
     let plain = Demo::start(&Options { adjust: low_limits, ..crate::support::options(None) }).unwrap();
     let statuses: Vec<u16> = (1..=4).map(|n| ask_as(&plain, &format!("192.0.2.{n}"))).collect();
-    assert_eq!(statuses, [400, 400, 429, 429], "anybody can write the field");
+    assert_eq!(statuses, [400, 400, 429, 429], "the field is ignored without a trusted proxy");
 }
 
 #[test]

@@ -113,7 +113,8 @@ fn reported_statistics_are_clamped() {
     let absurd =
         b"{\"type\":\"statistics\",\"slots\":4294967295,\"slots_in_use\":4294967295,\"backend_connections\":1}\n";
     tunnel.0.send(frame(DATA, 0, CONTROL, absurd));
-    let report = eventually("the statistics arrive", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
+    let report =
+        eventually("the statistics arrive", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
     let most = u32::try_from(settings::STREAMS_MAX).unwrap();
     assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
 }
@@ -175,7 +176,8 @@ fn a_tunnel_after_goaway_gets_no_more_requests() {
     // The first request may discover the GOAWAY.
     assert!(["GW_RELAY_ERROR", "AGENT_UNAVAILABLE"].contains(&&*code()));
     assert_eq!(code(), "AGENT_UNAVAILABLE");
-    // A GOAWAY that raises the last stream id is an error, and so is one for streams that the gateway does not open.
+    // A GOAWAY that raises the last stream id is an error, and so is a response on a stream that the gateway has not
+    // opened.
     let mut tunnel = enrolled.tunnel(&demo);
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]));

@@ -98,7 +98,7 @@ fn small_interim_responses_are_bounded() {
         let mut caller = enrolled.caller(&demo);
         caller.send(enrolled.get());
         requests += 1;
-        assert!(requests < 100, "all come to the same worker");
+        assert!(requests < 100, "all connections reach the same worker");
         let stream = tunnel.request();
         tunnel.0.send(head(stream, &[(":status", "102")]).repeat(response::INTERIM_MAX as usize));
         for _ in 0..response::INTERIM_MAX {
@@ -217,7 +217,7 @@ fn invalid_responses_are_refused() {
 }
 
 #[test]
-fn a_response_with_a_wrong_content_length_is_cut_short() {
+fn content_lengths_of_responses_are_enforced_and_normalized() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);

@@ -164,7 +164,7 @@ fn flood(demo: &Demo, first: &[u8], more: impl Fn(u32) -> Vec<u8>) -> Option<u8>
     let mut rest = Vec::new();
     let deadline = std::time::Instant::now() + crate::support::SOON;
     loop {
-        assert!(std::time::Instant::now() < deadline, "still not ended");
+        assert!(std::time::Instant::now() < deadline, "the connection is still open");
         if rest.is_empty() {
             rest = more(id);
             id += 2;

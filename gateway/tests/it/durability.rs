@@ -126,7 +126,7 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
     let Served { admin_address, process: _process, .. } = serve(&mut serve_command(&config));
     check(&Api::new(admin_address, &data_dir), &acknowledged.lock().unwrap());
     let acknowledged = acknowledged.lock().unwrap();
-    assert!(acknowledged.keys.len() > kills / 4, "too few writes to say anything: {}", acknowledged.keys.len());
+    assert!(acknowledged.keys.len() > kills / 4, "too few writes for a meaningful test: {}", acknowledged.keys.len());
 }
 
 /// Compares the stored state with the acknowledged changes.

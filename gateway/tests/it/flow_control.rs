@@ -1,4 +1,4 @@
-//! Pace and memory: what stalled callers and backends hold, and what others notice of them.
+//! Flow control: memory held by stalled callers and backends, and progress of other requests.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,8 +15,8 @@ use crate::support::{backend, eventually, options, reports, tunnels};
 
 const MIB: usize = 1024 * 1024;
 
-/// `/endless` sends for as long as somebody takes it, `/sink` reads its body and never answers, `/deaf` reads nothing of
-/// its body until its caller is gone, everything else is answered at once.
+/// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf` does not read its body
+/// until the caller disconnects. Other requests are answered at once.
 fn serve(mut peer: Peer<TcpStream>) {
     while let Ok(head) = peer.request_head() {
         if head.target.as_str() == "/endless" {
@@ -33,7 +33,7 @@ fn serve(mut peer: Peer<TcpStream>) {
         }
         if head.target.as_str() == "/deaf" {
             peer.stream.set_read_timeout(None).unwrap();
-            // Its socket hangs up once the agent closes it.
+            // The socket reports a hang-up once the agent closes it.
             use rustix::event::{PollFd, PollFlags, poll};
             let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
             poll(&mut watched, None).unwrap();
@@ -48,7 +48,7 @@ fn start(slots: u32, adjust: fn(&mut gw_gateway::config::Config)) -> Demo {
     Demo::start(&options).unwrap()
 }
 
-/// Callers whose response has begun and who read no more of it.
+/// Callers that have read the head of a response and read no further.
 fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
     (0..callers)
         .map(|_| {
@@ -60,7 +60,8 @@ fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
         .collect()
 }
 
-/// Waits until the callers' streams are full: nothing has come for them in a while, and what they hold is `at_least`.
+/// Waits until the streams of the callers are full: the held bytes have not changed for a while and are `at_least` this
+/// many. Returns them.
 fn held_once_full(demo: &Demo, at_least: usize) -> usize {
     let (mut before, mut unchanged) = (0, 0);
     eventually("streams are full", || {
@@ -78,18 +79,18 @@ fn is_answered(demo: &Demo) {
 }
 
 #[test]
-fn many_stalled_callers_hold_no_more_than_the_budget_of_their_tunnel() {
+fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
     const CALLERS: usize = 300;
     let demo = start(512, |_| {});
     let callers = stalled_downloads(&demo, CALLERS);
-    eventually("smaller windows", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+    eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
     let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
     assert!(held <= TUNNEL_BUDGET + CALLERS * LEAST as usize, "{} MiB", held / MIB);
     is_answered(&demo);
 
-    // Once they are gone, the others have their windows back.
+    // Without the stalled callers, the other streams get their windows back.
     drop(callers);
-    eventually("windows are back", || {
+    eventually("the windows grow again", || {
         is_answered(&demo);
         let tunnel = &tunnels(&demo)[0];
         (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
@@ -97,7 +98,7 @@ fn many_stalled_callers_hold_no_more_than_the_budget_of_their_tunnel() {
 }
 
 #[test]
-fn a_small_request_gets_through_when_every_other_stream_is_full_both_ways() {
+fn a_small_request_passes_while_all_other_streams_are_full() {
     let demo = start(200, |_| {});
     let _down = stalled_downloads(&demo, 99);
     let chunk = vec![0; 64 * 1024];
@@ -109,7 +110,7 @@ fn a_small_request_gets_through_when_every_other_stream_is_full_both_ways() {
             caller
         })
         .map(|mut caller| {
-            // More than a window; what does not go at once never will.
+            // More than a window. Bytes that cannot be sent at once are never sent.
             for _ in 0..64 {
                 if std::io::Write::write_all(&mut caller.stream, &chunk).is_err() {
                     break;
@@ -125,15 +126,15 @@ fn a_small_request_gets_through_when_every_other_stream_is_full_both_ways() {
 }
 
 #[test]
-fn what_a_worker_may_hold_bounds_windows_first_and_then_requests() {
+fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     const STREAMS: usize = 64;
-    // Of which one account may have half, kernel memory of its callers aside.
+    // One account may hold half of it, kernel memory of its callers not counted.
     const MEMORY: usize = 4 * STREAMS * LEAST as usize;
     let demo = start(256, |config| config.relay_memory = MEMORY);
     let mut callers = stalled_downloads(&demo, STREAMS);
-    eventually("the smallest windows", || (tunnels(&demo)[0].window == LEAST).then_some(()));
+    eventually("the windows reach their minimum", || (tunnels(&demo)[0].window == LEAST).then_some(()));
     let held = held_once_full(&demo, MIB);
-    // Each stream had at most its share when it came: of the first, more was there for less.
+    // Each stream got at most its share at its start, and the shares of the first streams were larger.
     assert!(held <= MEMORY, "{} KiB", held / 1024);
 
     let mut late = loop {
@@ -151,31 +152,32 @@ fn what_a_worker_may_hold_bounds_windows_first_and_then_requests() {
     late.send(get(&demo, "/"));
     assert_eq!(late.response().code(), "GW_OVERLOADED");
     callers.pop();
-    eventually("room again", || {
+    eventually("a request is admitted again", || {
         late.send(get(&demo, "/"));
         (late.response().status == 200).then_some(())
     });
 }
 
 #[test]
-fn kernel_memory_of_stalled_callers_is_bounded_counted_and_given_back() {
+fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
     const CALLERS: usize = 300;
     let demo = start(512, |config| config.relay_memory = 256 * MIB);
     let report = || reports(&demo).remove(0);
     let callers = stalled_downloads(&demo, CALLERS);
-    let held = eventually("every caller counts", || {
+    let held = eventually("the memory of every caller is counted", || {
         let held = report().socket_bytes;
         (held > CALLERS * 8 * 1024).then_some(held)
     });
     let limit = report().socket_limit;
     assert!(limit <= 128 * MIB && held <= limit / 2, "{held} of {limit}");
-    assert_eq!(report().ended_early.get("memory"), None, "they are within the share of their account");
+    assert_eq!(report().ended_early.get("memory"), None, "the account is within its share");
     is_answered(&demo);
     drop(callers);
-    eventually("nothing is held any more", || (report().socket_bytes == 0).then_some(()));
+    eventually("no memory is counted", || (report().socket_bytes == 0).then_some(()));
 }
 
-/// Downloads that read on until all together have `total` bytes; what each had then.
+/// Starts downloads that read until they have `total` bytes together. Returns the shared byte count and the threads,
+/// whose results are their own byte counts.
 fn race(demo: &Demo, downloads: usize, total: usize) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
     let (all, start) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(downloads)));
     let racers = stalled_downloads(demo, downloads)
@@ -206,7 +208,7 @@ fn streams_of_one_tunnel_share_it_evenly() {
 }
 
 #[test]
-fn a_small_request_waits_for_little_of_the_bulk_beside_it() {
+fn a_small_request_does_not_wait_for_bulk_transfers() {
     let demo = start(128, |_| {});
     let (all, racers) = race(&demo, 8, 256 * MIB);
     let mut caller = connect(&demo);
@@ -219,12 +221,12 @@ fn a_small_request_waits_for_little_of_the_bulk_beside_it() {
     }
     assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
     beside.sort_unstable();
-    // Behind them it would wait for all they have to send; most of this has left the tunnel already.
+    // Queued behind the bulk transfers, the request would wait for most of their bytes.
     assert!(beside[beside.len() / 2] < 16 * MIB, "{beside:?}");
 }
 
 #[test]
-fn windows_change_while_both_directions_are_full() {
+fn windows_adjust_while_both_directions_are_full() {
     const FOR_EVER: usize = usize::MAX / 2;
     let demo = start(512, |_| {});
     let (all, racers) = race(&demo, 4, FOR_EVER);
@@ -243,9 +245,9 @@ fn windows_change_while_both_directions_are_full() {
         .collect();
     for _ in 0..2 {
         let stalled = stalled_downloads(&demo, 130);
-        eventually("smaller windows", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+        eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
         drop(stalled);
-        eventually("larger windows", || (tunnels(&demo)[0].window >= FIRST).then_some(()));
+        eventually("the windows grow", || (tunnels(&demo)[0].window >= FIRST).then_some(()));
     }
     all.store(FOR_EVER, Ordering::Relaxed);
     uploads.into_iter().for_each(|upload| upload.join().unwrap());

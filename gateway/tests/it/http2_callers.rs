@@ -1,4 +1,4 @@
-//! Callers that speak HTTP/2 get what callers of HTTP/1.1 get.
+//! HTTP/2 callers: requests, bodies, refusals, resets, floods and drain.
 
 use std::io::Read;
 use std::sync::{Mutex, mpsc};
@@ -21,7 +21,7 @@ use crate::support::http2_frames::{
 use crate::support::{SOON, backend, demo, reports, setup, tunnels};
 
 #[test]
-fn a_request_arrives_as_it_was_sent() {
+fn a_request_reaches_the_backend_unchanged() {
     let demo = demo(None);
     on_a_reactor(async {
         let caller = connect(&demo).await;
@@ -39,8 +39,8 @@ fn a_request_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn bodies_and_trailers_pass_both_ways_at_the_same_time() {
-    // The backend sends a piece back only after it has arrived: buffering anywhere would stop both for ever.
+fn bodies_and_trailers_pass_in_both_directions_at_the_same_time() {
+    // The backend echoes each piece after it has arrived: buffering anywhere would stall both directions.
     let demo = demo(Some(backend::start(|mut peer| {
         let head = peer.request_head().unwrap();
         assert_eq!(head.headers["te"], "trailers");
@@ -71,7 +71,7 @@ fn bodies_and_trailers_pass_both_ways_at_the_same_time() {
 }
 
 #[test]
-fn large_bodies_pass_on_many_streams_whether_they_cross_or_not() {
+fn large_bodies_pass_on_many_streams_on_and_across_workers() {
     let mirror = backend::start(|mut peer| {
         while let Ok((_, body, _)) = peer.request() {
             peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
@@ -114,7 +114,7 @@ async fn refusal(caller: &Connection, request: http::request::Builder) -> String
 }
 
 #[test]
-fn refusals_are_those_of_http_1_1_and_the_connection_goes_on() {
+fn refusals_match_http1_and_keep_the_connection() {
     let demo = demo(None);
     let other = "demo--other.eu1.gw.localhost";
     setup::service(demo.gateway().control(), "demo", "other");
@@ -132,7 +132,7 @@ fn refusals_are_those_of_http_1_1_and_the_connection_goes_on() {
             (to("eu2.gw.localhost"), "421 Misdirected GW_MISDIRECTED"),
             (to("eu1.gw.localhost"), "404 NotFound GW_NOT_FOUND"),
             (to(other), "502 AuthDenied GW_SERVICE_KEY_NOT_ALLOWED"),
-            // Another tenant of this certificate, on the same connection.
+            // Another tenant host name of the same certificate, on the same connection.
             (
                 Request::get(format!("https://{other}/")).header("x-gw-service-key", other_key),
                 "504 AgentUnavailable AGENT_UNAVAILABLE",
@@ -153,7 +153,7 @@ fn refusals_are_those_of_http_1_1_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
+fn a_stream_reset_cancels_only_its_request() {
     let (closed, closes) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok(head) = peer.request_head() {
@@ -188,7 +188,7 @@ fn a_stream_that_is_reset_cancels_its_request_and_no_other() {
 }
 
 #[test]
-fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
+fn the_slot_of_a_reset_stream_is_free_at_once() {
     let demo = Demo::start(&Options { slots: Some(1), ..crate::support::options(None) }).unwrap();
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -213,7 +213,7 @@ fn the_slot_of_a_stream_that_is_reset_serves_the_next_at_once() {
 }
 
 #[test]
-fn requests_taken_back_at_once_do_not_reach_the_backend() {
+fn requests_that_are_reset_at_once_do_not_reach_the_backend() {
     let (heard, targets) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, ..)) = peer.request() {
@@ -236,14 +236,14 @@ fn requests_taken_back_at_once_do_not_reach_the_backend() {
         while !matches!(read_frame(&mut stream).await, (HEADERS, 41, _)) {}
     });
     assert_eq!(targets.try_iter().collect::<Vec<_>>(), ["/wanted"]);
-    assert_eq!(asked() - before, 21, "all are counted");
+    assert_eq!(asked() - before, 21, "all resets are counted");
 }
 
 fn settings() -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[])
 }
 
-/// A whole request with the demo's key.
+/// A complete request with the demo's key.
 fn get(demo: &Demo, stream: u32, target: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, &http2_frames::get(target, Some(&demo.about.service_key)))
 }
@@ -252,7 +252,7 @@ fn cancel(stream: u32) -> Vec<u8> {
     frame(RST_STREAM, 0, stream, &u32::from(h2::Reason::CANCEL).to_be_bytes())
 }
 
-/// Kind, stream and payload of the next frame.
+/// Type, stream id and payload of the next frame.
 async fn read_frame(stream: &mut TlsStream) -> (u8, u32, Vec<u8>) {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.unwrap();
@@ -263,7 +263,7 @@ async fn read_frame(stream: &mut TlsStream) -> (u8, u32, Vec<u8>) {
 }
 
 #[test]
-fn a_response_that_breaks_off_is_reset() {
+fn an_incomplete_response_resets_its_stream() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request().unwrap();
         peer.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf");
@@ -279,11 +279,11 @@ fn a_response_that_breaks_off_is_reset() {
 }
 
 #[test]
-fn a_response_may_be_complete_before_its_request() {
+fn a_response_may_end_before_its_request() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 413 Content Too Large\r\nContent-Length: 6\r\nConnection: close\r\n\r\nenough");
-        // What is still sent is read away: a reset would take the response along.
+        // Reads the rest of the request: a TCP reset would discard the response.
         drop(peer.stream.shutdown(std::net::Shutdown::Write));
         drop(peer.stream.read_to_end(&mut Vec::new()));
     })));
@@ -299,7 +299,7 @@ fn a_response_may_be_complete_before_its_request() {
 }
 
 #[test]
-fn requests_taken_back_again_and_again_end_the_connection() {
+fn repeated_stream_resets_end_the_connection() {
     let demo = demo(None);
     on_a_reactor(async {
         let mut caller = connect(&demo).await;
@@ -314,7 +314,7 @@ fn requests_taken_back_again_and_again_end_the_connection() {
             }
             runtime::yield_now().await;
         };
-        // Where the gateway's last words were lost to a reset, the count says it.
+        // A TCP reset may discard the GOAWAY; then only the counter shows the reason.
         assert!(ended.is_io() || ended.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM), "{ended:?}");
         assert!((&mut caller.ended).await.unwrap().is_err());
     });
@@ -329,7 +329,7 @@ fn requests_taken_back_again_and_again_end_the_connection() {
 }
 
 #[test]
-fn floods_of_frames_that_carry_nothing_end_the_connection() {
+fn floods_of_empty_frames_end_the_connection() {
     let demo = demo(None);
     let (ping, priority) = (frame(PING, 0, 0, &[7; 8]), frame(PRIORITY, 0, 1, &[0, 0, 0, 0, 16]));
     for flood in [ping, settings(), priority, frame(UNKNOWN, 0, 0, &[])] {
@@ -337,7 +337,7 @@ fn floods_of_frames_that_carry_nothing_end_the_connection() {
             let mut stream = tls(&demo.about).await;
             AsyncWriteExt::write_all(&mut stream, &[PREFACE, &settings()].concat()).await.unwrap();
             let mut received = Vec::new();
-            // The gateway stops reading in the middle of this.
+            // The gateway stops reading during this flood.
             let flooding = async {
                 let (mut reader, mut writer) = tokio::io::split(&mut stream);
                 let write = async {
@@ -360,7 +360,7 @@ fn floods_of_frames_that_carry_nothing_end_the_connection() {
 }
 
 #[test]
-fn a_drain_says_goodbye_and_lets_requests_end() {
+fn a_drain_sends_goaway_and_finishes_requests() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let demo = demo(Some(backend::start(move |mut peer| {
@@ -382,7 +382,7 @@ fn a_drain_says_goodbye_and_lets_requests_end() {
         // The drain has begun.
         release.send(()).unwrap();
         assert_eq!(whole(response).await.status, 200);
-        // GOAWAY without an error: the connection ended as it should.
+        // GOAWAY with NO_ERROR: the connection ended cleanly.
         (&mut caller.ended).await.unwrap().unwrap();
         stopping.join().unwrap();
     });

@@ -9,7 +9,7 @@ use crate::support::caller::request;
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, setup};
 
-/// A body with one member twice, to an endpoint that takes one.
+/// Asserts that a body that repeats `member` is refused.
 fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
     let text = Api(demo).ask_raw(method, path, body);
     let detail = text.body["detail"].as_str().unwrap_or_default().to_owned();
@@ -18,7 +18,7 @@ fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
 }
 
 #[test]
-fn a_member_that_is_there_twice_is_refused_by_every_endpoint() {
+fn every_endpoint_refuses_repeated_members() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
@@ -70,7 +70,7 @@ fn a_member_that_is_there_twice_is_refused_by_every_endpoint() {
 }
 
 #[test]
-fn names_that_look_like_others_are_refused_wherever_they_are_given() {
+fn names_with_control_or_direction_characters_are_refused() {
     let demo = demo(None);
     let api = Api(&demo);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"].as_str().unwrap().to_owned();

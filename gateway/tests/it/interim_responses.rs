@@ -1,4 +1,4 @@
-//! Interim responses, from the backend to the caller (RFC 9110 §15.2).
+//! Interim responses from the backend to the caller (RFC 9110 §15.2).
 
 use http::{Method, StatusCode};
 
@@ -6,7 +6,7 @@ use crate::support::caller::{connect, get, request};
 use crate::support::http2_caller::{self, on_a_reactor, whole};
 use crate::support::{backend, demo};
 
-/// Hints, then calls for the body, if it is waited with, then says what came.
+/// A backend that sends 103 responses, then 100 if the request expects it, then the body that it received.
 fn hinting() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
@@ -23,7 +23,7 @@ fn hinting() -> String {
 }
 
 #[test]
-fn callers_of_http_1_1_get_them_in_order() {
+fn http1_callers_get_interim_responses_in_order() {
     let demo = demo(Some(hinting()));
     let mut caller = connect(&demo);
     for _ in 0..2 {
@@ -39,14 +39,14 @@ fn callers_of_http_1_1_get_them_in_order() {
         caller.send("hello");
         assert_eq!(caller.response().body, b"hello");
     }
-    // HTTP/1.0 knows none.
+    // HTTP/1.0 has no interim responses.
     let old = get(&demo, "/").replace("HTTP/1.1", "HTTP/1.0");
     caller.send(old);
     assert_eq!(caller.response().status, 200);
 }
 
 #[test]
-fn callers_of_http_2_get_them_in_order() {
+fn http2_callers_get_interim_responses_in_order() {
     let demo = demo(Some(hinting()));
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
@@ -64,7 +64,7 @@ fn callers_of_http_2_get_them_in_order() {
 }
 
 #[test]
-fn a_backend_may_refuse_a_body_before_it_is_sent() {
+fn a_backend_may_refuse_an_expected_body() {
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 417 Expectation Failed\r\nContent-Length: 2\r\n\r\nno");
@@ -73,14 +73,14 @@ fn a_backend_may_refuse_a_body_before_it_is_sent() {
     let mut caller = connect(&demo);
     caller.send(request(&demo, "POST /", "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
     let response = caller.response();
-    // Whether the body will come, nobody can tell: the connection ends.
+    // No 100 was sent, so a body may or may not follow: the connection closes.
     assert_eq!((response.status.as_u16(), response.header("connection")), (417, "close"));
     assert!(caller.is_closed());
     crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
-fn the_apex_calls_for_bodies_itself() {
+fn the_apex_answers_expect_100_continue() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     caller.send(

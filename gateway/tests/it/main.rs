@@ -1,6 +1,6 @@
 //! Integration tests over real sockets: TLS callers, gateway, tunnel, agent and backends.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod access_tokens;
 mod admin;

@@ -1,4 +1,4 @@
-//! The programs as an operator meets them: configuration, signals, exit codes, crashes.
+//! Processes of gateway and agent: configuration errors, signals, exit codes and crashes.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -29,7 +29,7 @@ fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
     assert_eq!(missing.status.code(), Some(2));
 }
 
-/// A certificate for these names and its key, as PEM.
+/// A self-signed certificate for these names and its key, in PEM.
 fn issue(names: &[&str], not_after: (i32, u8, u8)) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
@@ -39,7 +39,7 @@ fn issue(names: &[&str], not_after: (i32, u8, u8)) -> (String, String) {
 }
 
 #[test]
-fn a_check_says_what_is_wrong_with_the_certificate_together_with_everything_else() {
+fn a_check_reports_certificate_errors_with_all_other_mistakes() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let (good, key) = issue(&["eu1.gw.localhost", "*.eu1.gw.localhost"], (2100, 1, 1));
@@ -95,7 +95,7 @@ fn a_check_says_what_is_wrong_with_the_certificate_together_with_everything_else
         ("good.key", "good.crt", "", &["no certificate".to_owned(), "no private key".to_owned()]),
     ];
     for (certificate, key, more, expected) in wrong {
-        // A start says the same, and does not begin to serve.
+        // A start reports the same errors and does not serve.
         for arguments in [&["--check"][..], &[]] {
             let (code, message) = check(arguments, certificate, key, more);
             assert_eq!(code, 2, "{message}");
@@ -104,13 +104,13 @@ fn a_check_says_what_is_wrong_with_the_certificate_together_with_everything_else
             }
         }
     }
-    // It can be served, and perhaps the clock is wrong.
+    // An expired certificate is only a warning, because the clock may be wrong.
     let (code, message) = check(&["--check"], "expired.crt", "expired.key", "");
     assert!(code == 0 && message.contains("tls_certificate") && message.contains("expired"), "{code} {message}");
 }
 
 #[test]
-fn the_demo_prints_one_line_of_json_and_ends_with_0() {
+fn the_demo_prints_one_line_of_json_and_exits_with_0() {
     let mut child = gw_gateway()
         .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
         .stdout(Stdio::piped())
@@ -140,7 +140,7 @@ fn the_demo_prints_one_line_of_json_and_ends_with_0() {
     let (tenant, key) = (about["tenant_url"].as_str().unwrap(), about["service_key"].as_str().unwrap());
     let port = tenant.rsplit(':').next().unwrap();
     let host = tenant.trim_start_matches("https://");
-    // The line that the demo prints for people, on the real curl.
+    // The curl command that the demo prints.
     let curl = Command::new("curl")
         .args(["--silent", "--show-error", "--cacert", about["ca_file"].as_str().unwrap()])
         .args(["--resolve", &format!("{}:{port}:127.0.0.1", host.split(':').next().unwrap())])
@@ -155,12 +155,12 @@ fn the_demo_prints_one_line_of_json_and_ends_with_0() {
 }
 
 #[test]
-fn crashes_are_answered_at_once_and_recovered_from() {
+fn crashes_are_reported_at_once_and_recovered_from() {
     let prepared = Prepared::new();
     let backend = crate::support::backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target == "/hang" {
-                // Until the agent is gone.
+                // Waits until the agent has ended.
                 peer.is_closed();
                 return;
             }
@@ -186,7 +186,7 @@ fn crashes_are_answered_at_once_and_recovered_from() {
 
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
-    // The gateway dies; a new one on the same port has its agent back without a human.
+    // After a gateway crash, the agent reconnects to a new gateway on the same port.
     gateway.signal("KILL");
     drop(gateway);
     let (mut gateway, address) = prepared.serve(address.port());
@@ -196,7 +196,7 @@ fn crashes_are_answered_at_once_and_recovered_from() {
 }
 
 #[test]
-fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
+fn a_drain_finishes_requests_and_a_reload_keeps_connections() {
     let prepared = Prepared::new();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
@@ -220,8 +220,8 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     let certificate = |caller: &Caller| caller.stream.conn.peer_certificates().unwrap()[0].clone();
     let before = certificate(&kept);
     gateway.signal("HUP");
-    // The development certificate is made anew on each reload: new connections see another one.
-    eventually("a new certificate", || {
+    // Each reload issues a new development certificate, which new connections get.
+    eventually("new connections get another certificate", || {
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
@@ -237,7 +237,7 @@ fn a_drain_lets_running_requests_end_and_a_reload_disturbs_nobody() {
     assert_eq!(idle.response().status, 200);
     gateway.signal("TERM");
     assert!(idle.is_closed());
-    // The listener is gone, the running request is not.
+    // The listener is closed; the running request continues.
     release.send(()).unwrap();
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
@@ -268,14 +268,14 @@ fn a_second_signal_ends_a_drain_at_once() {
     caller.send(prepared.get("/for-ever"));
     requests.recv_timeout(crate::support::SOON).unwrap();
     gateway.signal("TERM");
-    // Closed by the drain: it has begun.
+    // The closed idle connection shows that the drain has begun.
     assert!(idle.is_closed());
     gateway.signal("TERM");
     assert_eq!(gateway.exit_code(), Some(1));
 }
 
 #[test]
-fn one_process_at_a_time_runs_in_a_state_folder() {
+fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
     let prepared = Prepared::new();
     let backend = crate::support::backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
     let (_gateway, address) = prepared.serve(0);
@@ -296,7 +296,7 @@ fn one_process_at_a_time_runs_in_a_state_folder() {
     }
     let (code, found) = in_folder(&["doctor", "--backend", &backend]);
     assert!(found.contains("the gateway would take it"), "{code:?}: {found}");
-    // Neither of them has harmed the first.
+    // The running agent is not disturbed.
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));
     assert_eq!(caller.response().status, 200);
@@ -307,7 +307,7 @@ fn one_process_at_a_time_runs_in_a_state_folder() {
 }
 
 #[test]
-fn an_agent_stops_with_its_last_request_and_waits_for_no_gateway_that_is_gone() {
+fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
     let prepared = Prepared::new();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
@@ -330,7 +330,7 @@ fn an_agent_stops_with_its_last_request_and_waits_for_no_gateway_that_is_gone() 
         requests.recv_timeout(crate::support::SOON).unwrap();
         agent.signal("TERM");
         let mut other = prepared.connect(address);
-        eventually("no request is sent to the agent any more", || {
+        eventually("the gateway sends no more requests to the agent", || {
             other.send(prepared.get("/"));
             (other.response().status == 504).then_some(())
         });
@@ -347,6 +347,6 @@ fn an_agent_stops_with_its_last_request_and_waits_for_no_gateway_that_is_gone() 
     let stopped = Instant::now();
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));
-    // 5 seconds for the confirmation that no request is under way, and one to say goodbye.
+    // At most 5 seconds for the confirmation that no request is in flight, and one second for GOAWAY.
     assert!(stopped.elapsed() < Duration::from_secs(10), "{:?}", stopped.elapsed());
 }

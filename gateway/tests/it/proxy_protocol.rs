@@ -1,4 +1,4 @@
-//! Connections that proxies pass on: whose they are.
+//! Client addresses that proxies announce with the PROXY protocol.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -10,19 +10,19 @@ use crate::support::eventually;
 use crate::support::http1_peer::Peer;
 use crate::support::proxy_protocol::{SIGNATURE, connect_through, tcp4_of};
 
-/// A proxy says that 198.51.100.7:4660 connected to 192.0.2.1:443.
+/// A header that announces a connection from 198.51.100.7:4660 to 192.0.2.1:443.
 fn tcp4() -> Vec<u8> {
     tcp4_of([198, 51, 100, 7])
 }
 
-/// The same of [2001:db8::7]:4660, with an extension of 3 bytes.
+/// A header that announces a connection from [2001:db8::7]:4660, with an extension of 3 bytes.
 fn tcp6() -> Vec<u8> {
     let (source, destination) = ([&b"\x20\x01\x0d\xb8"[..], &[0; 11], &[7]].concat(), [0; 16]);
     let ports_and_extension = b"\x12\x34\x01\xbb\x04\x00\x03abc";
     [SIGNATURE, b"\x21\x21\x00\x2a", &source, &destination, ports_and_extension].concat()
 }
 
-/// A demo that trusts who connects over loopback; its connections change workers.
+/// A demo that trusts proxies on loopback and hands over all connections.
 fn behind_a_proxy() -> Demo {
     let adjust = |config: &mut Config| {
         config.trusted_proxies = std::iter::once("127.0.0.1/32".parse().unwrap()).collect();
@@ -30,7 +30,7 @@ fn behind_a_proxy() -> Demo {
     Demo::start(&Options { adjust, hand_over: HandOver::Always, ..crate::support::options(None) }).unwrap()
 }
 
-/// `X-Forwarded-For` as the backend sees it.
+/// Value of `X-Forwarded-For` at the backend.
 fn forwarded_for(demo: &Demo, caller: &mut Caller) -> String {
     caller.send(get(demo, "/"));
     let seen = caller.response().json();
@@ -39,7 +39,7 @@ fn forwarded_for(demo: &Demo, caller: &mut Caller) -> String {
     field[1].as_str().unwrap().to_owned()
 }
 
-/// What the gateway says before it ends a connection that begins with `beginning`.
+/// Bytes that the gateway sends before it ends a connection that begins with `beginning`.
 fn refusal(demo: &Demo, beginning: &[u8]) -> Vec<u8> {
     let mut socket = caller::socket(&demo.about);
     socket.write_all(beginning).unwrap();
@@ -55,9 +55,9 @@ fn handshake_failures(demo: &Demo) -> u64 {
 }
 
 #[test]
-fn the_announced_source_is_the_peer() {
+fn the_announced_source_is_the_client_address() {
     let demo = behind_a_proxy();
-    // Enough for each worker to accept some of them.
+    // Enough connections for each worker to accept some of them.
     for _ in 0..8 {
         assert_eq!(forwarded_for(&demo, &mut connect_through(&demo, &tcp4())), "198.51.100.7");
         assert_eq!(forwarded_for(&demo, &mut connect_through(&demo, &tcp6())), "2001:db8::7");
@@ -65,7 +65,7 @@ fn the_announced_source_is_the_peer() {
 }
 
 #[test]
-fn a_header_may_come_byte_by_byte() {
+fn a_header_may_arrive_byte_by_byte() {
     let demo = behind_a_proxy();
     let mut socket = caller::socket(&demo.about);
     for byte in tcp6() {
@@ -76,14 +76,14 @@ fn a_header_may_come_byte_by_byte() {
 }
 
 #[test]
-fn proxies_may_speak_for_themselves_or_not_use_the_protocol() {
+fn local_headers_and_connections_without_a_header_are_accepted() {
     let demo = behind_a_proxy();
     let local = [SIGNATURE, b"\x20\x00\x00\x00"].concat();
     let unspecified = [SIGNATURE, b"\x21\x00\x00\x03abc"].concat();
     for header in [local, unspecified, Vec::new()] {
         assert_eq!(forwarded_for(&demo, &mut connect_through(&demo, &header)), "127.0.0.1");
     }
-    // The agent's tunnel came without one, too.
+    // The agent's tunnel was opened without a header as well.
     assert_eq!(crate::support::tunnels(&demo).len(), 1);
 }
 
@@ -98,13 +98,13 @@ fn malformed_headers_end_the_connection() {
         assert_eq!(refusal(&demo, header), b"");
     }
     let failures = malformed.len() as u64;
-    eventually("failures counted", || (handshake_failures(&demo) == failures).then_some(()));
-    // Neither version 1 nor anything else is taken for a header.
+    eventually("the failures are counted", || (handshake_failures(&demo) == failures).then_some(()));
+    // Version 1 headers and other bytes are not accepted as a header.
     assert_eq!(refusal(&demo, b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n")[..9], *b"HTTP/1.1 ");
 }
 
 #[test]
-fn who_is_not_trusted_cannot_announce_anybody() {
+fn headers_of_untrusted_peers_are_refused() {
     let demo = crate::support::demo(None);
     // Content type 21: alert (RFC 8446 §5.1).
     assert_eq!(refusal(&demo, &tcp4())[0], 21);

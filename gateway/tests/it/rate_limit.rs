@@ -1,4 +1,4 @@
-//! The service's bucket, exact from all sides.
+//! Rate limits of services, exact across workers.
 
 use std::thread;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use gw_gateway::limit::Rate;
 use crate::support::backend;
 use crate::support::caller::{HOST, connect, get};
 
-/// 1,500 requests from 30 connections at once, with workers that hand over or let requests cross.
+/// Sends 1,500 requests on 30 concurrent connections, with or without hand-over between workers.
 fn storm(workers: usize, hand_over: HandOver) {
     let backend = backend::answering("HTTP/1.1 204 No Content\r\n\r\n");
     let rate = Rate::new(1000, 300).unwrap();
@@ -44,7 +44,7 @@ fn call(demo: &Demo, count: usize) -> (u128, u128) {
 }
 
 #[test]
-fn exactly_the_burst_passes_whoever_asks() {
+fn exactly_the_burst_passes_across_connections_and_workers() {
     storm(1, HandOver::Auto);
     storm(2, HandOver::Never);
     storm(4, HandOver::Always);
@@ -52,7 +52,7 @@ fn exactly_the_burst_passes_whoever_asks() {
 }
 
 #[test]
-fn requests_that_are_not_authenticated_take_nothing() {
+fn unauthenticated_requests_take_no_tokens() {
     let rate = Rate::new(1, 1).unwrap();
     let demo = Demo::start(&Options { rate, ..crate::support::options(None) }).unwrap();
     let mut caller = connect(&demo);
@@ -66,7 +66,7 @@ fn requests_that_are_not_authenticated_take_nothing() {
     caller.send(get(&demo, "/"));
     let limited = caller.response();
     assert_eq!(limited.status, 429);
-    // Retry-After is the rest of the minute.
+    // Retry-After is the time until the next token.
     let (seconds, passed): (u64, u64) = (limited.header("retry-after").parse().unwrap(), began.elapsed().as_secs());
     assert!((59 - passed..=60).contains(&seconds), "{seconds}");
 }

@@ -1,4 +1,4 @@
-//! Records and captures of requests that are not relayed, and audit of reads of captures.
+//! Captured bodies of requests, and the audit of access to them.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::support::{backend, demo, eventually, tunnels};
 const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
 #[test]
-fn bodies_are_kept_of_requests_that_reached_the_backend() {
+fn bodies_of_requests_that_reached_the_backend_are_captured() {
     // Bound but not listening: connections are refused and the port stays reserved.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
@@ -31,7 +31,7 @@ fn bodies_are_kept_of_requests_that_reached_the_backend() {
         let demo = demo(Some(backend));
         let api = Api(&demo);
         capture_bodies(&api);
-        // On the service's owner and across, as the connections come.
+        // Some connections reach the owner of the service, others another worker.
         for _ in 0..4 {
             let (_, id) = call(&demo, &request(&demo, "POST /", BODY));
             let record = record(&api, &id);
@@ -47,7 +47,7 @@ fn bodies_are_kept_of_requests_that_reached_the_backend() {
 }
 
 #[test]
-fn bodies_of_requests_over_a_limit_are_not_kept() {
+fn bodies_of_rate_limited_requests_are_not_captured() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
@@ -71,7 +71,7 @@ fn bodies_of_requests_over_a_limit_are_not_kept() {
     crate::support::wait_until_slots_are_free(&demo);
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &tight).status, 200);
-    // Its bucket may have been full when it became small.
+    // The bucket may have been full when its limit was lowered.
     eventually("the bucket is empty", || (call(&demo, &get(&demo, "/hello")).0 == 429).then_some(()));
     not_kept("GW_RATE_LIMIT_EXCEEDED");
     let wide = json!({ "burst": 1000, "refill_per_minute": 60_000 });
@@ -79,11 +79,11 @@ fn bodies_of_requests_over_a_limit_are_not_kept() {
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"].as_str().unwrap().to_owned();
     assert_eq!(api.ask("POST", &format!("/accounts/demo/agents/{agent}/revoke"), &Value::Null).status, 200);
     eventually("the tunnel is gone", || tunnels(&demo).is_empty().then_some(()));
-    eventually("the bucket has something", || (call(&demo, &get(&demo, "/hello")).0 == 504).then_some(()));
+    eventually("the bucket has a token", || (call(&demo, &get(&demo, "/hello")).0 == 504).then_some(()));
     not_kept("AGENT_UNAVAILABLE");
 }
 
-/// Entries of the audit log about `id`, the newest first.
+/// Audit log entries about `id`, newest first.
 fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
     let entries = api.get("/audit-log").body["items"].clone();
     let entries = entries.as_array().unwrap().iter().filter(|entry| entry["target"] == id);
@@ -96,14 +96,14 @@ fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn reading_and_replaying_what_was_kept_is_audited() {
+fn reads_and_replays_of_captures_are_audited() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", BODY));
     record(&api, &id);
     api.get("/requests?account=demo");
-    // Metadata is no body.
+    // Reading metadata is not audited.
     assert_eq!(audited(&api, &id), []);
     api.download(&format!("/requests/{id}/body/request"));
     api.download(&format!("/requests/{id}/body/response"));
@@ -124,7 +124,7 @@ fn reading_and_replaying_what_was_kept_is_audited() {
 }
 
 #[test]
-fn bodies_are_kept_where_that_is_wanted_and_paid_for() {
+fn bodies_are_captured_if_service_and_account_allow_it() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
@@ -157,11 +157,11 @@ fn bodies_are_kept_where_that_is_wanted_and_paid_for() {
         (&"true".parse().unwrap(), &"size".parse().unwrap())
     );
 
-    // Who is refused is not relayed.
+    // A refused request has no capture.
     let (_, id) = call(&demo, &format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 2\r\n\r\nhi"));
     assert_eq!(record(&api, &id)["captured_request"], Value::Null);
 
-    // The plan decides.
+    // The account must allow capture.
     assert_eq!(api.ask("PATCH", "/accounts/demo", &json!({ "capture_allowed": false })).status, 200);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", &post));
     assert_eq!(record(&api, &id)["captured_request"], Value::Null);

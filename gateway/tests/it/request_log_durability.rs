@@ -1,4 +1,4 @@
-//! The request log when its process is killed, and when its disk is full.
+//! The request log of a killed process and on a full disk.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -12,11 +12,11 @@ use std::time::{Duration, SystemTime};
 use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, Record, RequestLog, SearchQuery, Timing};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
-/// How often the writing process is killed.
+/// Number of kills of the writing process.
 const KILLS: usize = 20;
-/// What a killed process may take with it, of what it had handed over.
+/// Maximum age of the records that a killed process may lose.
 const LOSS_MAX_MS: u64 = 1000;
-/// Names the folder to the processes that this one starts.
+/// Environment variable with the log folder of a child process.
 const FOLDER: &str = "GW_TEST_REQUEST_LOG";
 
 fn record(id: RequestId, target: &str) -> Record {
@@ -44,7 +44,7 @@ fn push(log: &RequestLog, records: Vec<Record>) {
     log.queue().push(Batch { services: vec![("acme--api".into(), records)] });
 }
 
-/// This program again, for one of the tests that are ignored otherwise.
+/// Command line that runs one ignored test in this test program.
 fn this_program(test: &str) -> Vec<String> {
     let program = env::current_exe().unwrap().into_os_string().into_string().unwrap();
     let arguments = ["--exact", test, "--ignored", "--nocapture"];
@@ -52,8 +52,8 @@ fn this_program(test: &str) -> Vec<String> {
 }
 
 #[test]
-#[ignore = "run by `a_killed_process_takes_less_than_a_second_with_it`"]
-#[allow(clippy::print_stdout, reason = "what it has done is read by the test that kills it")]
+#[ignore = "run by `a_killed_process_loses_less_than_a_second_of_records`"]
+#[allow(clippy::print_stdout, reason = "its output is read by the test that kills it")]
 fn writes_until_it_is_killed() {
     let Some(folder) = env::var_os(FOLDER) else { return };
     let log = RequestLog::open(&PathBuf::from(folder)).unwrap();
@@ -74,8 +74,8 @@ fn writes_until_it_is_killed() {
 }
 
 #[test]
-#[allow(clippy::print_stdout, reason = "the measured loss is worth seeing")]
-fn a_killed_process_takes_less_than_a_second_with_it() {
+#[allow(clippy::print_stdout, reason = "prints the measured loss")]
+fn a_killed_process_loses_less_than_a_second_of_records() {
     let directory = tempfile::tempdir().unwrap();
     let folder = directory.path().join("requests");
     let mut kept = 0;
@@ -88,14 +88,14 @@ fn a_killed_process_takes_less_than_a_second_with_it() {
         let (mut pushed, mut committed): (BTreeSet<RequestId>, usize) = (BTreeSet::new(), 0);
         let mut note = |line: &str| {
             if let Some((_, ids)) = line.split_once("pushed ") {
-                // The last line may be cut.
+                // The last line may be incomplete.
                 pushed.extend(ids.split(' ').filter_map(|id| id.parse::<RequestId>().ok()));
             } else if line.contains("committed ") {
                 committed = pushed.len();
             }
             committed
         };
-        // Killed at a moment that is different each time, once something is there to lose.
+        // Killed at a different moment each time, once a record is pending.
         while note(&lines.next().unwrap().unwrap()) == 0 {}
         thread::sleep(Duration::from_micros((kill as u64 * 79_190) % 400_000));
         child.kill().unwrap();
@@ -113,18 +113,18 @@ fn a_killed_process_takes_less_than_a_second_with_it() {
                 kept += 1;
                 continue;
             }
-            assert!(number >= committed, "committed and lost");
+            assert!(number >= committed, "a committed record is lost");
             assert_eq!(log.show(*id).unwrap(), None);
             longest_ms = longest_ms.max(killed_ms.saturating_sub(id.unix_ms()));
         }
         assert!(log.show(*pushed.first().unwrap()).unwrap().is_some());
-        assert!(found.len() >= kept, "earlier runs' records are still there");
+        assert!(found.len() >= kept, "records of earlier runs are kept");
     }
     println!("{kept} records kept over {KILLS} kills; at most the last {longest_ms} ms were lost");
     assert!(longest_ms < LOSS_MAX_MS, "{longest_ms} ms were lost");
 }
 
-/// All records that are there.
+/// Ids of all records in the log.
 fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
     let (mut query, mut found) = (SearchQuery { limit: Some(1000), ..SearchQuery::default() }, BTreeSet::new());
     loop {
@@ -138,13 +138,13 @@ fn everything(log: &RequestLog) -> BTreeSet<RequestId> {
 }
 
 #[test]
-#[ignore = "run by `a_full_disk_loses_records_and_nothing_else`, on a small disk"]
-fn fills_the_disk_and_makes_room_again() {
+#[ignore = "run by `a_full_disk_loses_only_records`, on a small disk"]
+fn fills_the_disk_and_frees_space() {
     let Some(folder) = env::var_os(FOLDER).map(PathBuf::from) else { return };
     fs::write(folder.join("filler"), vec![0; 1 << 20]).unwrap();
     let log = RequestLog::open(&folder.join("requests")).unwrap();
     let ids = RequestIds::new();
-    // What does not compress.
+    // Incompressible data.
     let write = || {
         let records: Vec<Record> =
             (0..20).map(|_| record(ids.next_id(), &format!("/{}", random_base62(2000)))).collect();
@@ -160,7 +160,7 @@ fn fills_the_disk_and_makes_room_again() {
     }
     let lost = written.pop().unwrap();
     let readable = || written.iter().flatten().all(|id| log.show(*id).unwrap().is_some());
-    assert!(readable(), "what was written before stays");
+    assert!(readable(), "earlier records are kept");
     for _ in 0..20 {
         write();
     }
@@ -179,13 +179,13 @@ fn fills_the_disk_and_makes_room_again() {
 }
 
 #[test]
-fn a_full_disk_loses_records_and_nothing_else() {
+fn a_full_disk_loses_only_records() {
     let directory = tempfile::tempdir().unwrap();
-    // A file system of 4 MiB, in a mount namespace that ends with the process.
+    // Mounts a file system of 4 MiB in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(directory.path());
-    command.args(this_program("request_log::fills_the_disk_and_makes_room_again")).env(FOLDER, directory.path());
+    command.args(this_program("request_log::fills_the_disk_and_frees_space")).env(FOLDER, directory.path());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));

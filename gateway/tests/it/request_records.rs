@@ -1,4 +1,4 @@
-//! What is to be known of a request once it has ended, and requests that are relayed again.
+//! Records of finished requests in the request log.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn every_request_of_a_service_is_in_the_log() {
     assert_eq!(api.get("/requests?account=demo").body["items"].as_array().unwrap().len(), 2);
     assert_eq!(api.get("/requests?account=other").body["items"], json!([]));
 
-    // Of who turns the log off, nothing more is kept.
+    // With the log turned off, no record is written.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": false })).status, 200);
     let (_, unlogged) = call(&demo, &get(&demo, "/unlogged"));
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": true })).status, 200);
@@ -61,7 +61,7 @@ fn every_request_of_a_service_is_in_the_log() {
 }
 
 #[test]
-fn who_leaves_is_in_the_log_too() {
+fn requests_of_disconnected_callers_are_in_the_log() {
     let (asked, was_asked) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         if peer.request().is_ok() {
@@ -72,7 +72,7 @@ fn who_leaves_is_in_the_log_too() {
     })));
     let api = Api(&demo);
     capture_bodies(&api);
-    // Some on the service's owner, some across.
+    // Some connections reach the owner of the service, others another worker.
     for number in 0..8 {
         let mut caller = connect(&demo);
         caller.send(request(&demo, &format!("POST /slow/{number}"), "Content-Length: 2\r\n\r\nhi"));
@@ -83,14 +83,14 @@ fn who_leaves_is_in_the_log_too() {
             found["items"].get(0).cloned()
         });
         assert_eq!((&left["ended"], &left["status"]), (&json!("caller_gone"), &Value::Null));
-        // What is known of its way is, although no answer told it.
+        // Agent and wait time are recorded although no response arrived.
         assert!(left["agent_id"].is_string() && left["durations_us"]["wait"].is_u64(), "{left}");
         assert_eq!(left["captured_request"]["bytes"], 2, "{left}");
     }
 }
 
 #[test]
-fn what_a_drain_cuts_off_is_in_the_log() {
+fn requests_cut_by_a_drain_are_in_the_log() {
     let (asked, was_asked) = mpsc::channel();
     let backend = backend::start(move |mut peer| {
         if peer.request().is_ok() {
@@ -120,7 +120,7 @@ fn what_a_drain_cuts_off_is_in_the_log() {
 }
 
 #[test]
-fn an_upgrade_is_recorded_as_callers_saw_it() {
+fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             if head.target.path() == "/switch" {
@@ -141,7 +141,7 @@ fn an_upgrade_is_recorded_as_callers_saw_it() {
         api.get("/requests?account=demo&status=101").body["items"].get(0).cloned()
     });
     assert_eq!((&switched["path"], &switched["captured_response"]), (&json!("/switch"), &Value::Null));
-    // An answer like any other.
+    // A refused upgrade is recorded like other responses.
     let (_, id) = call(&demo, &upgrade("/refuse"));
     let refused = record(&api, &id);
     assert_eq!((&refused["status"], &refused["captured_response"]["bytes"]), (&json!(403), &json!(2)));
@@ -193,7 +193,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
         3
     );
 
-    // The service's setting decides.
+    // The setting of the service applies to refused requests as well.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": false })).status, 200);
     let (_, unlogged) = call(&demo, &format!("GET /off HTTP/1.1\n{host}\n"));
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "request_logging": true })).status, 200);
@@ -203,7 +203,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
 }
 
 #[test]
-fn requests_to_the_apex_are_recorded_without_what_they_carry() {
+fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
     let demo = demo(None);
     let api = Api(&demo);
     let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
@@ -248,7 +248,7 @@ fn requests_to_the_apex_are_recorded_without_what_they_carry() {
     let found = |query: &str| api.get(&format!("/requests{query}")).body["items"].as_array().map_or(0, Vec::len);
     let (_, relayed) = call(&demo, &get(&demo, "/hello"));
     record(&api, &relayed);
-    // The demo's own agent has enrolled there, too.
+    // The enrollment of the demo's own agent is in the log as well.
     let at_apex = found("?apex=true");
     assert_eq!([found("") - at_apex, found("?apex=false"), found("?account=demo")], [1, 1, 1]);
     assert_eq!((found("?apex=true&code=invalid_client"), found("?apex=true&path_prefix=/bad")), (1, 1));
@@ -257,7 +257,7 @@ fn requests_to_the_apex_are_recorded_without_what_they_carry() {
 }
 
 #[test]
-fn strangers_do_not_fill_the_log_by_way_of_the_apex() {
+fn records_of_unauthenticated_apex_requests_are_rate_limited() {
     const BURST: usize = 1000;
     const MORE: usize = 200;
     let demo = demo(None);
@@ -273,10 +273,10 @@ fn strangers_do_not_fill_the_log_by_way_of_the_apex() {
         let reports = demo.gateway().control().reports();
         reports.iter().map(|report| report.totals["apex_records_left_out"]).sum()
     };
-    // Some may have been let in meanwhile: two a second.
-    eventually("some are left out and counted", || (left_out() > 0).then_some(()));
+    // Two records a second are admitted in the meantime.
+    eventually("omitted records are counted", || (left_out() > 0).then_some(()));
     assert!(left_out() <= MORE as u64);
-    // Those that authenticate are recorded all the same.
+    // Authenticated requests are still recorded.
     let about = &demo.about;
     let minted = apex::token(&demo, &about.client_id, &about.client_secret, "account:demo service:echo");
     record(&api, minted.header("x-gw-request-id"));

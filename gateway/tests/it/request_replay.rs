@@ -10,7 +10,7 @@ use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{backend, demo};
 
 #[test]
-fn a_kept_request_is_relayed_again() {
+fn a_captured_request_is_replayed() {
     let (seen, requests) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, body, _)) = peer.request() {
@@ -72,7 +72,7 @@ fn a_kept_request_is_relayed_again() {
 }
 
 #[test]
-fn what_was_not_kept_whole_is_not_relayed_again() {
+fn requests_without_a_complete_capture_are_not_replayed() {
     let demo = demo(None);
     let api = Api(&demo);
     let (_, unkept) = call(&demo, &get(&demo, "/hello"));
@@ -92,7 +92,7 @@ fn what_was_not_kept_whole_is_not_relayed_again() {
 }
 
 #[test]
-fn what_was_masked_is_to_be_given_again() {
+fn masked_values_must_be_supplied_for_a_replay() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
@@ -109,7 +109,7 @@ fn what_was_masked_is_to_be_given_again() {
 }
 
 #[test]
-fn limits_count_for_replays() {
+fn rate_limits_apply_to_replays() {
     let demo = demo(None);
     let api = Api(&demo);
     capture_bodies(&api);
@@ -118,7 +118,7 @@ fn limits_count_for_replays() {
     let tight = json!({ "burst": 1, "refill_per_minute": 1 });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &tight).status, 200);
     let replay = || api.ask("POST", &format!("/requests/{id}/replay"), &json!({})).body["code"].clone();
-    // Its bucket may have been full when it became small.
+    // The bucket may have been full when its limit was lowered.
     let codes = [replay(), replay()];
     assert_eq!(codes[1], "GW_RATE_LIMIT_EXCEEDED");
 }

@@ -1,4 +1,4 @@
-//! Paths and queries pass byte for byte, over every version of HTTP on either side.
+//! Paths and queries pass unchanged, over every HTTP version on both sides.
 
 use gw_gateway::demo::Demo;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::support::http2_frames::{
 };
 use crate::support::{backend, demo, eventually};
 
-/// A backend that answers with the target that it was asked for.
+/// A backend that answers with the request target.
 fn telling() -> String {
     backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
@@ -23,7 +23,8 @@ fn telling() -> String {
     })
 }
 
-/// Every visible character of ASCII but `#` and, in the path, `?`; in pieces that a short HPACK string can hold.
+/// Targets with every visible ASCII character except `#` and, in the path, `?`; each short enough for an HPACK string
+/// with a one-byte length.
 fn targets() -> Vec<String> {
     let visible: Vec<char> = ('!'..='~').filter(|character| *character != '#').collect();
     let pieces = visible.chunks(32).map(|piece| piece.iter().collect::<String>());
@@ -34,7 +35,7 @@ fn targets() -> Vec<String> {
     targets
 }
 
-/// Sends a GET over HTTP/2 as bytes. Returns what DATA came, or the reason of a reset.
+/// Sends a GET as raw HTTP/2 frames. Returns the response body, or the error code of a reset.
 fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -62,7 +63,7 @@ fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
 }
 
 #[test]
-fn every_visible_byte_passes_to_a_backend_of_http_1_1() {
+fn every_visible_byte_reaches_an_http1_backend() {
     let demo = demo(Some(telling()));
     let mut caller = connect(&demo);
     for target in targets() {
@@ -75,7 +76,7 @@ fn every_visible_byte_passes_to_a_backend_of_http_1_1() {
 }
 
 #[test]
-fn every_visible_byte_passes_to_a_backend_of_http_2() {
+fn every_visible_byte_reaches_an_http2_backend() {
     let demo = demo(Some(http2_backend::http2()));
     let mut caller = connect(&demo);
     for target in targets() {
@@ -89,7 +90,7 @@ fn every_visible_byte_passes_to_a_backend_of_http_2() {
 }
 
 #[test]
-fn fragments_and_bytes_that_no_target_has_are_refused() {
+fn fragments_and_invalid_target_bytes_are_refused() {
     let demo = demo(Some(telling()));
     for target in ["/a#b", "/#", "/?a#b", "#", "/a\x7f", "/a\x01"] {
         let mut caller = connect(&demo);
@@ -101,7 +102,7 @@ fn fragments_and_bytes_that_no_target_has_are_refused() {
 }
 
 #[test]
-fn every_visible_byte_is_in_the_log_and_relayed_again() {
+fn every_visible_byte_is_logged_and_replayed() {
     let demo = demo(Some(telling()));
     let api = Api(&demo);
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });

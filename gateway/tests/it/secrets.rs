@@ -15,12 +15,12 @@ use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, setup};
 
 #[test]
-fn no_secret_is_written_anywhere() {
+fn no_secret_is_written_to_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
     let demo = Demo::start(&Options { data_dir, ..crate::support::options(None) }).unwrap();
     let api = Api(&demo);
-    // Not of responses: the echo would repeat what it is told.
+    // Responses are not captured, because the echo repeats the request.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "capture_request_body": true })).status, 200);
     let control = demo.gateway().control();
     let (_, key) = setup::service_key(control, "demo", &["echo"]);
@@ -28,7 +28,7 @@ fn no_secret_is_written_anywhere() {
     let token = crate::support::apex::token(&demo, &client_id, &client_secret, "account:demo service:echo").json();
     let token = token["access_token"].as_str().unwrap();
     let mut ids = Vec::new();
-    // As they belong, and by mistake: wrong, in the query, in a field of another name.
+    // Secrets in their own fields, and by mistake: wrong values, in the query, in other fields.
     let good = format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
     ids.push(call(&demo, &format!("{good}X-Other: {key}\r\nX-Secret: {client_secret}\r\n\r\n")).1);
     ids.push(
@@ -47,7 +47,7 @@ fn no_secret_is_written_anywhere() {
 }
 
 #[test]
-fn no_secret_is_logged_however_much_is() {
+fn no_secret_is_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut demo = gw_gateway()
@@ -83,7 +83,7 @@ fn no_secret_is_logged_however_much_is() {
         let ask = |field: &str, path: &str| curl(&[version, "-H", field, &format!("{tenant}{path}")]);
         assert!(ask(&format!("X-Gw-Service-Key: {key}"), "/hello").contains("\"target\""));
         assert!(ask(&format!("X-Gw-Authorization: Bearer {token}"), "/hello").contains("\"target\""));
-        // Wrong, and where they do not belong.
+        // Wrong values, and secrets in the wrong place.
         assert!(ask(&format!("X-Gw-Service-Key: {key}x"), "/").contains("GW_SERVICE_KEY_INVALID"));
         assert!(ask(&format!("X-Gw-Authorization: Bearer {token}x"), "/").contains("GW_TOKEN_INVALID"));
         assert!(ask("Accept: */*", &format!("/?key={key}&secret={client_secret}")).contains("GW_AUTH_REQUIRED"));
@@ -98,7 +98,7 @@ fn no_secret_is_logged_however_much_is() {
     }
 }
 
-/// Files under `folder` that have `text` in them.
+/// Files under `folder` that contain `text`.
 fn files_with(folder: &Path, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -134,7 +134,7 @@ fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
         assert_eq!(record["query"], kept);
         let headers = record["captured_request"]["headers"].as_array().unwrap();
         assert!(headers.contains(&json!(["x-a", kept])), "{headers:?}");
-        // Replayed, it would be another request.
+        // A replay would send a different request.
         assert_eq!(api.ask("POST", &format!("/requests/{id}/replay"), &json!({})).status, 409);
     }
 }

@@ -1,4 +1,4 @@
-//! Duration of a stop, and requests that it still serves.
+//! Duration of a stop, and requests served during it.
 
 use std::net::TcpStream;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::support::process::{Served, config_text};
 use crate::support::successor::{admin, start_backend};
 use crate::support::{eventually, http2_caller, within_a_second};
 
-// An idle connection may stay for 1 s while requests run, and tunnels may take 2 s to end.
+// While requests run, an idle connection may stay open for 1 s, and tunnels may take 2 s to end.
 
 #[test]
 fn an_idle_gateway_stops_at_once() {
@@ -19,9 +19,9 @@ fn an_idle_gateway_stops_at_once() {
             prepared.serve_with(&config_text(&prepared.path("data"), 0));
         let _agent = prepared.run_agent(address.port(), &backend);
         prepared.wait_for_tunnel(address);
-        // As browsers connect ahead.
+        // A connection without a request, as browsers open in advance.
         let ahead = TcpStream::connect(admin_address).unwrap();
-        // Kept by its caller, and without a request.
+        // An idle keep-alive connection.
         let mut kept = prepared.connect(address);
         kept.send(prepared.get("/"));
         assert_eq!(kept.response().status, 200);
@@ -36,7 +36,7 @@ fn an_idle_gateway_stops_at_once() {
 }
 
 #[test]
-fn an_idle_http_2_connection_is_told_goodbye_and_delays_nothing() {
+fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
     within_a_second("the end of an idle HTTP/2 connection", || {
         let prepared = Prepared::new();
         let (backend, _) = start_backend();
@@ -48,7 +48,7 @@ fn an_idle_http_2_connection_is_told_goodbye_and_delays_nothing() {
             assert_eq!(caller.get("/").await.status, 200);
             let begin = Instant::now();
             process.signal("TERM");
-            // GOAWAY without an error, and the end.
+            // GOAWAY with NO_ERROR, then the end of the connection.
             caller.ended.await.unwrap().unwrap();
             begin.elapsed()
         });
@@ -58,7 +58,7 @@ fn an_idle_http_2_connection_is_told_goodbye_and_delays_nothing() {
 }
 
 #[test]
-fn a_request_that_is_on_its_way_when_the_gateway_stops_is_served() {
+fn a_request_in_transit_during_a_stop_is_served() {
     let prepared = Prepared::new();
     let (backend, release) = start_backend();
     let Served { mut process, address, admin_address, .. } =
@@ -78,7 +78,7 @@ fn a_request_that_is_on_its_way_when_the_gateway_stops_is_served() {
     process.signal("TERM");
     eventually("the drain has begun", || (admin(admin_address, "/readyz") == (503, "draining\n".into())).then_some(()));
     eventually("new connections are refused", || TcpStream::connect(address).is_err().then_some(()));
-    // As long as anything runs there is time for others.
+    // While a request runs, other requests are still accepted.
     half.send(second);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);

@@ -1,4 +1,4 @@
-//! Processes that are replaced while callers use them: no request fails.
+//! Takeover by a new process while callers send requests: no request fails.
 
 use std::fs;
 use std::io::Write;
@@ -17,11 +17,11 @@ use crate::support::process::{self, Running, Served, config_text, gw_gateway};
 use crate::support::successor::{admin, replace, start_backend};
 use crate::support::{SOON, eventually};
 
-/// Requests while everything is replaced; `GW_TEST_REPLACED_REQUESTS` changes it.
+/// Number of requests during the replacements; `GW_TEST_REPLACED_REQUESTS` overrides it.
 const REQUESTS: usize = 4000;
 const CALLERS: usize = 8;
 
-/// Creates an account, which takes the store.
+/// Creates an account, which requires write access to the store. Returns the status.
 fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
@@ -31,7 +31,7 @@ fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
 }
 
 fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
-    eventually("all tunnels", || {
+    eventually("all tunnels are open", || {
         let (_, metrics) = admin(admin_address, "/metrics");
         metrics.lines().any(|line| line == format!("gw_tunnels {count}")).then_some(())
     });
@@ -56,15 +56,15 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     wait_for_tunnels(admin_address, 1);
 
     let successor = replace(process.id(), &log);
-    // The agent may not be there yet: its callers wait. The old process may still take some in.
+    // The agent may not have reconnected yet: requests wait for it. The old process may still accept connections.
     let mut new = eventually("the successor answers", || {
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
-        // Each process makes its own.
+        // Each process issues its own development certificate.
         (caller.stream.conn.peer_certificates() != kept.stream.conn.peer_certificates()).then_some(caller)
     });
-    // Whoever has a connection to the old process is served by it, and told to make another.
+    // The old process serves its existing connections and closes them after the next response.
     kept.send(prepared.get("/"));
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
@@ -86,7 +86,7 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
 }
 
 #[test]
-fn a_takeover_that_fails_changes_nothing() {
+fn a_failed_takeover_leaves_the_running_process_unchanged() {
     let prepared = Prepared::new();
     let (backend, _) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
@@ -110,7 +110,7 @@ fn a_takeover_that_fails_changes_nothing() {
 
     fs::write(prepared.path("gateway.toml"), "region = \"eu1\"\ncolour = 1\n").unwrap();
     refused("colour: no such key", "first");
-    // One that finds out only when the store is its own.
+    // A fault that the successor finds only after it has opened the store.
     fs::write(prepared.path("gateway.toml"), &config).unwrap();
     let authority = prepared.path("data/agent-ca.crt");
     let certificate = fs::read(&authority).unwrap();
@@ -119,13 +119,13 @@ fn a_takeover_that_fails_changes_nothing() {
     fs::write(&authority, certificate).unwrap();
 
     let successor = replace(process.id(), &log);
-    assert_eq!(create_account(&prepared, admin_address, "second"), 200, "it is there already");
+    assert_eq!(create_account(&prepared, admin_address, "second"), 200, "the account already exists");
     assert_eq!(process.exit_code(), Some(0));
     successor.stop();
 }
 
 #[test]
-fn a_successor_may_have_more_workers_or_fewer() {
+fn a_successor_may_have_a_different_number_of_workers() {
     let prepared = Prepared::new();
     let (backend, _) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
@@ -139,7 +139,7 @@ fn a_successor_may_have_more_workers_or_fewer() {
         let successor = replace(id, &log);
         id = successor.0;
         successors.push(successor);
-        // Enough for the kernel to choose every queue.
+        // Enough connections for the kernel to choose every queue.
         for _ in 0..24 {
             let mut caller = prepared.connect(address);
             caller.send(prepared.get("/"));
@@ -151,7 +151,7 @@ fn a_successor_may_have_more_workers_or_fewer() {
 }
 
 #[test]
-fn a_stop_without_a_successor_serves_what_is_there_and_refuses_what_is_new() {
+fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     let prepared = Prepared::new();
     let (backend, release) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
@@ -175,13 +175,13 @@ fn a_stop_without_a_successor_serves_what_is_there_and_refuses_what_is_new() {
 }
 
 #[test]
-fn sockets_of_the_service_manager_are_used_and_outlive_the_gateway() {
+fn sockets_of_a_service_manager_outlive_the_gateway() {
     let prepared = Prepared::new();
     let (backend, _) = start_backend();
     let [callers, administrators] = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     let expected = (callers.local_addr().unwrap(), administrators.local_addr().unwrap());
     fs::write(prepared.path("gateway.toml"), config_text(&prepared.path("data"), 0)).unwrap();
-    // A service manager numbers them from 3 and names the process that they are for.
+    // A service manager passes sockets from descriptor 3 on and names the receiving process.
     let script = r#"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=callers:admin exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>&2"#;
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(gw_gateway().get_program()).arg("serve").arg("--config");
@@ -198,13 +198,13 @@ fn sockets_of_the_service_manager_are_used_and_outlive_the_gateway() {
     assert_eq!(admin(admin_address, "/readyz").0, 200);
     assert_eq!(process.exit_code(), Some(0));
     successor.stop();
-    // What comes now waits for the next start.
+    // A connection made now waits for the next start.
     let mut waiting = TcpStream::connect(address).unwrap();
     waiting.write_all(b"x").unwrap();
     assert!(callers.accept().is_ok());
 }
 
-/// Callers that ask as fast as they are answered, keep their connections as long as they may, and try nothing again.
+/// Callers that send requests back to back, keep their connections as long as allowed, and do not retry.
 struct Load<'a> {
     prepared: &'a Prepared,
     address: SocketAddr,
@@ -313,7 +313,7 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
     eprintln!("0 failed of {answered} requests");
 }
 
-/// What `systemctl restart` does.
+/// Stops and starts a process, like `systemctl restart`.
 fn restart(agent: &mut Running, start: impl FnOnce() -> Running) {
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));

@@ -1,5 +1,4 @@
-//! What a process that takes over, or starts after a stop, keeps of the one before: levels of rate limits, and for as
-//! long as the one before drains, revocations.
+//! State shared with a successor or a later start: levels of rate limits, and revocations while the old process drains.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,11 +12,11 @@ use crate::support::process::{Served, config_text, send_signal};
 use crate::support::successor::{admin, replace, start_backend};
 use crate::support::{SOON, eventually, within_a_second};
 
-/// How long a revocation may take to be in force.
+/// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
 const SERVICE: &str = "/api/v1/accounts/demo/services/echo";
 
-/// Has the administration API do something; the status of its answer.
+/// Sends a request to the administration API; returns the status.
 fn administer(prepared: &Prepared, address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
     let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
     let config = ureq::Agent::config_builder()
@@ -45,7 +44,7 @@ fn ask(prepared: &Prepared, caller: &mut Caller) -> u16 {
     caller.response().status.as_u16()
 }
 
-/// Asks on new connections until a request is refused; how many were not, of at most `most`.
+/// Sends requests on new connections until one is refused, at most `most`. Returns the number of admitted requests.
 fn admitted(prepared: &Prepared, address: SocketAddr, most: usize) -> usize {
     for count in 0..most {
         match ask(prepared, &mut prepared.connect(address)) {
@@ -67,7 +66,7 @@ fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> V
 }
 
 #[test]
-fn a_replacement_admits_no_more_than_one_process_would() {
+fn a_takeover_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let (backend, _) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
@@ -75,32 +74,32 @@ fn a_replacement_admits_no_more_than_one_process_would() {
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     let begin = Instant::now();
-    // A bucket that nothing was taken from.
+    // A full bucket.
     set_rate(&prepared, admin_address, 60);
     let mut kept = kept_connections(&prepared, address, 20);
-    // The next process has another number of workers: buckets are in other places.
+    // The successor has another number of workers, so buckets have other owners.
     fs::write(prepared.path("gateway.toml"), config.replace("workers = 2", "workers = 3")).unwrap();
     let successor = replace(process.id(), &log);
-    // Both processes admit now.
+    // Both processes admit requests now.
     let (old, rest) = kept.split_at_mut(10);
     let by_old = old.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
     assert_eq!(by_old, 10);
     let by_new = admitted(&prepared, address, 100);
     let total = 20 + by_old + by_new;
     let refilled = usize::try_from(begin.elapsed().as_secs() / 60).unwrap() + 1;
-    // Requests before the change of the rate count, too.
+    // Requests before the change of the rate count as well.
     assert!(
         (50..=60 + refilled).contains(&total),
         "{total} admitted: {by_old} by the old process, {by_new} by the new"
     );
-    // The old process knows that nothing is left.
+    // The old process knows that the bucket is empty.
     let late = rest.iter_mut().map(|caller| ask(&prepared, caller)).filter(|status| *status == 200).count();
     assert!(late <= refilled, "{late} admitted by the old process");
     successor.stop();
 }
 
 #[test]
-fn a_stop_and_a_start_keep_what_was_taken() {
+fn a_restart_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
     let (backend, _) = start_backend();
     let config = config_text(&prepared.path("data"), 0);
@@ -117,7 +116,7 @@ fn a_stop_and_a_start_keep_what_was_taken() {
 
     let again = config_text(&prepared.path("data"), address.port()).replace("workers = 2", "workers = 3");
     let Served { mut process, .. } = prepared.serve_with(&again);
-    assert!(!levels.exists(), "used once");
+    assert!(!levels.exists(), "the levels are used once");
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));
     let response = caller.response();
@@ -130,13 +129,13 @@ fn a_stop_and_a_start_keep_what_was_taken() {
     // An unreadable file does not prevent a start.
     fs::write(&levels, "{").unwrap();
     let Served { process, .. } = prepared.serve_with(&again);
-    // The bucket comes before the tunnel.
+    // The rate limit is checked before the tunnel.
     assert_ne!(ask(&prepared, &mut prepared.connect(address)), 429);
     drop((process, agent));
 }
 
-/// Asks on one kept connection after another, for as long as a revocation may take, until one is refused with `code`.
-/// Returns how long that took: at least [`REVOKED_WITHIN`] if none was refused.
+/// Sends requests on one kept connection after another until one is refused with `code`, at most for
+/// [`REVOKED_WITHIN`]. Returns the elapsed time, which is at least [`REVOKED_WITHIN`] if no request was refused.
 fn time_to_refusal(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) -> Duration {
     let begin = Instant::now();
     let pause = REVOKED_WITHIN / u32::try_from(kept.len()).unwrap();
@@ -152,7 +151,7 @@ fn time_to_refusal(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) -> D
 }
 
 #[test]
-fn revocations_reach_processes_that_were_replaced() {
+fn revocations_reach_replaced_processes() {
     within_a_second("revocations at processes that were replaced", || {
         let prepared = Prepared::new();
         let (backend, _release) = start_backend();
@@ -164,7 +163,7 @@ fn revocations_reach_processes_that_were_replaced() {
         running.send(prepared.get("/held"));
         let mut kept = others.split_off(15);
         let second = replace(process.id(), &log);
-        // A chain of them: the first two drain.
+        // A chain of three processes: the first two drain.
         let third = replace(second.0, &log);
 
         let key = format!("/api/v1/accounts/demo/service-keys/{}", prepared.key_id());
@@ -172,7 +171,7 @@ fn revocations_reach_processes_that_were_replaced() {
         let by_key = time_to_refusal(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
         assert_eq!(administer(&prepared, admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
         let took = by_key.max(time_to_refusal(&prepared, &mut kept, "GW_SERVICE_DISABLED"));
-        // The request that runs is not touched by that, but needs its agent.
+        // The running request is not affected, but needs its agent.
         let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
         let agent: Value = serde_json::from_slice(&agents).unwrap();
         let agent = format!("/api/v1/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
@@ -187,7 +186,7 @@ fn revocations_reach_processes_that_were_replaced() {
 }
 
 #[test]
-fn a_process_whose_successor_dies_takes_no_more_requests_and_ends_those_that_run() {
+fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
     within_a_second("the refusal of requests without a successor", || {
         let prepared = Prepared::new();
         let (backend, release) = start_backend();
@@ -198,10 +197,10 @@ fn a_process_whose_successor_dies_takes_no_more_requests_and_ends_those_that_run
         let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
         running.send(prepared.get("/held"));
         let second = replace(process.id(), &log);
-        // That of its successor, too: what changes is told from one to the next.
+        // Changes are passed from one process to the next, so the second successor matters as well.
         let third = replace(second.0, &log);
         assert!(send_signal(third.0, "KILL"));
-        // Nothing could tell it of a revocation.
+        // Without a successor the process would not learn of revocations.
         let took = time_to_refusal(&prepared, &mut kept, "GW_OVERLOADED");
         release.send(()).unwrap();
         assert_eq!(running.response().status, 200);

@@ -1,4 +1,4 @@
-//! Other protocols: WebSocket and whatever else a backend switches to (RFC 9110 §7.8, RFC 8441).
+//! Upgrades to other protocols (RFC 9110 §7.8) and WebSocket over HTTP/2 (RFC 8441).
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,8 @@ use crate::support::http1_peer::Peer;
 use crate::support::http2_caller::{self, data, on_a_reactor};
 use crate::support::{backend, tunnels};
 
-/// Switches to what is asked for, then sends back what comes, twice; ends its half after the other's end.
+/// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half after the other half
+/// has ended.
 fn doubling() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
@@ -40,7 +41,7 @@ fn doubling() -> String {
     })
 }
 
-/// RFC 6455 §4.2.2.
+/// Value of `Sec-WebSocket-Accept` (RFC 6455 §4.2.2).
 fn accept_of(key: &http::HeaderValue) -> String {
     use base64::Engine;
     let text = format!("{}258EAFA5-E914-47DA-95CA-C5AB0DC85B11", key.to_str().unwrap());
@@ -68,7 +69,7 @@ fn end(caller: &mut Caller) {
 }
 
 #[test]
-fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
+fn http1_upgrades_end_each_half_separately() {
     for hand_over in [HandOver::Always, HandOver::Never] {
         let options = Options { workers: 2, hand_over, ..crate::support::options(Some(doubling())) };
         let demo = Demo::start(&options).unwrap();
@@ -95,7 +96,7 @@ fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
 }
 
 #[test]
-fn the_backend_may_end_its_half_first() {
+fn the_backend_may_end_its_half_of_an_upgrade_first() {
     let (ended, seen) = std::sync::mpsc::channel();
     let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
@@ -116,7 +117,7 @@ fn the_backend_may_end_its_half_first() {
 }
 
 #[test]
-fn a_caller_that_vanishes_ends_the_backends_connection() {
+fn a_disconnected_caller_ends_the_upgraded_backend_connection() {
     let (ended, seen) = std::sync::mpsc::channel();
     let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
@@ -132,7 +133,7 @@ fn a_caller_that_vanishes_ends_the_backends_connection() {
 }
 
 #[test]
-fn a_backend_may_refuse_to_switch_or_ignore_it() {
+fn a_backend_may_refuse_or_ignore_an_upgrade() {
     let demo = crate::support::demo(Some(doubling()));
     let mut caller = connect(&demo);
     for (target, status, body) in [("/refuse", 403, "no"), ("/ignore", 200, "ignored")] {
@@ -141,17 +142,17 @@ fn a_backend_may_refuse_to_switch_or_ignore_it() {
         assert_eq!((response.status.as_u16(), response.body.as_slice()), (status, body.as_bytes()));
         assert_eq!(response.header("connection"), "");
     }
-    // Another form of HTTP would carry requests past the gateway: it is not offered to the backend.
+    // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the backend.
     caller.send(upgrade(&demo, "GET /", "h2c"));
     assert_eq!(caller.response().body, b"ordinary");
 }
 
 #[test]
-fn http_2_callers_switch_by_extended_connect() {
+fn http2_callers_upgrade_by_extended_connect() {
     let demo = crate::support::demo(Some(doubling()));
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
-        // The gateway's settings have come with the first response.
+        // The SETTINGS of the gateway arrive before the first response.
         assert_eq!(caller.get("/").await.body, b"ordinary");
         assert!(caller.requests.is_extended_connect_protocol_enabled());
         let connect = |target: &str| {
@@ -174,7 +175,7 @@ fn http_2_callers_switch_by_extended_connect() {
 
         let (response, _ours) = caller.begin(connect("/refuse"), false).await;
         assert_eq!(response.await.unwrap().status(), 403);
-        // 200 would say that the backend has switched.
+        // A 200 response would mean that the backend has accepted the upgrade.
         let (response, _ours) = caller.begin(connect("/ignore"), false).await;
         let response = http2_caller::whole(response).await;
         assert_eq!(response.status, 502);

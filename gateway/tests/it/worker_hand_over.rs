@@ -1,4 +1,4 @@
-//! One, two and four workers, with connections handed over and with requests that cross.
+//! Hand-over of connections and requests that cross workers, with one, two and four workers.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use gw_gateway::demo::{Demo, Options};
 use crate::support::caller::{connect, connect_to, get, request};
 use crate::support::{backend, eventually, reports, setup, tunnels};
 
-/// Sends every body back.
+/// A backend that echoes every body.
 fn mirror() -> String {
     backend::start(|mut peer| {
         while let Ok((_, body, _)) = peer.request() {
@@ -23,7 +23,7 @@ fn total(demo: &Demo, name: &str) -> u64 {
 }
 
 #[test]
-fn every_way_of_crossing_carries_requests_and_large_bodies() {
+fn requests_and_large_bodies_cross_workers_in_every_mode() {
     for (workers, hand_over) in
         [(1, HandOver::Auto), (2, HandOver::Always), (2, HandOver::Never), (4, HandOver::Always), (4, HandOver::Never)]
     {
@@ -40,15 +40,15 @@ fn every_way_of_crossing_carries_requests_and_large_bodies() {
                         caller.send(&body);
                         let response = caller.response();
                         assert_eq!(response.status, 200);
-                        assert!(response.body == body, "{length} bytes changed on the way");
+                        assert!(response.body == body, "{length} bytes were not relayed unchanged");
                     }
                 });
             }
         });
         let counts = || (total(&demo, "requests_crossing"), total(&demo, "connections_handed_over"));
         if workers > 1 {
-            // The kernel may have given all these connections to the same worker.
-            eventually("some connection was elsewhere", || {
+            // The kernel may give all connections to the same worker.
+            eventually("a connection reaches another worker", || {
                 let mut caller = connect(&demo);
                 caller.send(request(&demo, "POST /", "Content-Length: 0\r\n\r\n"));
                 assert_eq!(caller.response().status, 200);
@@ -67,11 +67,11 @@ fn every_way_of_crossing_carries_requests_and_large_bodies() {
 }
 
 #[test]
-fn a_caller_that_leaves_cancels_a_request_that_crosses() {
+fn a_disconnected_caller_cancels_a_request_that_crosses_workers() {
     for hand_over in [HandOver::Always, HandOver::Never] {
         let options = Options { workers: 4, hand_over, ..crate::support::options(None) };
         let demo = Demo::start(&options).unwrap();
-        // Enough connections that some are on another worker than the service.
+        // Enough connections for some to reach a worker that does not own the service.
         for target in ["/slow?ms=60000", "/bytes/1000000000"] {
             let callers: Vec<_> = (0..16)
                 .map(|_| {
@@ -88,10 +88,10 @@ fn a_caller_that_leaves_cancels_a_request_that_crosses() {
 }
 
 #[test]
-fn a_connection_may_carry_requests_for_other_services_than_its_server_name_says() {
+fn a_connection_may_carry_requests_for_services_other_than_its_server_name() {
     let options = Options { workers: 4, hand_over: HandOver::Always, ..crate::support::options(None) };
     let demo = Demo::start(&options).unwrap();
-    // Names that other workers own: requests for the demo's service cross from there.
+    // Server names owned by other workers: requests for the demo's service cross from there.
     for number in 0..8 {
         let name = format!("other{number}");
         setup::service(demo.gateway().control(), "demo", &name);

@@ -16,7 +16,10 @@ use super::caller::{self, HOST};
 
 /// Runs `test` on a reactor; panics if it takes longer than [`SOON`].
 pub(crate) fn on_a_reactor<T>(test: impl Future<Output = T>) -> T {
-    Driver::choose().unwrap().block_on(async { runtime::timeout(SOON, test).await.expect("the test ends in time") }).unwrap()
+    Driver::choose()
+        .unwrap()
+        .block_on(async { runtime::timeout(SOON, test).await.expect("the test ends in time") })
+        .unwrap()
 }
 
 /// One HTTP/2 connection.

@@ -17,7 +17,7 @@ pub(crate) fn gw_gateway() -> Command {
 /// Command for the agent's program, which a build of the workspace puts beside the gateway's.
 pub(crate) fn gw_agent() -> Command {
     let path = Path::new(env!("CARGO_BIN_EXE_gw-gateway")).with_file_name("gw-agent");
-    assert!(path.exists(), "build the whole workspace: cargo test --workspace");
+    assert!(path.exists(), "gw-agent is not built: run cargo build --workspace --bins");
     Command::new(path)
 }
 
