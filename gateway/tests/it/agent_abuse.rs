@@ -192,9 +192,7 @@ fn data_beyond_the_window_ends_its_stream() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send(head(stream, &[(":status", "200")]));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
     // The caller stops reading. Its socket buffers hold at most a few megabytes.
@@ -270,9 +268,7 @@ fn the_number_of_unfinished_tunnel_handshakes_is_limited() {
     drop(others);
     // A valid tunnel is still accepted.
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
     assert_eq!(caller.response().body, b"ok");
 }

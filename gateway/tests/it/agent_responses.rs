@@ -114,9 +114,7 @@ fn framing_fields_of_interim_responses_are_ignored() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send(head(stream, &[(":status", "103"), ("content-length", "2"), ("link", "</a>"), ("x-gw-status", "x")]));
     let interim = caller.response_head(&Method::GET).unwrap();
     let names: Vec<&str> = interim.headers.keys().map(http::HeaderName::as_str).collect();
@@ -348,9 +346,7 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     assert_eq!(answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &ended).unwrap().body, b"ok");
     is_free();
     // Sends no answer: the caller gives up.
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     drop(caller);
     assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
     is_free();

@@ -2,7 +2,8 @@
 
 use std::io::ErrorKind;
 use std::net::TcpStream;
-use std::sync::{Mutex, mpsc};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use gw_gateway::config::HandOver;
@@ -55,15 +56,22 @@ fn an_incomplete_response_to_http_1_0_ends_with_a_reset() {
     assert_eq!(caller.bytes(1).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
-#[test]
-fn a_disconnected_caller_ends_the_backend_request_at_once() {
-    let (tell, backend_saw) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
+/// A backend that reports the head of a request and the end of its connection, and never answers.
+fn observing_backend() -> (String, Receiver<&'static str>) {
+    let (tell, told) = mpsc::channel();
+    let url = backend::start(move |mut peer| {
         peer.request_head().unwrap();
         tell.send("head").unwrap();
         while peer.bytes(1).is_ok() {}
         tell.send("end").unwrap();
-    })));
+    });
+    (url, told)
+}
+
+#[test]
+fn a_disconnected_caller_ends_the_backend_request_at_once() {
+    let (backend, backend_saw) = observing_backend();
+    let demo = demo(Some(backend));
     // The caller leaves while it waits for a response, and during an upload.
     for rest in ["\r\n".to_owned(), "Content-Length: 10\r\n\r\nabc".to_owned()] {
         let mut caller = connect(&demo);
@@ -133,13 +141,8 @@ fn a_request_that_a_backend_received_is_not_retried() {
 
 #[test]
 fn a_disconnect_is_noticed_behind_pipelined_requests() {
-    let (tell, backend_saw) = mpsc::channel();
-    let demo = demo(Some(backend::start(move |mut peer| {
-        peer.request_head().unwrap();
-        tell.send("head").unwrap();
-        while peer.bytes(1).is_ok() {}
-        tell.send("end").unwrap();
-    })));
+    let (backend, backend_saw) = observing_backend();
+    let demo = demo(Some(backend));
     let mut caller = connect(&demo);
     // More than the gateway reads ahead, less than its socket buffer holds.
     caller.send(get(&demo, "/").repeat(600));

@@ -1,15 +1,15 @@
 //! Processes of gateway and agent: configuration errors, signals, exit codes and crashes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::caller::Caller;
 use crate::support::eventually;
+use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{self, Running, config_text, gw_agent, gw_gateway};
+use crate::support::process::{self, config_text, gw_agent, gw_gateway, start_demo};
 
 #[test]
 fn a_wrong_configuration_exits_with_2_and_names_every_mistake() {
@@ -111,15 +111,7 @@ fn a_check_reports_certificate_errors_with_all_other_mistakes() {
 
 #[test]
 fn the_demo_prints_one_line_of_json_and_exits_with_0() {
-    let mut child = gw_gateway()
-        .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut running = Running::new(child);
-    let about: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let (mut running, about) = start_demo(gw_gateway().arg("demo"));
     let keys: Vec<&str> = about.as_object().unwrap().keys().map(String::as_str).collect();
     let mut expected = [
         "base_url",
@@ -198,20 +190,9 @@ fn crashes_are_reported_at_once_and_recovered_from() {
 #[test]
 fn a_drain_finishes_requests_and_a_reload_keeps_connections() {
     let prepared = Prepared::new();
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = std::sync::Mutex::new(held);
-    let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::support::backend::start(move |mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            if head.target == "/held" {
-                seen.send(()).unwrap();
-                held.lock().unwrap().recv_timeout(crate::support::SOON).unwrap();
-            }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
+    let backend = HeldBackend::start();
     let (mut gateway, address) = prepared.serve(0);
-    let _agent = prepared.run_agent(address.port(), &backend);
+    let _agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
 
     let mut kept = prepared.connect(address);
@@ -231,14 +212,14 @@ fn a_drain_finishes_requests_and_a_reload_keeps_connections() {
     assert_eq!(kept.response().status, 200);
 
     kept.send(prepared.get("/held"));
-    requests.recv_timeout(crate::support::SOON).unwrap();
+    backend.wait_for_held();
     let mut idle = prepared.connect(address);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);
     gateway.signal("TERM");
     assert!(idle.is_closed());
     // The listener is closed; the running request continues.
-    release.send(()).unwrap();
+    backend.release();
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     assert!(kept.is_closed());
@@ -309,25 +290,14 @@ fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
 #[test]
 fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
     let prepared = Prepared::new();
-    let (release, held) = std::sync::mpsc::channel::<()>();
-    let held = std::sync::Mutex::new(held);
-    let (seen, requests) = std::sync::mpsc::channel();
-    let backend = crate::support::backend::start(move |mut peer| {
-        while let Ok((head, _, _)) = peer.request() {
-            if head.target == "/held" {
-                seen.send(()).unwrap();
-                held.lock().unwrap().recv_timeout(crate::support::SOON).unwrap();
-            }
-            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
+    let backend = HeldBackend::start();
     let (gateway, address) = prepared.serve(0);
     crate::support::within_a_second("the stop of an agent after its last request", || {
-        let mut agent = prepared.run_agent(address.port(), &backend);
+        let mut agent = prepared.run_agent(address.port(), &backend.url);
         prepared.wait_for_tunnel(address);
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/held"));
-        requests.recv_timeout(crate::support::SOON).unwrap();
+        backend.wait_for_held();
         agent.signal("TERM");
         let mut other = prepared.connect(address);
         eventually("the gateway sends no more requests to the agent", || {
@@ -335,13 +305,13 @@ fn an_agent_stops_after_its_last_request_with_or_without_a_gateway() {
             (other.response().status == 504).then_some(())
         });
         let released = Instant::now();
-        release.send(()).unwrap();
+        backend.release();
         assert_eq!(caller.response().status, 200);
         assert_eq!(agent.exit_code(), Some(0));
         released.elapsed()
     });
 
-    let mut agent = prepared.run_agent(address.port(), &backend);
+    let mut agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
     gateway.signal("STOP");
     let stopped = Instant::now();

@@ -1,16 +1,15 @@
 //! Secrets stay out of the data folder, the request log and the program's log.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use gw_gateway::demo::{Demo, Options};
 use serde_json::{Value, json};
 
 use crate::support::admin_api::Api;
 use crate::support::caller::{HOST, request};
-use crate::support::process::{Running, gw_gateway};
+use crate::support::process::{gw_gateway, start_demo};
 use crate::support::request_log::{call, capture_bodies, record};
 use crate::support::{demo, setup};
 
@@ -50,18 +49,9 @@ fn no_secret_is_written_to_the_data_folder() {
 fn no_secret_is_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let mut demo = gw_gateway()
-        .args(["demo", "--json", "--port", "0", "--admin-port", "0", "--data-dir"])
-        .arg(folder.path().join("data"))
-        .env("GW_LOG", "debug")
-        .stdout(Stdio::piped())
-        .stderr(File::create(&log).unwrap())
-        .spawn()
-        .unwrap();
-    let mut about = String::new();
-    BufReader::new(demo.stdout.take().unwrap()).read_line(&mut about).unwrap();
-    let mut demo = Running::new(demo);
-    let about: Value = serde_json::from_str(&about).unwrap();
+    let mut command = gw_gateway();
+    command.env("GW_LOG", "debug").stderr(File::create(&log).unwrap());
+    let (mut demo, about) = start_demo(command.args(["demo", "--data-dir"]).arg(folder.path().join("data")));
     let of = |name: &str| about[name].as_str().unwrap().to_owned();
     let (client_id, client_secret, key) = (of("client_id"), of("client_secret"), of("service_key"));
     let (base, tenant) = (of("base_url"), of("tenant_url"));

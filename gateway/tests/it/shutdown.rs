@@ -3,9 +3,10 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
+use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Served, config_text};
-use crate::support::successor::{admin, start_backend};
+use crate::support::process::Served;
+use crate::support::successor::admin;
 use crate::support::{eventually, http2_caller, within_a_second};
 
 // While requests run, an idle connection may stay open for 1 s, and tunnels may take 2 s to end.
@@ -14,11 +15,8 @@ use crate::support::{eventually, http2_caller, within_a_second};
 fn an_idle_gateway_stops_at_once() {
     within_a_second("the stop of an idle gateway", || {
         let prepared = Prepared::new();
-        let (backend, _) = start_backend();
-        let Served { mut process, address, admin_address, .. } =
-            prepared.serve_with(&config_text(&prepared.path("data"), 0));
-        let _agent = prepared.run_agent(address.port(), &backend);
-        prepared.wait_for_tunnel(address);
+        let backend = HeldBackend::start();
+        let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
         // A connection without a request, as browsers open in advance.
         let ahead = TcpStream::connect(admin_address).unwrap();
         // An idle keep-alive connection.
@@ -39,10 +37,8 @@ fn an_idle_gateway_stops_at_once() {
 fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
     within_a_second("the end of an idle HTTP/2 connection", || {
         let prepared = Prepared::new();
-        let (backend, _) = start_backend();
-        let Served { mut process, address, .. } = prepared.serve_with(&config_text(&prepared.path("data"), 0));
-        let _agent = prepared.run_agent(address.port(), &backend);
-        prepared.wait_for_tunnel(address);
+        let backend = HeldBackend::start();
+        let (Served { mut process, address, .. }, _agent) = prepared.start(&backend.url);
         let took = http2_caller::on_a_reactor(async {
             let caller = http2_caller::connect_to(&prepared.about(address), &h2::client::Builder::new()).await;
             assert_eq!(caller.get("/").await.status, 200);
@@ -60,11 +56,8 @@ fn an_idle_http2_connection_gets_goaway_and_does_not_delay_a_stop() {
 #[test]
 fn a_request_in_transit_during_a_stop_is_served() {
     let prepared = Prepared::new();
-    let (backend, release) = start_backend();
-    let Served { mut process, address, admin_address, .. } =
-        prepared.serve_with(&config_text(&prepared.path("data"), 0));
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
     let (mut half, mut running, mut idle) =
         (prepared.connect(address), prepared.connect(address), prepared.connect(address));
     for caller in [&mut half, &mut idle] {
@@ -82,8 +75,8 @@ fn a_request_in_transit_during_a_stop_is_served() {
     half.send(second);
     idle.send(prepared.get("/"));
     assert_eq!(idle.response().status, 200);
-    release.send(()).unwrap();
-    release.send(()).unwrap();
+    backend.release();
+    backend.release();
     for caller in [&mut half, &mut running] {
         let response = caller.response();
         assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));

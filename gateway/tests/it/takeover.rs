@@ -12,10 +12,11 @@ use std::time::Duration;
 
 use http::Method;
 
+use crate::support::eventually;
+use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{self, Running, Served, config_text, gw_gateway};
-use crate::support::successor::{admin, replace, start_backend};
-use crate::support::{SOON, eventually};
+use crate::support::process::{self, Running, Served, gw_gateway};
+use crate::support::successor::{admin, replace};
 
 /// Number of requests during the replacements; `GW_TEST_REPLACED_REQUESTS` overrides it.
 const REQUESTS: usize = 4000;
@@ -23,11 +24,7 @@ const CALLERS: usize = 8;
 
 /// Creates an account, which requires write access to the store. Returns the status.
 fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-    let request = ureq::Agent::from(config).post(format!("http://{address}/api/v1/accounts"));
-    let request = request.header("Authorization", format!("Bearer {}", token.trim()));
-    request.send_json(serde_json::json!({ "id": id })).unwrap().status().as_u16()
+    prepared.administer(address, "POST", "/accounts", &serde_json::json!({ "id": id }))
 }
 
 fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
@@ -40,12 +37,9 @@ fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
 #[test]
 fn running_requests_and_kept_connections_survive_a_takeover() {
     let prepared = Prepared::new();
-    let (backend, release) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, log }, mut agent) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let mut agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
     let (mut running, mut kept, mut idle) =
         (prepared.connect(address), prepared.connect(address), prepared.connect(address));
     for caller in [&mut kept, &mut idle] {
@@ -69,7 +63,7 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     assert!(kept.is_closed() && idle.is_closed());
-    release.send(()).unwrap();
+    backend.release();
     assert_eq!(running.response().status, 200);
     drop(running);
     assert_eq!(process.exit_code(), Some(0));
@@ -88,11 +82,9 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
 #[test]
 fn a_failed_takeover_leaves_the_running_process_unchanged() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
     let mut caller = prepared.connect(address);
     let mut refused = |expected: &str, account: &str| {
         process.signal("USR2");
@@ -127,11 +119,9 @@ fn a_failed_takeover_leaves_the_running_process_unchanged() {
 #[test]
 fn a_successor_may_have_a_different_number_of_workers() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { process, address, admin_address, log } = prepared.serve_with(&config);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
     let (mut id, mut successors) = (process.id(), Vec::new());
     for workers in [4, 1, 3] {
         fs::write(prepared.path("gateway.toml"), config.replace("workers = 2", &format!("workers = {workers}")))
@@ -153,12 +143,9 @@ fn a_successor_may_have_a_different_number_of_workers() {
 #[test]
 fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     let prepared = Prepared::new();
-    let (backend, release) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, .. } = prepared.serve_with(&config);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
     let (mut running, mut kept) = (prepared.connect(address), prepared.connect(address));
     kept.send(prepared.get("/"));
     assert_eq!(kept.response().status, 200);
@@ -169,7 +156,7 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     eventually("new connections are refused", || TcpStream::connect(address).is_err().then_some(()));
-    release.send(()).unwrap();
+    backend.release();
     assert_eq!(running.response().status, 200);
     assert_eq!(process.exit_code(), Some(0));
 }
@@ -177,10 +164,10 @@ fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
 #[test]
 fn sockets_of_a_service_manager_outlive_the_gateway() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
+    let backend = HeldBackend::start();
     let [callers, administrators] = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     let expected = (callers.local_addr().unwrap(), administrators.local_addr().unwrap());
-    fs::write(prepared.path("gateway.toml"), config_text(&prepared.path("data"), 0)).unwrap();
+    fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
     // A service manager passes sockets from descriptor 3 on and names the receiving process.
     let script = r#"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=callers:admin exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>&2"#;
     let mut command = Command::new("sh");
@@ -191,7 +178,7 @@ fn sockets_of_a_service_manager_outlive_the_gateway() {
     let Served { mut process, address, admin_address, log } = process::serve(&mut command);
     drop(command);
     assert_eq!((address, admin_address), expected);
-    let _agent = prepared.run_agent(address.port(), &backend);
+    let _agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
     let successor = replace(process.id(), &log);
     prepared.wait_for_tunnel(address);
@@ -271,9 +258,9 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
     let requests =
         std::env::var("GW_TEST_REPLACED_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS);
     let prepared = Prepared::with_agents(&["first", "second"]);
-    let (backend, _) = start_backend();
-    let Served { process, address, admin_address, log } = prepared.serve_with(&config_text(&prepared.path("data"), 0));
-    let start_agent = |name: &str| prepared.run_agent_of(name, address.port(), &backend);
+    let backend = HeldBackend::start();
+    let Served { process, address, admin_address, log } = prepared.serve_with(&prepared.config());
+    let start_agent = |name: &str| prepared.run_agent_of(name, address.port(), &backend.url);
     let mut agents = ["first", "second"].map(|name| (name, start_agent(name)));
     wait_for_tunnels(admin_address, 2);
     let load = Load {

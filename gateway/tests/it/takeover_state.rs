@@ -7,35 +7,19 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::caller::Caller;
+use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
 use crate::support::process::{Served, config_text, send_signal};
-use crate::support::successor::{admin, replace, start_backend};
-use crate::support::{SOON, eventually, within_a_second};
+use crate::support::successor::{admin, replace};
+use crate::support::{eventually, within_a_second};
 
 /// Maximum time until a revocation is in force.
 const REVOKED_WITHIN: Duration = Duration::from_secs(1);
-const SERVICE: &str = "/api/v1/accounts/demo/services/echo";
-
-/// Sends a request to the administration API; returns the status.
-fn administer(prepared: &Prepared, address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let config = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(SOON))
-        .allow_non_standard_methods(true);
-    let request = ::http::Request::builder()
-        .method(method)
-        .uri(format!("http://{address}{path}"))
-        .header("Authorization", format!("Bearer {}", token.trim()))
-        .header("Content-Type", "application/json")
-        .body(body.to_string())
-        .unwrap();
-    ureq::Agent::from(config.build()).run(request).unwrap().status().as_u16()
-}
+const SERVICE: &str = "/accounts/demo/services/echo";
 
 fn set_rate(prepared: &Prepared, admin_address: SocketAddr, burst: u32) {
     let rate = json!({ "burst": burst, "refill_per_minute": 1 });
-    assert_eq!(administer(prepared, admin_address, "PATCH", SERVICE, &rate), 200);
+    assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &rate), 200);
 }
 
 /// The status of one request.
@@ -68,11 +52,9 @@ fn kept_connections(prepared: &Prepared, address: SocketAddr, count: usize) -> V
 #[test]
 fn a_takeover_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { process, address, admin_address, log } = prepared.serve_with(&config);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
     let begin = Instant::now();
     // A full bucket.
     set_rate(&prepared, admin_address, 60);
@@ -101,11 +83,8 @@ fn a_takeover_keeps_the_levels_of_rate_limits() {
 #[test]
 fn a_restart_keeps_the_levels_of_rate_limits() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, .. } = prepared.serve_with(&config);
-    let agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, .. }, agent) = prepared.start(&backend.url);
     set_rate(&prepared, admin_address, 10);
     assert!(admitted(&prepared, address, 20) <= 10);
     process.signal("TERM");
@@ -154,11 +133,8 @@ fn time_to_refusal(prepared: &Prepared, kept: &mut Vec<Caller>, code: &str) -> D
 fn revocations_reach_replaced_processes() {
     within_a_second("revocations at processes that were replaced", || {
         let prepared = Prepared::new();
-        let (backend, _release) = start_backend();
-        let config = config_text(&prepared.path("data"), 0);
-        let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
-        let _agent = prepared.run_agent(address.port(), &backend);
-        prepared.wait_for_tunnel(address);
+        let backend = HeldBackend::start();
+        let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
         let (mut running, mut others) = (prepared.connect(address), kept_connections(&prepared, address, 30));
         running.send(prepared.get("/held"));
         let mut kept = others.split_off(15);
@@ -166,16 +142,16 @@ fn revocations_reach_replaced_processes() {
         // A chain of three processes: the first two drain.
         let third = replace(second.0, &log);
 
-        let key = format!("/api/v1/accounts/demo/service-keys/{}", prepared.key_id());
-        assert_eq!(administer(&prepared, admin_address, "DELETE", &key, &json!({})), 204);
+        let key = format!("/accounts/demo/service-keys/{}", prepared.key_id());
+        assert_eq!(prepared.administer(admin_address, "DELETE", &key, &json!({})), 204);
         let by_key = time_to_refusal(&prepared, &mut others, "GW_SERVICE_KEY_INVALID");
-        assert_eq!(administer(&prepared, admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
+        assert_eq!(prepared.administer(admin_address, "PATCH", SERVICE, &json!({ "enabled": false })), 200);
         let took = by_key.max(time_to_refusal(&prepared, &mut kept, "GW_SERVICE_DISABLED"));
         // The running request is not affected, but needs its agent.
         let agents = fs::read(prepared.path("agent/agent.json")).unwrap();
         let agent: Value = serde_json::from_slice(&agents).unwrap();
-        let agent = format!("/api/v1/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
-        assert_eq!(administer(&prepared, admin_address, "POST", &agent, &json!({})), 200);
+        let agent = format!("/accounts/demo/agents/{}/revoke", agent["agent_id"].as_str().unwrap());
+        assert_eq!(prepared.administer(admin_address, "POST", &agent, &json!({})), 200);
         assert_eq!(running.response().code(), "GW_RELAY_ERROR");
         drop(running);
         assert_eq!(process.exit_code(), Some(0));
@@ -189,11 +165,8 @@ fn revocations_reach_replaced_processes() {
 fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_ones() {
     within_a_second("the refusal of requests without a successor", || {
         let prepared = Prepared::new();
-        let (backend, release) = start_backend();
-        let config = config_text(&prepared.path("data"), 0);
-        let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
-        let _agent = prepared.run_agent(address.port(), &backend);
-        prepared.wait_for_tunnel(address);
+        let backend = HeldBackend::start();
+        let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
         let (mut running, mut kept) = (prepared.connect(address), kept_connections(&prepared, address, 10));
         running.send(prepared.get("/held"));
         let second = replace(process.id(), &log);
@@ -202,7 +175,7 @@ fn a_process_without_its_successor_refuses_new_requests_and_finishes_running_one
         assert!(send_signal(third.0, "KILL"));
         // Without a successor the process would not learn of revocations.
         let took = time_to_refusal(&prepared, &mut kept, "GW_OVERLOADED");
-        release.send(()).unwrap();
+        backend.release();
         assert_eq!(running.response().status, 200);
         drop((running, kept));
         assert_eq!(process.exit_code(), Some(0));

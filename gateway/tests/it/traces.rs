@@ -1,8 +1,6 @@
 //! Exported spans of requests, from the caller to the backend.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
@@ -16,7 +14,7 @@ use rustls_pki_types::PrivateKeyDer;
 
 use crate::collector::{self, Collector, Received, TAKEN};
 use crate::support::caller::{HOST, connect, connect_to, get, request};
-use crate::support::process::{Running, gw_gateway};
+use crate::support::process::{gw_gateway, start_demo};
 use crate::support::{SOON, backend, options};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -191,20 +189,15 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
     let accept = move |stream| StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream);
     let collector = collector::start_with(accept, |_| TAKEN.to_owned());
 
-    let mut child = gw_gateway()
-        .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
+    let mut command = gw_gateway();
+    command
+        .arg("demo")
         .env("SSL_CERT_FILE", &authorities)
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("https://{}/otlp/", collector.address))
         .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret%20key")
         .env("OTEL_TRACES_SAMPLER_ARG", "1")
-        .env("OTEL_SERVICE_NAME", "relay")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut running = Running::new(child);
-    let told: serde_json::Value = serde_json::from_str(&line).unwrap();
+        .env("OTEL_SERVICE_NAME", "relay");
+    let (mut running, told) = start_demo(&mut command);
     let text = |name: &str| told[name].as_str().unwrap().to_owned();
     let about = About {
         base_url: text("base_url"),

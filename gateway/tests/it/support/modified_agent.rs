@@ -106,6 +106,13 @@ impl Enrolled {
         self.request("GET /", "\r\n")
     }
 
+    /// Sends a GET on a new connection; returns the caller and the stream id of the request on `tunnel`.
+    pub(crate) fn send_get(&self, demo: &Demo, tunnel: &mut Tunnel) -> (Caller, u32) {
+        let mut caller = self.caller(demo);
+        caller.send(self.get());
+        (caller, tunnel.request())
+    }
+
     /// The connection of a caller that speaks HTTP/2, before its preface.
     pub(crate) fn http2_caller(&self, demo: &Demo) -> Tls {
         Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about))

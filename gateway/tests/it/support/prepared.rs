@@ -7,10 +7,11 @@ use std::process::Stdio;
 
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
+use serde_json::Value;
 
 use super::caller::{Caller, connect_to};
 use super::process::{self, Running, Served, config_text, gw_agent};
-use super::{eventually, setup};
+use super::{SOON, eventually, setup};
 
 /// A data folder with the demo's account, service, key and agent. No process is running.
 pub(crate) struct Prepared {
@@ -56,6 +57,19 @@ impl Prepared {
         (served.process, served.address)
     }
 
+    /// Starts the gateway on a free port and the agent in front of `backend`, and waits for the tunnel.
+    pub(crate) fn start(&self, backend: &str) -> (Served, Running) {
+        let served = self.serve_with(&self.config());
+        let agent = self.run_agent(served.address.port(), backend);
+        self.wait_for_tunnel(served.address);
+        (served, agent)
+    }
+
+    /// The configuration of a gateway on a free port.
+    pub(crate) fn config(&self) -> String {
+        config_text(&self.path("data"), 0)
+    }
+
     /// Starts `gw-gateway serve` with this configuration.
     pub(crate) fn serve_with(&self, config: &str) -> Served {
         fs::write(self.path("gateway.toml"), config).unwrap();
@@ -70,12 +84,29 @@ impl Prepared {
     /// Like [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
         let path = self.path(name).join("agent.json");
-        let mut state: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state["gateway_port"] = port.into();
         fs::write(&path, state.to_string()).unwrap();
         let mut command = gw_agent();
         command.arg("run").arg("--state-dir").arg(self.path(name)).args(["--backend", backend]);
         Running::new(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Sends a request to the administration API; returns the status.
+    pub(crate) fn administer(&self, admin_address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
+        let token = fs::read_to_string(self.path("data/admin.token")).unwrap();
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(SOON))
+            .allow_non_standard_methods(true);
+        let request = http::Request::builder()
+            .method(method)
+            .uri(format!("http://{admin_address}/api/v1{path}"))
+            .header("Authorization", format!("Bearer {}", token.trim()))
+            .header("Content-Type", "application/json")
+            .body(body.to_string())
+            .unwrap();
+        ureq::Agent::from(config.build()).run(request).unwrap().status().as_u16()
     }
 
     pub(crate) fn about(&self, address: SocketAddr) -> About {

@@ -81,6 +81,15 @@ pub(crate) fn serve_command(config: &Path) -> Command {
     command
 }
 
+/// Starts a demo on free ports with `command`, which is `gw-gateway demo` with any options. Returns the process and the JSON that it prints.
+pub(crate) fn start_demo(command: &mut Command) -> (Running, Value) {
+    command.args(["--json", "--port", "0", "--admin-port", "0"]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (Running::new(child), serde_json::from_str(&line).unwrap())
+}
+
 /// A gateway process that listens.
 pub(crate) struct Served {
     pub(crate) process: Running,

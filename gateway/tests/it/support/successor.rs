@@ -1,13 +1,10 @@
-//! Gateway processes that take over from a running one, and a backend with requests that outlast the takeover.
+//! Gateway processes that take over from a running one.
 
 use std::fs;
 use std::net::SocketAddr;
-use std::sync::{Mutex, mpsc};
-use std::thread;
-use std::time::Duration;
 
 use super::process::{Log, send_signal};
-use super::{SOON, backend, eventually};
+use super::{SOON, eventually};
 
 /// A gateway started by its predecessor. It is not a child of this process.
 pub(crate) struct Successor(pub(crate) u32);
@@ -37,24 +34,6 @@ pub(crate) fn replace(id: u32, log: &Log) -> Successor {
         assert_ne!(line["message"], "not replaced: this process goes on", "{line}");
         Some(Successor(u32::try_from(line["successor"].as_u64()?).unwrap()))
     })
-}
-
-/// Starts a backend that answers `/held` once released, `/slow` after 40 ms, and other requests at once. Returns its
-/// URL and the sender that releases.
-pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
-    let (release, held) = mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let url = backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            match head.target.path() {
-                "/held" => held.lock().unwrap().recv_timeout(SOON).unwrap(),
-                "/slow" => thread::sleep(Duration::from_millis(40)),
-                _ => {}
-            }
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}", body.len()));
-        }
-    });
-    (url, release)
 }
 
 /// Status and body of a GET for `path` on the admin listener.
