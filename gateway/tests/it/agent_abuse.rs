@@ -10,9 +10,9 @@ use http::Method;
 
 use crate::support::caller::{self, connect};
 use crate::support::http2_frames::{
-    END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
+    self, DATA, END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
 };
-use crate::support::modified_agent::{self, CONTROL, DATA, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
+use crate::support::modified_agent::{self, CONTROL, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
 use crate::support::{demo, eventually, reports, tunnels, within_a_second};
 
 fn is_served(demo: &Demo) {
@@ -183,7 +183,7 @@ fn a_tunnel_after_goaway_gets_no_more_requests() {
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]));
     assert!(tunnel.is_cut());
     let mut tunnel = enrolled.tunnel(&demo);
-    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &modified_agent::block(&[(":status", "200")])));
+    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &http2_frames::block(&[(":status", "200")])));
     assert!(tunnel.is_cut());
 }
 

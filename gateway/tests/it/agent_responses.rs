@@ -10,9 +10,9 @@ use http::{Method, StatusCode};
 use crate::support::demo;
 use crate::support::http1_peer::Response;
 use crate::support::http2_frames::{
-    self, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+    self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
 };
-use crate::support::modified_agent::{DATA, Enrolled, Tunnel, enroll, head, last_data, last_head};
+use crate::support::modified_agent::{Enrolled, Tunnel, enroll, head, last_data, last_head};
 
 /// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
 fn answered(
@@ -51,13 +51,13 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
         } else {
             http2.write_all(http2_frames::PREFACE).unwrap();
             http2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
-            let mut block = crate::support::modified_agent::block(&[
+            let mut block = http2_frames::block(&[
                 (":method", "GET"),
                 (":scheme", "https"),
                 (":path", "/"),
                 (":authority", crate::support::modified_agent::HOST),
             ]);
-            block.extend(crate::support::modified_agent::block(&[("x-gw-service-key", enrolled.key())]));
+            block.extend(http2_frames::block(&[("x-gw-service-key", enrolled.key())]));
             http2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
             http2.flush().unwrap();
         }
@@ -179,7 +179,7 @@ fn invalid_responses_are_refused() {
             "too large a head",
             &get,
             Box::new(|id| {
-                let block = crate::support::modified_agent::block(&[(":status", "200"), ("x-large", &large)]);
+                let block = http2_frames::block(&[(":status", "200"), ("x-large", &large)]);
                 let (first, rest) = block.split_at(30_000);
                 let (second, rest) = rest.split_at(30_000);
                 [

@@ -12,8 +12,8 @@ use http::Method;
 
 use crate::support::caller::{Caller, connect, get};
 use crate::support::http1_peer::Peer;
-use crate::support::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame};
-use crate::support::modified_agent::{self, DATA, block, enroll, head, last_head};
+use crate::support::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, block, frame};
+use crate::support::modified_agent::{self, enroll, head, last_head};
 use crate::support::{backend, eventually, options, tunnels};
 
 /// Size of a large piece.

@@ -29,8 +29,18 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
 /// Appends a field without indexing (RFC 7541 §6.2.2): a name from the static table, or a literal name.
 fn field(block: &mut Vec<u8>, name: Result<u8, &str>, value: &str) {
     let text = |block: &mut Vec<u8>, text: &str| {
-        assert!(text.len() < 127);
-        block.push(text.len() as u8);
+        // An integer with a prefix of seven bits (RFC 7541 §5.1).
+        if text.len() < 127 {
+            block.push(text.len() as u8);
+        } else {
+            block.push(127);
+            let mut rest = text.len() - 127;
+            while rest >= 128 {
+                block.push((rest % 128) as u8 | 128);
+                rest /= 128;
+            }
+            block.push(rest as u8);
+        }
         block.extend_from_slice(text.as_bytes());
     };
     match name {

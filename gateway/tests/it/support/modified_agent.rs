@@ -13,13 +13,12 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::caller::{self, Caller, Tls, connect_to};
 use super::http1_peer::Peer;
-use super::http2_frames::{END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, frame};
+use super::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, block, frame};
 use super::setup;
 
 /// Host name of the service that only this agent serves.
 pub(crate) const HOST: &str = "demo--evil.eu1.gw.localhost";
 
-pub(crate) const DATA: u8 = 0;
 /// Id of the control stream, the first stream that a gateway opens.
 pub(crate) const CONTROL: u32 = 1;
 const ACK: u8 = 1;
@@ -214,30 +213,6 @@ pub(crate) fn is_ended(peer: &mut Peer<Tls>) -> bool {
             Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
         }
     }
-}
-
-/// A header block of literals that are not indexed (RFC 7541 §6.2.2).
-pub(crate) fn block(fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut block = Vec::new();
-    for (name, value) in fields {
-        block.push(0);
-        for text in [name, value] {
-            // A length with a prefix of seven bits (RFC 7541 §5.1).
-            if text.len() < 127 {
-                block.push(text.len() as u8);
-            } else {
-                block.push(127);
-                let mut rest = text.len() - 127;
-                while rest >= 128 {
-                    block.push((rest % 128) as u8 | 128);
-                    rest /= 128;
-                }
-                block.push(rest as u8);
-            }
-            block.extend_from_slice(text.as_bytes());
-        }
-    }
-    block
 }
 
 /// A HEADERS frame without END_STREAM.
