@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::support::admin_api::Api;
 use crate::support::caller::{HOST, connect};
 use crate::support::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::programs;
 use crate::support::{backend, demo, eventually};
 
 #[test]
@@ -175,6 +176,9 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
 /// Uses only the programs and their commands, as an operator does.
 #[test]
 fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
+    if !programs::usable(&["curl"]) {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::programs;
 
 /// Number of kills of the gateway; `GW_TEST_KILLS` overrides it.
 const KILLS: usize = 40;
@@ -161,6 +162,9 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
 
 #[test]
 fn a_full_disk_refuses_changes_but_not_reads() {
+    if !programs::usable(&["unshare"]) {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     fs::create_dir(&data_dir).unwrap();

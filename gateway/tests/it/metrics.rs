@@ -10,6 +10,7 @@ use gw_shared::telemetry::trace::{Endpoint, Settings};
 use serde_json::Value;
 
 use crate::support::caller::{connect, get, request};
+use crate::support::programs;
 use crate::support::{backend, eventually, options};
 
 /// Metrics of a gateway that has served one request and refused another.
@@ -36,15 +37,18 @@ fn families(text: &str) -> Vec<(&str, &str)> {
     text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect()
 }
 
-/// Asserts that `promtool check metrics` reports no problem.
-pub(crate) fn assert_promtool_agrees(text: &str) {
+/// Asserts that `promtool check metrics` reports no problem, if there is a promtool.
+fn assert_promtool_agrees(text: &str) {
+    if !programs::usable(&["promtool"]) {
+        return;
+    }
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("promtool is installed (Debian package prometheus)");
+        .unwrap();
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let said = promtool.wait_with_output().unwrap();
     let complaints = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();

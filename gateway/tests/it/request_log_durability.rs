@@ -12,6 +12,8 @@ use std::time::{Duration, SystemTime};
 use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, Record, RequestLog, SearchQuery, Timing};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
+use crate::support::programs;
+
 /// Number of kills of the writing process.
 const KILLS: usize = 20;
 /// Maximum age of the records that a killed process may lose.
@@ -180,6 +182,9 @@ fn fills_the_disk_and_frees_space() {
 
 #[test]
 fn a_full_disk_loses_only_records() {
+    if !programs::usable(&["unshare"]) {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     // Mounts a file system of 4 MiB in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;

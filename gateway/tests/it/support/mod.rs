@@ -12,6 +12,8 @@ pub(crate) mod http2_frames;
 pub(crate) mod modified_agent;
 pub(crate) mod prepared;
 pub(crate) mod process;
+#[path = "../../../../shared/tests/programs/mod.rs"]
+pub(crate) mod programs;
 pub(crate) mod proxy_protocol;
 pub(crate) mod request_log;
 pub(crate) mod setup;
