@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{SOON, eventually};
@@ -49,9 +50,17 @@ impl Running {
     }
 }
 
-/// Sends a signal; returns whether the process exists.
+/// Sends `signal`, a name without `SIG`; returns whether the process exists.
 pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
-    Command::new("kill").args(["-s", signal, &id.to_string()]).stderr(Stdio::null()).status().unwrap().success()
+    let signal = match signal {
+        "HUP" => Signal::HUP,
+        "KILL" => Signal::KILL,
+        "STOP" => Signal::STOP,
+        "TERM" => Signal::TERM,
+        "USR2" => Signal::USR2,
+        other => panic!("add SIG{other} to this list"),
+    };
+    kill_process(Pid::from_raw(id.try_into().unwrap()).unwrap(), signal).is_ok()
 }
 
 /// Reserves the port of a running gateway, so that no other program can bind it after the gateway ends. The socket does
