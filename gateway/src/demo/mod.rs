@@ -22,7 +22,8 @@ use crate::control::{
 };
 use crate::hostname::Region;
 use crate::limit::Rate;
-use crate::process::server::{Gateway, Signals, StartError};
+use crate::process::gateway::{Gateway, StartError};
+use crate::process::signals::Signals;
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// What can be changed about a demo.

@@ -24,7 +24,7 @@ use crate::mailbox::{Mailbox, mailbox};
 use crate::memory::sockets::SocketBudget;
 use crate::ownership::WorkerId;
 use crate::pipe;
-use crate::process::server::policy;
+use crate::process::gateway::policy;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::telemetry::counters::services::{Sample, Services};

@@ -1,0 +1,85 @@
+//! Threads of the control plane: the admin listener, and the work that workers hand to it.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::oneshot;
+
+use super::gateway::{Gateway, StartError};
+use super::listeners::ListenError;
+use super::threads::{joined, spawn};
+use crate::admin::{self, Admin};
+use crate::control::Errands;
+
+/// How long administration requests under way may take once the admin listener is to stop.
+const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
+
+/// The thread that serves the admin listener; it ends when `stop` is dropped.
+pub(super) struct AdminThread {
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Gateway {
+    pub(super) fn serve_errands(&mut self, errands: Errands) -> Result<(), StartError> {
+        let control = Arc::clone(&self.control);
+        self.errands =
+            Some(spawn("gw-errands".to_owned(), move || errands.serve(&control)).map_err(StartError::Thread)?);
+        Ok(())
+    }
+
+    pub(super) fn serve_admin(&mut self) -> Result<(), StartError> {
+        let Some(listeners) = &self.listeners else { return Ok(()) };
+        let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
+        let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
+        let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
+        let draining = Arc::clone(&self.draining);
+        let admin = Admin::new(control, request_log, spans, series, draining, self.address.port());
+        let (stop, stopped) = oneshot::channel();
+        let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, admin, stopped));
+        let thread = thread.map_err(StartError::Thread)?;
+        self.admin = Some(AdminThread { stop, thread });
+        Ok(())
+    }
+
+    /// Lets the control plane finish what it is doing and closes the store. What comes meanwhile waits.
+    pub(super) fn pause_control_plane(&mut self) -> Option<Errands> {
+        if let Some(admin) = self.admin.take() {
+            admin.stop();
+        }
+        self.desk.close();
+        let errands = self.errands.take().and_then(joined);
+        self.control.close_store();
+        errands
+    }
+}
+
+impl AdminThread {
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        joined(self.thread);
+    }
+}
+
+/// Serves the admin listener until `stopped` resolves, and then what is under way.
+fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<()>) {
+    let stopped = stopped.map(drop).shared();
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|control| {
+        control.block_on(async {
+            let too_late = async {
+                stopped.clone().await;
+                tokio::time::sleep(ADMIN_ENDS_WITHIN).await;
+            };
+            tokio::select! {
+                served = admin::serve(listener, admin, stopped.clone()) => served,
+                () = too_late => Ok(()),
+            }
+        })
+    });
+    if let Err(error) = served {
+        tracing::error!(%error, "the admin listener ended");
+    }
+}

@@ -1,0 +1,105 @@
+//! Draining and stopping a gateway.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::Sender;
+
+use super::gateway::Gateway;
+use super::threads::joined;
+use crate::limit::{Level, levels};
+use crate::limits;
+use crate::telemetry::counters::WorkerReport;
+use crate::worker::Message;
+
+/// How often a drain looks whether the last request has ended: in its first second, and later.
+const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
+const DRAIN_TICK: Duration = Duration::from_millis(20);
+
+impl Gateway {
+    /// Takes no new connections, serves those that are there until they end (for as long as the configuration says),
+    /// has the agents end their tunnels, then stops.
+    pub fn drain(mut self) {
+        self.draining.store(true, Ordering::Relaxed);
+        let (successor, began) = (self.has_successor, Instant::now());
+        self.peers.tell_all(|| Message::Drain { successor });
+        self.listeners = None;
+        self.wait_within(self.drain_within, || {
+            if !successor {
+                self.end_quiet_connections();
+            }
+            self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
+        });
+        if successor && let Some(predecessor) = &self.predecessor {
+            // It hears only from here what the successor says. Nothing is ever sent: this is the wait for its end.
+            let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
+        }
+        self.peers.tell_all(|| Message::End);
+        self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
+        if !successor {
+            self.keep_levels();
+        }
+        // While the workers still answer: what happened last is in it.
+        if let Some(recording) = self.recording.take() {
+            recording.stop();
+        }
+        self.peers.tell_all(|| Message::Stop);
+        self.desk.close();
+        if let Some(admin) = self.admin.take() {
+            admin.stop();
+        }
+        for worker in self.workers.drain(..) {
+            joined(worker);
+        }
+        if let Some(exporter) = self.exporter.take() {
+            exporter.stop(limits::SPANS_END);
+        }
+        self.errands.take().map(joined);
+        self.request_log.close();
+    }
+
+    /// Keeps the levels of rate limits for the next start.
+    fn keep_levels(&self) {
+        let levels = self.bucket_levels(Message::ReportLevels);
+        if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
+            tracing::error!(path = %self.levels_path.display(), %error, "rate limits will start full");
+        }
+    }
+
+    /// Asks the workers for the levels of their buckets. Logs how many workers did not answer.
+    pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
+        let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
+        let missing = self.workers.len() - levels.len();
+        if missing > 0 {
+            tracing::warn!("levels of {missing} workers are missing: their limits start full");
+        }
+        levels.concat()
+    }
+
+    /// Once no request runs on any worker, ends the connections without one: nothing else is left to wait for.
+    fn end_quiet_connections(&self) {
+        let quiet = self.peers.ask_all(Message::ReportQuiet);
+        if quiet.len() == self.control.workers() && !quiet.contains(&false) {
+            self.peers.tell_all(|| Message::EndQuiet);
+        }
+    }
+
+    fn all_report(&self, is_so: impl Fn(&WorkerReport) -> bool) -> bool {
+        let reports = self.control.reports();
+        reports.len() == self.control.workers() && reports.iter().all(is_so)
+    }
+
+    fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {
+        let began = Instant::now();
+        // Twice in a row: one look misses a connection on its way from one worker to another.
+        let mut times_done = 0;
+        loop {
+            times_done = if is_done() { times_done + 1 } else { 0 };
+            if times_done == 2 || began.elapsed() >= limit {
+                return;
+            }
+            let is_first_second = began.elapsed() < Duration::from_secs(1);
+            std::thread::sleep(if is_first_second { DRAIN_TICK_FIRST } else { DRAIN_TICK });
+        }
+    }
+}

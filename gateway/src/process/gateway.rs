@@ -1,0 +1,269 @@
+//! Starting, replacing and stopping a gateway: listeners, workers, control plane.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::Receiver;
+use gw_shared::id::RequestIds;
+use gw_shared::runtime::{self, Driver, DriverError};
+use gw_shared::telemetry::mask::Masker;
+use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
+
+use crate::config::Config;
+use crate::control::{self, Control, ControlError, Desk, Errands};
+use crate::limit::levels;
+use crate::limits;
+use crate::mailbox::mailbox;
+use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
+use crate::ownership::WorkerId;
+use crate::telemetry::request_log::{LogError, RequestLog};
+use crate::telemetry::timeseries::{Recording, Series};
+use crate::telemetry::trace;
+use crate::tunnel::grace::TunnelGrace;
+use crate::worker::{self, Message, Peers, Policy, Setup};
+
+use super::control_plane::AdminThread;
+use super::listeners::{Inherited, ListenError, Listeners};
+use super::takeover::{Predecessor, TakeoverError};
+use super::threads::spawn;
+
+/// Where a stop keeps the levels of rate limits for the next start, in the data folder.
+const LEVELS_FILE: &str = "rate-limits.json";
+
+/// A running gateway. Dropping it stops it at once; see [`Gateway::drain`].
+pub struct Gateway {
+    pub(super) control: Arc<Control>,
+    pub(super) peers: Arc<Peers>,
+    pub(super) request_log: Arc<RequestLog>,
+    pub(super) series: Arc<Series>,
+    /// Of `series`; `None` only while draining.
+    pub(super) recording: Option<Recording>,
+    pub(super) address: SocketAddr,
+    pub(super) admin_address: SocketAddr,
+    /// Given up in a drain.
+    pub(super) listeners: Option<Listeners>,
+    pub(super) draining: Arc<AtomicBool>,
+    pub(super) drain_within: Duration,
+    pub(super) levels_path: PathBuf,
+    pub(super) workers: Vec<JoinHandle<()>>,
+    pub(super) desk: Desk,
+    /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
+    pub(super) errands: Option<JoinHandle<Errands>>,
+    pub(super) admin: Option<AdminThread>,
+    /// Of spans.
+    pub(super) exporter: Option<Exporter>,
+    /// Disconnects when the process that this one has taken over from has ended; `None` if there was none.
+    pub(super) predecessor: Option<Receiver<Infallible>>,
+    pub(super) has_successor: bool,
+    /// `None` where the kernel does not show its limits on TCP memory.
+    _pressure_watch: Option<PressureWatch>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error(transparent)]
+    Traces(#[from] gw_shared::telemetry::trace::StartError),
+    #[error("taking over: {0}")]
+    Takeover(#[from] TakeoverError),
+    #[error(transparent)]
+    RequestLog(#[from] LogError),
+    #[error("a worker did not start; see the log above")]
+    Worker,
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+impl Gateway {
+    /// Starts a gateway; it takes connections when this returns.
+    pub fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_after(config, None)
+    }
+
+    /// Starts a gateway in place of another process, if there is one, which drains when this returns.
+    pub fn start_after(config: &Config, mut predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
+        let driver = Driver::choose()?;
+        let descriptors = runtime::raise_open_file_limit();
+        driver.log();
+        let inherited = match &mut predecessor {
+            Some(predecessor) => predecessor.listeners()?,
+            None => Inherited::from_service_manager()?,
+        };
+        let listeners = Listeners::open(config, inherited)?;
+        let address = listeners.address().map_err(ListenError::from)?;
+        let admin_address = listeners.admin_address().map_err(ListenError::from)?;
+        let tunnel_grace = match &mut predecessor {
+            Some(predecessor) => TunnelGrace::new(predecessor.take_store()?, Instant::now()),
+            None => TunnelGrace::default(),
+        };
+
+        let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
+        let peers = Peers::new(mailboxes);
+        let control = Arc::new(Control::open(config, peers.clone())?);
+        let masker = Masker::new([control.admin_token()]);
+        let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
+        let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
+        let (directory, certificates) = control.initial_state()?;
+        let levels_path = config.data_dir.join(LEVELS_FILE);
+        let levels = match &predecessor {
+            Some(_) => None,
+            None => Some(Arc::new(levels::load(&levels_path, SystemTime::now()))),
+        };
+        let (desk, errands) = control::desk();
+        let tunnel_grace = Arc::new(tunnel_grace);
+        let (exporter, traces) = start_exporter(config, masker)?.unzip();
+        let (up, ups) = crossbeam_channel::bounded(config.workers);
+        let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
+        let mut workers = Vec::with_capacity(config.workers);
+        let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
+        for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
+            let setup = Setup {
+                id: WorkerId(number),
+                peers: Arc::clone(&peers),
+                listeners: share,
+                listeners_are_ours: listeners.are_ours,
+                region: config.region.clone(),
+                directory: Arc::clone(&directory),
+                certificates: Arc::clone(&certificates),
+                tunnel_grace: Arc::clone(&tunnel_grace),
+                levels: levels.clone(),
+                policy: policy(config),
+                desk: desk.clone(),
+                log: request_log.queue(),
+                traces: traces.clone(),
+                socket_budget: Arc::clone(&socket_budget),
+                connection_limit: connections_per_worker(descriptors, config.workers),
+            };
+            let (driver, up) = (driver.clone(), up.clone());
+            workers.push(
+                spawn(format!("gw-worker-{number}"), move || {
+                    if let Err(error) = worker::run(setup, inbox, up, &driver) {
+                        tracing::error!(worker = number, %error, "worker did not start");
+                    }
+                })
+                .map_err(StartError::Thread)?,
+            );
+        }
+        drop(up);
+        if ups.iter().count() < config.workers {
+            peers.tell_all(|| Message::Stop);
+            return Err(StartError::Worker);
+        }
+        let mut gateway = Self {
+            recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
+            series,
+            control,
+            peers,
+            request_log,
+            address,
+            admin_address,
+            listeners: Some(listeners),
+            draining: Arc::default(),
+            drain_within: config.drain,
+            levels_path,
+            workers,
+            desk,
+            errands: None,
+            admin: None,
+            exporter,
+            predecessor: None,
+            has_successor: false,
+            _pressure_watch: watch_tcp_memory(&socket_budget)?,
+        };
+        gateway.serve_errands(errands)?;
+        gateway.serve_admin()?;
+        // After all steps that can fail, so that a failed start keeps the levels for the next one. With a predecessor there
+        // is no file.
+        levels::remove(&gateway.levels_path);
+        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
+        if let Some(predecessor) = predecessor {
+            gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+        }
+        Ok(gateway)
+    }
+
+    pub fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Where callers and agents connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// What became of spans; `None` where there is no collector.
+    pub fn span_counts(&self) -> Option<&Arc<SpanCounts>> {
+        self.exporter.as_ref().map(Exporter::counts)
+    }
+
+    pub(super) fn reload_certificates(&self) {
+        match self.control.reload_certificates() {
+            Ok(()) => tracing::info!("certificates reloaded"),
+            Err(error) => tracing::error!(%error, "certificates not reloaded: the old ones stay in use"),
+        }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.peers.tell_all(|| Message::Stop);
+        self.desk.close();
+    }
+}
+
+/// Starts the export of spans, if there is a collector.
+fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
+    let Some(settings) = &config.traces else { return Ok(None) };
+    let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
+    let instance_id = RequestIds::new().next_id().to_string();
+    let identity = Identity { service_name: "gw-gateway", instance_id, region };
+    let (exporter, queue) = Exporter::start(settings, &identity)?;
+    Ok(Some((exporter, trace::Destination { queue, sample_ratio: settings.sample_ratio, masker })))
+}
+
+pub(crate) fn policy(config: &Config) -> Policy {
+    Policy {
+        hand_over: config.hand_over,
+        trusted_proxies: config.trusted_proxies.clone(),
+        agent_mtls: config.agent_mtls,
+        token_lifetime: config.token_lifetime,
+        relay_memory: (config.relay_memory / config.workers.max(1)).max(limits::RELAY_MEMORY_LEAST),
+        token_requests: config.token_requests,
+        enrollment_requests: config.enrollment_requests,
+        auth_failures: config.auth_failures,
+        new_connections: config.new_connections,
+        connections_per_address: config.connections_per_address,
+    }
+}
+
+/// Has the workers told when the machine's TCP memory runs short.
+fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>, StartError> {
+    let held_mib = budget.total() >> 20;
+    let Some(memory) = TcpMemory::of_machine() else {
+        tracing::warn!(held_mib, "the kernel's limits on TCP memory (net.ipv4.tcp_mem) cannot be read");
+        return Ok(None);
+    };
+    tracing::info!(held_mib, pressure_mib = memory.pressure >> 20, "kernel memory for callers' connections");
+    PressureWatch::start(memory, Arc::clone(budget)).map(Some).map_err(StartError::Thread)
+}
+
+/// A worker's share of the descriptors, so that accepting never runs out of them.
+fn connections_per_worker(descriptors: u64, workers: usize) -> usize {
+    let share = descriptors.saturating_sub(limits::RESERVED_DESCRIPTORS) / workers as u64;
+    usize::try_from(share).unwrap_or(usize::MAX).clamp(1, limits::CONNECTIONS_PER_WORKER)
+}
