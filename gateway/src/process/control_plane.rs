@@ -1,4 +1,4 @@
-//! Threads of the control plane: the admin listener, and the work that workers hand to it.
+//! Threads of the control plane: the admin listener, and the errands of workers.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::threads::{joined, spawn};
 use crate::admin::{self, Admin};
 use crate::control::Errands;
 
-/// How long administration requests under way may take once the admin listener is to stop.
+/// Longest wait for running administration requests when the admin listener stops.
 const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
-/// The thread that serves the admin listener; it ends when `stop` is dropped.
+/// The thread that serves the admin listener. It ends when `stop` is dropped.
 pub(super) struct AdminThread {
     stop: oneshot::Sender<()>,
     thread: JoinHandle<()>,
@@ -45,7 +45,7 @@ impl Gateway {
         Ok(())
     }
 
-    /// Lets the control plane finish what it is doing and closes the store. What comes meanwhile waits.
+    /// Finishes the running errand and closes the store. Later errands wait.
     pub(super) fn pause_control_plane(&mut self) -> Option<Errands> {
         if let Some(admin) = self.admin.take() {
             admin.stop();
@@ -64,7 +64,7 @@ impl AdminThread {
     }
 }
 
-/// Serves the admin listener until `stopped` resolves, and then what is under way.
+/// Serves the admin listener until `stopped` resolves, and then finishes running requests.
 fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<()>) {
     let stopped = stopped.map(drop).shared();
     let served = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|control| {
@@ -80,6 +80,6 @@ fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<(
         })
     });
     if let Err(error) = served {
-        tracing::error!(%error, "the admin listener ended");
+        tracing::error!(%error, "the admin listener failed");
     }
 }

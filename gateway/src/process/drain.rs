@@ -1,4 +1,4 @@
-//! Draining and stopping a gateway.
+//! Drain: running requests finish, then the gateway stops.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,13 +12,14 @@ use crate::limits;
 use crate::telemetry::counters::WorkerReport;
 use crate::worker::Message;
 
-/// How often a drain looks whether the last request has ended: in its first second, and later.
+/// Interval between checks for the end of the last request, in the first second of a drain.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
+/// Interval between these checks after the first second.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
 impl Gateway {
-    /// Takes no new connections, serves those that are there until they end (for as long as the configuration says),
-    /// has the agents end their tunnels, then stops.
+    /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to end
+    /// their tunnels, then stops.
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
@@ -31,7 +32,8 @@ impl Gateway {
             self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
         });
         if successor && let Some(predecessor) = &self.predecessor {
-            // It hears only from here what the successor says. Nothing is ever sent: this is the wait for its end.
+            // This process relays the successor's records to its own predecessor, so it waits for the predecessor's end. The
+            // channel carries no messages.
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
         self.peers.tell_all(|| Message::End);
@@ -39,7 +41,7 @@ impl Gateway {
         if !successor {
             self.keep_levels();
         }
-        // While the workers still answer: what happened last is in it.
+        // Before the workers stop, so that their last counts are recorded.
         if let Some(recording) = self.recording.take() {
             recording.stop();
         }
@@ -58,25 +60,25 @@ impl Gateway {
         self.request_log.close();
     }
 
-    /// Keeps the levels of rate limits for the next start.
+    /// Stores the levels of rate limits for the next start.
     fn keep_levels(&self) {
         let levels = self.bucket_levels(Message::ReportLevels);
         if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
-            tracing::error!(path = %self.levels_path.display(), %error, "rate limits will start full");
+            tracing::error!(path = %self.levels_path.display(), %error, "cannot store the levels of rate limits: all limits start full");
         }
     }
 
-    /// Asks the workers for the levels of their buckets. Logs how many workers did not answer.
+    /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
     pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
         let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
         let missing = self.workers.len() - levels.len();
         if missing > 0 {
-            tracing::warn!("levels of {missing} workers are missing: their limits start full");
+            tracing::warn!("{missing} workers did not report the levels of their rate limits: these start full");
         }
         levels.concat()
     }
 
-    /// Once no request runs on any worker, ends the connections without one: nothing else is left to wait for.
+    /// Ends idle connections once no worker has a running request.
     fn end_quiet_connections(&self) {
         let quiet = self.peers.ask_all(Message::ReportQuiet);
         if quiet.len() == self.control.workers() && !quiet.contains(&false) {
@@ -84,14 +86,14 @@ impl Gateway {
         }
     }
 
-    fn all_report(&self, is_so: impl Fn(&WorkerReport) -> bool) -> bool {
+    fn all_report(&self, holds: impl Fn(&WorkerReport) -> bool) -> bool {
         let reports = self.control.reports();
-        reports.len() == self.control.workers() && reports.iter().all(is_so)
+        reports.len() == self.control.workers() && reports.iter().all(holds)
     }
 
     fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {
         let began = Instant::now();
-        // Twice in a row: one look misses a connection on its way from one worker to another.
+        // Twice in a row: one check misses a connection that moves from one worker to another.
         let mut times_done = 0;
         loop {
             times_done = if is_done() { times_done + 1 } else { 0 };

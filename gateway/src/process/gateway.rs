@@ -1,4 +1,4 @@
-//! Starting, replacing and stopping a gateway: listeners, workers, control plane.
+//! Start of a gateway: listeners, control plane, workers.
 
 use std::convert::Infallible;
 use std::io;
@@ -33,35 +33,36 @@ use super::listeners::{Inherited, ListenError, Listeners};
 use super::takeover::{Predecessor, TakeoverError};
 use super::threads::spawn;
 
-/// Where a stop keeps the levels of rate limits for the next start, in the data folder.
+/// File in the data folder that keeps the levels of rate limits from a stop to the next start.
 const LEVELS_FILE: &str = "rate-limits.json";
 
-/// A running gateway. Dropping it stops it at once; see [`Gateway::drain`].
+/// A running gateway. A drop stops it at once; [`Gateway::drain`] lets requests finish.
 pub struct Gateway {
     pub(super) control: Arc<Control>,
     pub(super) peers: Arc<Peers>,
     pub(super) request_log: Arc<RequestLog>,
     pub(super) series: Arc<Series>,
-    /// Of `series`; `None` only while draining.
+    /// Thread that records `series`; `None` only while draining.
     pub(super) recording: Option<Recording>,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
-    /// Given up in a drain.
+    /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
     pub(super) drain_within: Duration,
     pub(super) levels_path: PathBuf,
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) desk: Desk,
-    /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
+    /// Thread that serves what workers ask of the control plane. It ends when `desk` is closed, and returns the errands that
+    /// still wait.
     pub(super) errands: Option<JoinHandle<Errands>>,
     pub(super) admin: Option<AdminThread>,
-    /// Of spans.
+    /// Exporter of spans.
     pub(super) exporter: Option<Exporter>,
-    /// Disconnects when the process that this one has taken over from has ended; `None` if there was none.
+    /// Disconnects when the predecessor has ended; `None` if this process has replaced none.
     pub(super) predecessor: Option<Receiver<Infallible>>,
     pub(super) has_successor: bool,
-    /// `None` where the kernel does not show its limits on TCP memory.
+    /// `None` if the kernel does not show its limits on TCP memory.
     _pressure_watch: Option<PressureWatch>,
 }
 
@@ -75,23 +76,23 @@ pub enum StartError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Traces(#[from] gw_shared::telemetry::trace::StartError),
-    #[error("taking over: {0}")]
+    #[error("cannot take over from the running process: {0}")]
     Takeover(#[from] TakeoverError),
     #[error(transparent)]
     RequestLog(#[from] LogError),
-    #[error("a worker did not start; see the log above")]
+    #[error("a worker did not start; see the log for the reason")]
     Worker,
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
 
 impl Gateway {
-    /// Starts a gateway; it takes connections when this returns.
+    /// Starts a gateway. It accepts connections when this returns.
     pub fn start(config: &Config) -> Result<Self, StartError> {
         Self::start_after(config, None)
     }
 
-    /// Starts a gateway in place of another process, if there is one, which drains when this returns.
+    /// Starts a gateway that replaces `predecessor`, if any. The predecessor drains when this returns.
     pub fn start_after(config: &Config, mut predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
@@ -183,10 +184,10 @@ impl Gateway {
         };
         gateway.serve_errands(errands)?;
         gateway.serve_admin()?;
-        // After all steps that can fail, so that a failed start keeps the levels for the next one. With a predecessor there
-        // is no file.
+        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves no
+        // file.
         levels::remove(&gateway.levels_path);
-        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
+        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
         if let Some(predecessor) = predecessor {
             gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
         }
@@ -197,7 +198,7 @@ impl Gateway {
         &self.control
     }
 
-    /// Where callers and agents connect.
+    /// Address that callers and agents connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -206,7 +207,7 @@ impl Gateway {
         self.admin_address
     }
 
-    /// What became of spans; `None` where there is no collector.
+    /// Counts of exported and lost spans; `None` without a collector.
     pub fn span_counts(&self) -> Option<&Arc<SpanCounts>> {
         self.exporter.as_ref().map(Exporter::counts)
     }
@@ -214,7 +215,7 @@ impl Gateway {
     pub(super) fn reload_certificates(&self) {
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),
-            Err(error) => tracing::error!(%error, "certificates not reloaded: the old ones stay in use"),
+            Err(error) => tracing::error!(%error, "cannot reload certificates: the old ones stay in use"),
         }
     }
 }
@@ -226,7 +227,7 @@ impl Drop for Gateway {
     }
 }
 
-/// Starts the export of spans, if there is a collector.
+/// Starts the export of spans if a collector is configured.
 fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
     let Some(settings) = &config.traces else { return Ok(None) };
     let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
@@ -251,18 +252,22 @@ pub(crate) fn policy(config: &Config) -> Policy {
     }
 }
 
-/// Has the workers told when the machine's TCP memory runs short.
+/// Starts a thread that tells the workers when the TCP memory of the machine runs short.
 fn watch_tcp_memory(budget: &Arc<SocketBudget>) -> Result<Option<PressureWatch>, StartError> {
     let held_mib = budget.total() >> 20;
     let Some(memory) = TcpMemory::of_machine() else {
-        tracing::warn!(held_mib, "the kernel's limits on TCP memory (net.ipv4.tcp_mem) cannot be read");
+        tracing::warn!(held_mib, "cannot read the kernel's limits on TCP memory (net.ipv4.tcp_mem)");
         return Ok(None);
     };
-    tracing::info!(held_mib, pressure_mib = memory.pressure >> 20, "kernel memory for callers' connections");
+    tracing::info!(
+        held_mib,
+        pressure_mib = memory.pressure >> 20,
+        "limits on kernel memory for connections of callers"
+    );
     PressureWatch::start(memory, Arc::clone(budget)).map(Some).map_err(StartError::Thread)
 }
 
-/// A worker's share of the descriptors, so that accepting never runs out of them.
+/// Connections of one worker, so that all workers together do not run out of descriptors.
 fn connections_per_worker(descriptors: u64, workers: usize) -> usize {
     let share = descriptors.saturating_sub(limits::RESERVED_DESCRIPTORS) / workers as u64;
     usize::try_from(share).unwrap_or(usize::MAX).clamp(1, limits::CONNECTIONS_PER_WORKER)

@@ -1,4 +1,4 @@
-//! The process: start, signals, drain, listeners, takeover, self-examination.
+//! The process: start, signals, drain, listeners, takeover, self-test.
 
 mod control_plane;
 pub mod doctor;

@@ -1,4 +1,4 @@
-//! Replacing a gateway by a successor process, as the predecessor.
+//! Replacement of this process by a successor.
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use crate::limit::SuccessorBuckets;
 use crate::worker::{Message, Succeeded};
 
 impl Gateway {
-    /// Starts `program` beside this process and gives it listeners and store; what is left to do here then is to drain.
-    /// Returns its process id. On an error nothing has changed.
-    pub(super) fn hand_over(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
+    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only has to
+    /// drain. Returns the process id of the successor. On an error this process continues as before.
+    pub(super) fn replace(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
         let (Some(program), Some(listeners)) = (program, &self.listeners) else { return Err(TakeoverError::NoProgram) };
         if std::process::id() == 1 {
             return Err(TakeoverError::FirstProcess);
@@ -21,11 +21,11 @@ impl Gateway {
         let errands = self.pause_control_plane();
         let given = match successor.give_store(self.live_tunnels()) {
             Ok(()) => {
-                self.give_buckets(successor);
+                self.hand_over_buckets(successor);
                 Ok(())
             }
             Err(error) => {
-                // Ended: the store is free.
+                // Kills the successor, which releases the store.
                 drop(successor);
                 Err(error)
             }
@@ -33,30 +33,30 @@ impl Gateway {
         if given.is_err()
             && let Err(error) = self.control.reopen_store()
         {
-            tracing::error!(%error, "the store does not open again: requests are served, but nothing can be changed");
+            tracing::error!(%error, "cannot reopen the store: requests are served, but administration fails; restart the gateway");
         }
-        // After a success too: what waits is told to try again.
+        // After a success too: waiting errands get the answer to try again.
         let resumed = errands.map_or(Ok(()), |errands| self.serve_errands(errands));
         let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
         if let Err(error) = resumed {
-            tracing::error!(%error, "the control plane does not go on");
+            tracing::error!(%error, "cannot resume the control plane; restart the gateway");
         }
         self.has_successor = given.is_ok();
         given.map(|()| id)
     }
 
-    /// Has the successor admit all requests from here on, those of this process included.
-    fn give_buckets(&self, successor: Successor) {
+    /// Hands the buckets over: from here on the successor admits the requests of this process too.
+    fn hand_over_buckets(&self, successor: Successor) {
         let (buckets, charges) = SuccessorBuckets::new();
         let levels =
             self.bucket_levels(|levels| Message::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
         if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
-            tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
+            tracing::warn!(%error, "the successor has ended: this process accepts no more requests and finishes running ones");
             self.peers.tell_all(|| Message::End);
         }
     }
 
-    /// By label of their service, how many tunnels take requests.
+    /// Number of tunnels that take requests, by label of their service.
     fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
         for tunnel in self.control.reports().into_iter().flat_map(|report| report.tunnels) {

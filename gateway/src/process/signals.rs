@@ -1,4 +1,4 @@
-//! Signals of the process: stop, reload, replace.
+//! Signals of the process: SIGTERM and SIGINT (stop), SIGHUP (reload), SIGUSR2 (replace).
 
 use std::io;
 
@@ -8,86 +8,86 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::gateway::Gateway;
 use super::takeover::Program;
 
-/// The signals that a gateway listens to.
+/// Receiver of the signals that control a gateway.
 pub struct Signals {
     runtime: tokio::runtime::Runtime,
-    heard: Heard,
+    streams: Streams,
 }
 
-struct Heard {
+struct Streams {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
     user_2: Signal,
 }
 
-enum Wish {
+enum Command {
     Stop,
     Reload,
     Replace,
 }
 
 impl Signals {
-    /// From now on none of them ends the process by itself.
+    /// Registers the signals. They no longer end the process by default.
     pub fn listen() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-        let heard = {
+        let streams = {
             let _entered = runtime.enter();
-            Heard {
+            Streams {
                 interrupt: signal(SignalKind::interrupt())?,
                 terminate: signal(SignalKind::terminate())?,
                 hang_up: signal(SignalKind::hangup())?,
                 user_2: signal(SignalKind::user_defined2())?,
             }
         };
-        Ok(Self { runtime, heard })
+        Ok(Self { runtime, streams })
     }
 
-    /// Runs until SIGTERM or SIGINT, or until on SIGUSR2 `program` has taken over, then drains; another signal to stop
-    /// ends the process at once. On SIGHUP certificates are read again. Tells systemd, if it asked.
+    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A further
+    /// SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates. Notifies systemd (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
-        let Self { runtime, mut heard } = self;
+        let Self { runtime, mut streams } = self;
         let result = runtime.block_on(async {
             if gateway.predecessor.is_none() {
                 notify(&[NotifyState::Ready]);
             }
-            heard.until_stopped(&mut gateway, program).await;
+            streams.until_stopped(&mut gateway, program).await;
             let has_successor = gateway.has_successor;
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
                 if has_successor {
-                    // Whoever stops the successor with all of its kind means this process too; it is ending already.
-                    heard.stop().await;
+                    // The first signal may have been sent to all processes of the service, to stop the successor.
+                    streams.stop().await;
                 }
-                heard.stop().await;
+                streams.stop().await;
             };
             tokio::select! {
                 _ = drained => Ok(()),
-                () = cut => Err(io::Error::other("stopped during the drain: running requests were cut")),
+                () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted")),
             }
         });
-        // A drain that was cut short is not waited for.
+        // Does not wait for an aborted drain.
         runtime.shutdown_background();
         result
     }
 }
 
-impl Heard {
-    /// Does what signals ask for until this process is to drain.
+impl Streams {
+    /// Handles signals until this process has to drain.
     async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
         loop {
             match self.next().await {
-                Wish::Reload => gateway.reload_certificates(),
-                Wish::Stop => {
+                Command::Reload => gateway.reload_certificates(),
+                Command::Stop => {
                     notify(&[NotifyState::Stopping]);
-                    tracing::warn!("stopping: running requests may end; a second signal cuts them");
+                    tracing::warn!("stopping after running requests; a second signal aborts them");
                     return;
                 }
-                // Nothing else is done meanwhile: one successor at a time.
-                Wish::Replace => match gateway.hand_over(program) {
+                // Blocks: one successor at a time.
+                Command::Replace => match gateway.replace(program) {
                     Ok(successor) => {
                         notify(&[NotifyState::MainPid(successor)]);
-                        tracing::warn!(successor, "replaced: running requests may end");
+                        tracing::warn!(successor, "replaced by a successor; running requests finish here");
                         return;
                     }
                     Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
@@ -96,22 +96,22 @@ impl Heard {
         }
     }
 
-    async fn next(&mut self) -> Wish {
+    async fn next(&mut self) -> Command {
         tokio::select! {
-            _ = self.interrupt.recv() => Wish::Stop,
-            _ = self.terminate.recv() => Wish::Stop,
-            _ = self.hang_up.recv() => Wish::Reload,
-            _ = self.user_2.recv() => Wish::Replace,
+            _ = self.interrupt.recv() => Command::Stop,
+            _ = self.terminate.recv() => Command::Stop,
+            _ = self.hang_up.recv() => Command::Reload,
+            _ = self.user_2.recv() => Command::Replace,
         }
     }
 
     async fn stop(&mut self) {
-        while !matches!(self.next().await, Wish::Stop) {}
+        while !matches!(self.next().await, Command::Stop) {}
     }
 }
 
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "systemd cannot be told");
+        tracing::warn!(%error, "cannot notify systemd");
     }
 }
