@@ -63,7 +63,7 @@ fn examine(config: Option<&Path>, json: bool) -> Result<(), CommandFailure> {
     let examination = doctor::examine(config, |name| std::env::var(name).ok());
     let written = examination.write(&mut io::stdout().lock(), json);
     written.map_err(|error| CommandFailure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(CommandFailure::Run("something has to be done first".to_owned())) }
+    if examination.is_good() { Ok(()) } else { Err(CommandFailure::Run("some checks failed".to_owned())) }
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, CommandFailure> {

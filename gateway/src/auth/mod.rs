@@ -393,7 +393,7 @@ mod tests {
         let old = tokens.mint(|_| {});
         let new = SigningKey::generate(NOW, NOW).unwrap();
         tokens.records.put(Record::SigningKey(new.clone()));
-        assert!(tokens.check_at(&old, NOW).is_ok(), "its key is still published");
+        assert!(tokens.check_at(&old, NOW).is_ok(), "the old key is still published");
         // The old signature with the id of the new key.
         let header = serde_json::json!({ "alg": "EdDSA", "typ": "at+jwt", "kid": new.id });
         assert_eq!(tokens.code(&tokens.forge(&header)), "GW_TOKEN_INVALID");

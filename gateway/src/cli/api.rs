@@ -32,16 +32,18 @@ pub(crate) struct Reply {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
-    #[error("no answer from {url} ({error}): does the gateway run, and is this its admin listener (--admin-url)?")]
+    #[error(
+        "no response from {url}: {error}; check that the gateway runs and that --admin-url names its admin listener"
+    )]
     Unreachable { url: String, error: Box<ureq::Error> },
     #[error("the gateway at {url} refuses the admin token (from {token_source})")]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
     Refused(Problem),
-    #[error("{url} answers {status}, but not as a gateway's admin listener does")]
-    Stranger { url: String, status: StatusCode },
-    #[error("the gateway's answer is not understood: {0}; does it run the same version?")]
-    NotUnderstood(#[from] serde_json::Error),
+    #[error("{url} is not the admin listener of a gateway: it responds with {status} and no problem details")]
+    UnexpectedResponse { url: String, status: StatusCode },
+    #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]
+    Malformed(#[from] serde_json::Error),
 }
 
 /// A captured body.
@@ -178,7 +180,7 @@ impl Api {
         }
         if !status.is_success() {
             return Err(serde_json::from_slice(&bytes)
-                .map_or_else(|_| ApiError::Stranger { url: url.clone(), status }, ApiError::Refused));
+                .map_or_else(|_| ApiError::UnexpectedResponse { url: url.clone(), status }, ApiError::Refused));
         }
         Ok((status, headers, bytes))
     }

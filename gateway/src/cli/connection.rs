@@ -18,7 +18,7 @@ const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file tha
 
 /// Options take precedence over environment variables.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Which gateway")]
+#[command(next_help_heading = "Connection to the gateway")]
 pub(crate) struct AdminConnection {
     /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
@@ -71,7 +71,7 @@ impl AdminConnection {
         .map_err(CommandFailure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
+            let message = format!("{token_source} holds no admin token: a token is one line of printable ASCII");
             return Err(CommandFailure::Usage(message));
         }
         Ok(AdminEndpoint { url: checked_url(&url).map_err(CommandFailure::Usage)?, token, token_source })
@@ -99,7 +99,7 @@ fn checked_url(text: &str) -> Result<String, String> {
 /// The URL of a listener on this machine.
 fn url_of(listen: SocketAddr) -> Result<String, String> {
     if listen.port() == 0 {
-        return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
+        return Err("admin_listen has port 0, so the port is not known; give the address with --admin-url".to_owned());
     }
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),

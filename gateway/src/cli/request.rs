@@ -224,8 +224,8 @@ impl Shown for RequestView {
             ("bytes out", self.bytes_out.to_string()),
             ("replayed from", or_dash(self.replayed_from.as_ref())),
             ("trace", or_dash(self.trace_id.as_ref())),
-            ("request kept", kept(self.captured_request.as_ref())),
-            ("response kept", kept(self.captured_response.as_ref())),
+            ("captured request", captured(self.captured_request.as_ref())),
+            ("captured response", captured(self.captured_response.as_ref())),
         ];
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {
@@ -238,7 +238,7 @@ impl Shown for RequestView {
     }
 }
 
-fn kept(message: Option<&CapturedView>) -> String {
+fn captured(message: Option<&CapturedView>) -> String {
     let Some(message) = message else { return "no".to_owned() };
     let cut = match (message.truncated, message.truncated_by) {
         (false, _) => String::new(),

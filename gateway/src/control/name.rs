@@ -18,7 +18,7 @@ pub(super) fn checked_name(name: &str) -> Result<String, ControlError> {
     if (1..=LENGTH_MAX).contains(&name.chars().count()) {
         Ok(name.to_owned())
     } else {
-        Err(ControlError::invalid("name", format!("1 to {LENGTH_MAX} characters")))
+        Err(ControlError::invalid("name", format!("must have 1 to {LENGTH_MAX} characters")))
     }
 }
 
@@ -40,7 +40,7 @@ mod tests {
             assert_eq!(checked_name(&format!(" {name}\t")).unwrap(), name);
         }
         for name in ["", " ", &"x".repeat(101)] {
-            assert_eq!(checked_name(name).unwrap_err().to_string(), "name: 1 to 100 characters");
+            assert_eq!(checked_name(name).unwrap_err().to_string(), "name: must have 1 to 100 characters");
         }
     }
 

@@ -67,7 +67,7 @@ impl Control {
         let new_body = edits.new_body()?;
         if request.body.truncated && new_body.is_none() {
             return Err(ControlError::Conflict(format!(
-                "only the first {} bytes of the body of request {} were kept; give a body to replay it with",
+                "only the first {} bytes of the body of request {} were captured; give a body for the replay",
                 request.body.bytes.len(),
                 view.id
             )));
@@ -75,16 +75,18 @@ impl Control {
         let service = self.service(&view.account, &view.service)?;
         if !service.request_logging {
             return Err(ControlError::Conflict(format!(
-                "request_logging of service {} is off: nothing would tell what came of the replay",
+                "request_logging of service {} is off, so the log would not record the replay; turn it on first",
                 view.service
             )));
         }
         let method = match &edits.method {
             None => method,
-            Some(method) => method.parse().map_err(|_| ControlError::invalid("method", "a method, like POST"))?,
+            Some(method) => {
+                method.parse().map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?
+            }
         };
         if method == http::Method::CONNECT {
-            return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
+            return Err(ControlError::invalid("method", "must not be CONNECT, which opens a tunnel"));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
         let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), &headers);
@@ -103,7 +105,10 @@ impl Control {
             target,
             headers,
             body: new_body.unwrap_or(request.body.bytes),
-            caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
+            caller: view
+                .caller_address
+                .parse()
+                .map_err(|_| ControlError::invalid("caller_address", "must be an IP address"))?,
             reply,
         };
         let owner = ownership::owner(&service.hostname, self.workers());
@@ -115,7 +120,8 @@ impl Control {
 
 /// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
-    let message = format!("request {id} was not kept: capture_request_body was off, or it was not relayed");
+    let message =
+        format!("request {id} was not captured: capture_request_body was off, or the request was not relayed");
     ControlError::Conflict(message)
 }
 
@@ -128,9 +134,9 @@ impl ReplayEdits {
                 let decoded = STANDARD.decode(encoded);
                 decoded
                     .map(|body| Some(body.into()))
-                    .map_err(|_| ControlError::invalid("body_base64", "base64 with padding (RFC 4648 §4)"))
+                    .map_err(|_| ControlError::invalid("body_base64", "must be base64 with padding (RFC 4648 §4)"))
             }
-            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "body or body_base64, not both")),
+            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "must not be given together with body")),
         }
     }
 
@@ -139,7 +145,7 @@ impl ReplayEdits {
     fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
-                "a secret in {name} was masked when the request was kept; give {name} to replay it with"
+                "a secret in {name} was masked when the request was captured; give {name} for the replay"
             ))
         };
         if self.target.is_none() && mask::is_masked(target.as_bytes()) {
@@ -162,7 +168,7 @@ impl ReplayEdits {
             headers.clear();
             for ReplayField { name, value } in all {
                 let added = headers.try_append(checked_name("headers", name)?, checked_value("headers", name, value)?);
-                added.map_err(|_| ControlError::invalid("headers", "fewer fields"))?;
+                added.map_err(|_| ControlError::invalid("headers", "has too many fields"))?;
             }
         }
         for (name, value) in &self.set_headers {
@@ -180,16 +186,17 @@ fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
     // The parser of http::uri silently drops a fragment.
     let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
     let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
-    parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))
+    parsed.ok_or_else(|| ControlError::invalid("target", "must be a path and query such as /orders?limit=5"))
 }
 
 fn checked_name(edit: &'static str, name: &str) -> Result<HeaderName, ControlError> {
-    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not the name of a field")))
+    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not a valid field name")))
 }
 
 fn checked_value(edit: &'static str, name: &str, value: &str) -> Result<HeaderValue, ControlError> {
-    HeaderValue::from_str(value)
-        .map_err(|_| ControlError::invalid(edit, format!("the value of {name} has characters that none may have")))
+    HeaderValue::from_str(value).map_err(|_| {
+        ControlError::invalid(edit, format!("the value of {name} has characters that are not allowed in a field"))
+    })
 }
 
 #[cfg(test)]
@@ -224,9 +231,9 @@ mod tests {
             headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
             ..Default::default()
         };
-        assert_eq!(refusal(edits), "headers: \"a b\" is not the name of a field");
+        assert_eq!(refusal(edits), "headers: \"a b\" is not a valid field name");
         let edits = ReplayEdits { set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(), ..Default::default() };
-        assert_eq!(refusal(edits), "set_headers: the value of a has characters that none may have");
+        assert_eq!(refusal(edits), "set_headers: the value of a has characters that are not allowed in a field");
         for bad in ["", "orders", "http://example.com/", "/a b", "/a#b", "/?a#b"] {
             assert!(checked_target(bad).is_err(), "{bad}");
         }

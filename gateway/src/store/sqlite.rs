@@ -239,7 +239,7 @@ fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
         "enrollment_token" => Record::EnrollmentToken(read(kind, document)?),
         "agent" => Record::Agent(read(kind, document)?),
         "signing_key" => Record::SigningKey(read(kind, document)?),
-        other => return Err(StoreError::Corrupt(format!("records of kind {other:?} are not known"))),
+        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }
 

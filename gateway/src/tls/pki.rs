@@ -113,7 +113,7 @@ pub(crate) enum InvalidCsr {
     Malformed,
     #[error("its key must be on P-256 or Ed25519")]
     UnsupportedKey,
-    #[error("its signature is not by its key")]
+    #[error("its signature does not match its key")]
     BadSignature,
 }
 

@@ -94,7 +94,7 @@ fn accounts() {
         "Created:\n  account          acme\n  capture allowed  no\n  created          2026-01-02T03:04:05Z\n"
     );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
-    assert!(out.starts_with("There already, as wanted:\n"), "{out}");
+    assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
 
     let pages = || {
         vec![
@@ -253,10 +253,13 @@ fn credentials() {
                     enabled        yes\n  \
                     created        2026-01-02T03:04:05Z\n  \
                     client secret  gw_cs_1\n\
-                    The secret is shown this once: keep it now.\n";
+                    The secret is shown only this once. Store it now.\n";
     assert_eq!(out, expected);
     let (_, out) = succeed(create, vec![(200, credential(None))]);
-    assert!(out.starts_with("There already") && out.ends_with("rotate-secret gives it a new one.\n"), "{out}");
+    assert!(
+        out.starts_with("Already exists, unchanged:") && out.ends_with("Use rotate-secret to replace it.\n"),
+        "{out}"
+    );
 
     let (asked, out) =
         succeed(&format!("credential rotate-secret acme {ID}"), vec![(200, credential(Some("gw_cs_2")))]);
@@ -338,7 +341,7 @@ fn enrollment_tokens() {
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
     let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent enroll --gateway https://eu1.example.com:8443\n");
-    assert!(out.contains("The token is shown this once") && out.ends_with(&line), "{out}");
+    assert!(out.contains("The token is shown only this once") && out.ends_with(&line), "{out}");
     let (_, out) = succeed(&format!("{create} --gateway-url https://gw"), vec![created.clone()]);
     assert!(out.ends_with(&format!("={text} gw-agent enroll --gateway https://gw\n")), "{out}");
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);
@@ -463,17 +466,17 @@ fn what_fails_says_why_and_ends_with_1() {
     assert_eq!(err, "gw-gateway: the gateway at {url} refuses the admin token (from GW_ADMIN_TOKEN)\n");
     for status in [302, 404, 500] {
         let err = fail("account list", status, json!("what?"));
-        assert!(err.contains("{url} answers") && err.contains("not as a gateway's admin listener does"), "{err}");
+        assert!(err.contains("is not the admin listener of a gateway"), "{err}");
     }
     let err = fail("account list", 200, json!("what?"));
-    assert!(err.starts_with("gw-gateway: the gateway's answer is not understood: "), "{err}");
+    assert!(err.starts_with("gw-gateway: cannot parse the response of the gateway: "), "{err}");
 
     let (_closed, unused) = crate::backend::refusing();
     let mut command = gw_gateway(&format!("account list --admin-url http://{unused}"));
     command.env("GW_ADMIN_TOKEN", "t0ken");
     let Ended { code, err, .. } = end(command);
     assert_eq!(code, 1);
-    assert!(err.starts_with(&format!("gw-gateway: no answer from http://{unused} (")), "{err}");
+    assert!(err.starts_with(&format!("gw-gateway: no response from http://{unused}: ")), "{err}");
 }
 
 #[test]

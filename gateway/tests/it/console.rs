@@ -164,7 +164,7 @@ fn whose_session_ends_comes_back_to_the_page_that_is_open() {
 
     // A form that is open goes on being accepted when another tab opens one, or signs in.
     let form = browser.get(sign_in);
-    assert!(form.text.contains("Your session has ended; nothing was changed."));
+    assert!(form.text.contains("Your session has ended. Nothing was changed."));
     let other = browser.get("/sign-in");
     assert!(!other.text.contains("has ended"));
     let next = form.between("name=\"next\" value=\"", "\"");
@@ -369,7 +369,7 @@ fn every_page_answers_and_is_guarded() {
 fn the_overview_has_the_errors_of_the_last_hour() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
-    assert!(browser.get("/").text.contains("No request that is kept was answered with a 5xx in the last hour."));
+    assert!(browser.get("/").text.contains("No logged request of the last hour has a 5xx status."));
     let mut caller = connect(&demo);
     caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
     let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
@@ -495,7 +495,7 @@ fn agents_are_renamed_revoked_and_forgotten() {
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
     let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
-    assert_eq!((approve.status, approve.text.contains("enroll it anew")), (409, true));
+    assert_eq!((approve.status, approve.text.contains("enroll it again")), (409, true));
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
@@ -599,7 +599,7 @@ fn requests_are_found_shown_and_made_again() {
     let (id, page) = eventually("a request is kept with its body", || {
         let id = send("POST", "/orders?q=%3Cb%3E", body);
         let kept = || Some(browser.get(&format!("/requests/{id}"))).filter(|page| page.status == 200);
-        let page = eventually("it is in the log", kept);
+        let page = eventually("the request is in the log", kept);
         page.text.contains("alert(1)").then_some((id, page))
     });
     for holds in ["/orders?q=", "demo--echo", "backend first byte", "service key", "<rect class=\"backend\"", "25 B"] {
@@ -662,7 +662,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
         let head = format!("OPTIONS * HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n");
         caller.send([head.as_bytes(), fields, b"\r\n\r\na\r\nb\r\n"].concat());
         let page = format!("/requests/{}", caller.response().header("x-gw-request-id"));
-        eventually("it is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
+        eventually("the request is in the log", || Some(browser.get(&page)).filter(|page| page.status == 200));
         requests.recv_timeout(crate::SOON).unwrap();
         page
     };
@@ -670,7 +670,7 @@ fn a_replay_changes_what_was_edited_and_nothing_else() {
     let unkept = browser.get(&page).text;
     assert!(!unkept.contains("/replay\"") && unkept.contains("cannot be replayed"), "{unkept}");
     let body = browser.get(&format!("{page}/body/request"));
-    assert!(body.status == 404 && body.text.contains("this body is not kept"), "{}", body.text);
+    assert!(body.status == 404 && body.text.contains("was not captured"), "{}", body.text);
     let body = browser.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07/body/request");
     assert!(body.status == 404 && body.text.contains("No request "), "{}", body.text);
     let address = format!("{page}/replay");

@@ -170,7 +170,7 @@
     if (isEmpty) {
       const absent = document.createElement("p");
       absent.className = "absent";
-      absent.textContent = "Nothing recorded in this time";
+      absent.textContent = "No data in this time span";
       plot.after(absent);
     }
     plot.drawn = { chart, data };

@@ -178,14 +178,14 @@ pub(crate) async fn replay(
 fn edits(form: &mut Form, recorded: &Recorded) -> ReplayEdits {
     let method = changed(form.value("method"), &recorded.method);
     if method.as_ref().is_some_and(|method| Method::from_bytes(method.as_bytes()).is_err()) {
-        form.refuse("method", "a method such as GET");
+        form.refuse("method", "must be a method such as GET");
     }
     let target = changed(form.value("target"), &recorded.target);
     let is_target = |target: &String| {
         target == "*" || target.starts_with('/') && target.bytes().all(|byte| byte.is_ascii_graphic())
     };
     if !target.as_ref().is_none_or(is_target) {
-        form.refuse("target", "a path, and perhaps a query, with everything else percent-encoded: /search?q=a%20b");
+        form.refuse("target", "must be a path with an optional query, percent-encoded: /search?q=a%20b");
     }
     let (headers, set_headers) = header_edits(form, &recorded.headers);
     let body = chosen_body(form, recorded);
@@ -232,7 +232,10 @@ fn header_edits(
     // U+FFFD stands for bytes that are not text, so such a value is not the recorded one.
     let cannot_be_sent = |value: &str| value.contains('\u{fffd}') || HeaderValue::from_str(value).is_err();
     if let Some((name, _)) = typed.iter().find(|(_, value)| cannot_be_sent(value)) {
-        form.refuse("headers", format!("the value of {name} is not all text, which can only stay as it was"));
+        form.refuse(
+            "headers",
+            format!("the value of {name} has bytes that are not text; it can only be sent unchanged"),
+        );
     }
     (all, single)
 }

@@ -224,7 +224,7 @@ pub(crate) fn target(request: &RequestView) -> String {
 pub(crate) fn not_kept(id: &str) -> Failure {
     let id: String = id.chars().take(80).collect();
     Failure::not_found(format!(
-        "No request {id} is kept. Requests are kept for seven days, of services whose request logging is on."
+        "Request {id} is not in the log. The log keeps requests for seven days, for services with request logging."
     ))
 }
 
@@ -250,7 +250,9 @@ pub(crate) async fn body(
         let Some(request) = data::request(log, &id)? else { return Ok(Err(not_kept(&id))) };
         let body = read_body(control, log, &request, side)?;
         Ok(body.ok_or_else(|| {
-            Failure::not_found(format!("Of request {id} this body is not kept: its capture was off, or it had none."))
+            Failure::not_found(format!(
+                "This body of request {id} was not captured: capture was off, or there was no body."
+            ))
         }))
     };
     let body = admin.look_with_log(look).await??;

@@ -51,20 +51,20 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
     let mut notes = Vec::new();
     if body.truncated {
         notes.push(match body.truncated_by {
-            None => "It was longer, or it broke off: this is how it began.".to_owned(),
-            Some(reason) => format!("Only its beginning was kept: {}.", reason.in_words()),
+            None => "Incomplete: only the beginning was captured.".to_owned(),
+            Some(reason) => format!("Only the beginning was captured: {}.", reason.in_words()),
         });
     }
     let decoded = decode(&body.bytes, body.content_encoding.as_deref().unwrap_or_default());
     let (bytes, whole) = match &decoded {
         Ok((bytes, whole)) => (bytes.as_slice(), *whole),
         Err(coding) => {
-            notes.push(format!("It is not decoded: {coding}"));
+            notes.push(format!("Not decoded: {coding}"));
             (body.bytes.as_slice(), true)
         }
     };
     if !whole && !body.truncated {
-        notes.push("Its coding is broken: this is what could be decoded.".to_owned());
+        notes.push("The content coding is broken. Only the part that could be decoded is shown.".to_owned());
     }
     let (bytes, cut) = bytes.split_at(bytes.len().min(SHOWN_MAX));
     if !cut.is_empty() {
@@ -77,12 +77,12 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
         let is_json = text.trim_start().starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(text).is_ok();
         let lines = is_json.then(|| in_lines(text));
         if lines == Some(None) {
-            notes.push("It is JSON, shown as it came: a value a line, it would be too long.".to_owned());
+            notes.push("JSON, shown without indentation because it would be too long.".to_owned());
         }
         lines.flatten().map_or_else(|| (BodyKind::Text, text.to_owned()), |lines| (BodyKind::Json, lines))
     } else {
         if bytes.len() > DUMPED_MAX {
-            notes.push("Only the first 4 KiB are shown; the download has it all.".to_owned());
+            notes.push("Only the first 4 KiB are shown. The download is complete.".to_owned());
         }
         (BodyKind::Bytes, dump(&bytes[..bytes.len().min(DUMPED_MAX)]))
     };
@@ -111,7 +111,7 @@ fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
                 decoder.take(limit).read_to_end(&mut decoded)
             }),
-            other => return Err(format!("its coding {other:?} is not known here")),
+            other => return Err(format!("unknown content coding {other:?}")),
         };
         whole &= read.is_ok();
         bytes = decoded;

@@ -88,7 +88,7 @@ impl Form {
         let text = self.filled(name)?;
         let number = text.parse().ok().filter(|number| range.contains(number));
         if number.is_none() {
-            self.refuse(name, format!("a whole number from {} to {}", range.start(), range.end()));
+            self.refuse(name, format!("must be a whole number from {} to {}", range.start(), range.end()));
         }
         number
     }
@@ -144,6 +144,6 @@ mod tests {
         assert_eq!((form.number("burst", 1..=9u32), form.number("none", 1..=9u32)), (Some(7), None));
         assert!(!form.is_refused());
         assert_eq!(form.number("refill", 1..=9u32), None);
-        assert_eq!((form.error("refill"), form.whole_error()), (Some("a whole number from 1 to 9"), None));
+        assert_eq!((form.error("refill"), form.whole_error()), (Some("must be a whole number from 1 to 9"), None));
     }
 }
