@@ -142,9 +142,9 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Reply, ApiError> {
-        let (status, _, bytes) = self.ask(method, path, body, patience)?;
+        let (status, _, bytes) = self.ask(method, path, body, timeout)?;
         Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
@@ -154,7 +154,7 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         let AdminEndpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
@@ -165,9 +165,9 @@ impl Api {
         let sent = match body {
             Some(body) => {
                 let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
-                request.map_err(ureq::Error::from).and_then(|request| self.run(request, patience))
+                request.map_err(ureq::Error::from).and_then(|request| self.run(request, timeout))
             }
-            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, patience)),
+            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, timeout)),
         };
         let answer = sent.and_then(|mut response| {
             let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
@@ -190,9 +190,9 @@ impl Api {
     fn run(
         &self,
         request: Request<impl ureq::AsSendBody>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<http::Response<ureq::Body>, ureq::Error> {
-        self.http.run(self.http.configure_request(request).timeout_global(patience).build())
+        self.http.run(self.http.configure_request(request).timeout_global(timeout).build())
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_name_the_field_once() {
+    fn problem_messages_name_the_field_once() {
         let text = |json: &str| serde_json::from_str::<Problem>(json).unwrap().to_string();
         assert_eq!(text(r#"{"title":"Not Found","detail":"no account acme"}"#), "no account acme");
         assert_eq!(text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#), "burst: at least 1");

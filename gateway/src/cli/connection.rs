@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn options_win_over_variables_and_these_over_defaults() {
+    fn options_override_variables_which_override_defaults() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn invalid_addresses_and_tokens_are_refused_by_name() {
         let with_url = |url: &str| {
             let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
             endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_absolute_or_ago() {
+    fn times_are_absolute_or_relative() {
         assert_eq!(time_or_ago("2026-11-21T08:00:00+01:00").unwrap(), "2026-11-21T08:00:00+01:00");
         for good in ["0s", "15m", "2h", "3d"] {
             assert!(OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(), "{good}");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_set_or_taken_out() {
+    fn fields_are_set_or_removed() {
         assert_eq!(field("Accept: a:b ").unwrap(), ("Accept".to_owned(), Some("a:b".to_owned())));
         assert_eq!(field("Accept:").unwrap(), ("Accept".to_owned(), None));
         assert!(field("Accept").is_err());

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_replaced_or_patched() {
+    fn edits_replace_or_patch_headers() {
         let kept = headers(&[("accept", "*/*"), ("x-a", "1")]);
         let patch = ReplayEdits {
             set_headers: [("X-A".to_owned(), None), ("Authorization".to_owned(), Some("Bearer x".to_owned()))].into(),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_that_cannot_be_sent_are_named() {
+    fn invalid_edits_are_refused_by_field() {
         let refusal = |edits: ReplayEdits| edits.headers(HeaderMap::new()).unwrap_err().to_string();
         let edits = ReplayEdits {
             headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_come_as_text_or_base64() {
+    fn a_body_is_given_as_text_or_base64() {
         let body = |body: Option<&str>, base64: Option<&str>| {
             let (body, body_base64) = (body.map(str::to_owned), base64.map(str::to_owned));
             ReplayEdits { body, body_base64, ..ReplayEdits::default() }.new_body()

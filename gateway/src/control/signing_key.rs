@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_published_then_active_then_retired_then_forgotten() {
+    fn a_key_is_published_then_active_then_retired_then_deleted() {
         let mut records = Records::default();
         let (first, second) = (key(&mut records, 0), key(&mut records, 1000));
         let at = |now| (status(&records, &first, Timestamp(now)), status(&records, &second, Timestamp(now)));

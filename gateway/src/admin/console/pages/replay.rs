@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_becomes_edits_or_is_refused_by_field() {
+    fn changed_fields_become_edits_or_errors_of_the_field() {
         let fields = "accept: a\r\naccept: b\r\n\r\nX-Bytes: \u{fffd}\r\nX: 2\r\ny:3";
         let mut typed = form("PUT", " /a?b ", fields, "x\r\ny");
         let made = edits(&mut typed, &recorded(""));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_touched_is_not_edited() {
+    fn an_unchanged_form_makes_no_edits() {
         for text in ["", "a", "a\r\nb", "a\nb\r\n\r"] {
             let recorded = recorded(text);
             let body = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_text_is_sent_whatever_is_selected() {
+    fn an_edited_text_is_sent_regardless_of_the_selection() {
         let body = |recorded: &Recorded, from: &str, text: Option<&str>| {
             let typed = Form::default().with("body_from", from);
             let mut typed = match text {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_preview_is_what_is_sent() {
+    fn the_preview_matches_the_request_that_is_sent() {
         let recorded = Recorded { bytes: 3, ..recorded("abc") };
         let mut typed = form("PUT", "*", "accept: a\naccept: b\nx-bytes: \u{fffd}\ny: 2", "abc");
         let preview = recorded.preview(&edits(&mut typed, &recorded));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn line_breaks_are_as_they_were() {
+    fn line_breaks_are_converted_to_the_recorded_kind() {
         for (recorded, sent, made) in [
             (Some("a\r\nb"), "a\r\nc\r\n", "a\r\nc\r\n"),
             (Some("a\nb"), "a\r\nc", "a\nc"),

@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_taken_as_people_and_browsers_write_them() {
+    fn incomplete_times_become_rfc_3339() {
         for (typed, expected) in [
             ("2026-11-21", "2026-11-21T00:00:00Z"),
             ("2026-11-21T04:15", "2026-11-21T04:15:00Z"),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_page_is_of_the_same_search() {
+    fn the_next_page_keeps_the_search_filters() {
         let form =
             Form::default().with("status", "5xx").with("path_prefix", "/a b&c").with("cursor", "old").with("x", "y");
         assert_eq!(page_address(&form, "c=1"), "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1");

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_coding_is_undone() {
+    fn every_known_content_coding_is_decoded() {
         let text = "hello hello hello hello\n";
         let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
         zlib.write_all(text.as_bytes()).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_defused_and_what_is_broken_is_shown_as_far_as_it_goes() {
+    fn decoding_is_bounded_and_broken_codings_are_shown_in_part() {
         let shown = show(&body(gzip(&vec![b'a'; 64 << 20]), "gzip"));
         assert_eq!((shown.text.len(), shown.notes.len()), (SHOWN_MAX, 1));
         // The largest window that is accepted, and a larger one.
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_numbers_and_its_order() {
+    fn indented_json_keeps_numbers_and_order() {
         let shown = show(&body(r#"{"b":1.0e400,"a":[1,{}, []],"s":"{\"x\": [1]}\\","n":12345678901234567890123}"#, ""));
         assert_eq!(shown.kind, BodyKind::Json);
         let expected = "{\n  \"b\": 1.0e400,\n  \"a\": [\n    1,\n    {},\n    []\n  ],\n  \"s\": \"{\\\"x\\\": [1]}\\\\\",\n  \
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_dumped_and_text_may_be_cut_within_a_character() {
+    fn binary_is_dumped_and_text_may_end_within_a_character() {
         let shown = show(&body(b"\x00\x01PNG-and-more-than-16".to_vec(), ""));
         assert_eq!(shown.kind, BodyKind::Bytes);
         let line = "00000000  00 01 50 4e 47 2d 61 6e  64 2d 6d 6f 72 65 2d 74  ..PNG-and-more-t\n";

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_read_as_browsers_send_them() {
+    fn form_encoded_fields_are_parsed() {
         let mut form = Form::parse(b"id=a%3Cb+c&mode=jwt&mode=key&burst=+7+&refill=0&enabled=on&empty=+");
         assert_eq!((form.value("id"), form.value("none"), form.filled("empty")), ("a<b c", "", None));
         assert_eq!((form.values("mode").len(), form.has("mode", "key"), form.is_ticked("enabled")), (2, true, true));
