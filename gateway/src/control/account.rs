@@ -28,7 +28,7 @@ pub struct NewAccount {
     /// 3 to 15 characters of a-z and 0-9: the first part of its hostnames.
     #[schema(pattern = "^[a-z0-9]{3,15}$")]
     pub id: String,
-    /// The account’s plan includes the capture of bodies. Off if left out.
+    /// Its plan includes keeping bodies. Off if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capture_allowed: Option<bool>,
 }

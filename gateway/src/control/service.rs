@@ -27,7 +27,7 @@ pub enum Mode {
 /// Most services on one list. The list of an agent must fit a message of the control stream.
 const LIST_MAX: usize = 500;
 
-/// A service id, for the schema of lists of services.
+/// A service id, for the description of lists of them.
 #[derive(ToSchema)]
 #[schema(as = ServiceId, value_type = String, pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
 #[expect(dead_code, reason = "describes, is never made")]

@@ -147,8 +147,8 @@ fn requests() {
     for line in [
         "  request             019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07\n",
         "  target              /orders?limit=5\n",
-        "  request kept        3 bytes\n",
-        "  response kept       1048576 bytes, cut off\n",
+        "  captured request    3 bytes\n",
+        "  captured response   1048576 bytes, cut off\n",
         "  backend first byte       6.000 ms              ████████████████████████\n",
     ] {
         assert!(out.contains(line), "{line}{out}");
@@ -264,7 +264,7 @@ fn credentials() {
     let (asked, out) =
         succeed(&format!("credential rotate-secret acme {ID}"), vec![(200, credential(Some("gw_cs_2")))]);
     assert_eq!(asked, [format!("POST /api/v1/accounts/acme/credentials/{ID}/rotate-secret")]);
-    assert!(out.contains("  client secret  gw_cs_2\nThe secret is shown this once"), "{out}");
+    assert!(out.contains("  client secret  gw_cs_2\nThe secret is shown only this once"), "{out}");
     let line = format!("credential change acme {ID} --service b --name deploy --disable");
     let (asked, _) = succeed(&line, vec![(200, credential(None))]);
     let body = r#"{"allowed_services":["b"],"enabled":false,"name":"deploy"}"#;
@@ -298,7 +298,7 @@ fn keys() {
     let text = format!("gw_sk_{ID}.s");
     let (asked, out) = succeed("key create acme --service api", vec![(201, key(Some(&text)))]);
     assert_eq!(asked, [r#"POST /api/v1/accounts/acme/service-keys {"allowed_services":["api"]}"#]);
-    assert!(out.contains(&format!("  service key  {text}\nThe secret is shown this once")), "{out}");
+    assert!(out.contains(&format!("  service key  {text}\nThe secret is shown only this once")), "{out}");
     let (_, out) = succeed("key create acme --service api --json", vec![(201, key(Some(&text)))]);
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["service_key"], *text);
     let (asked, _) = succeed(&format!("key rotate-secret acme {ID}"), vec![(200, key(Some(&text)))]);
