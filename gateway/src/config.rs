@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_minimum_has_defaults() {
+    fn a_minimal_configuration_has_defaults() {
         let config = parse(MINIMAL).unwrap();
         assert_eq!(config.region.apex(), "eu1.example.com");
         assert_eq!(config.listen.port(), 443);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken() {
+    fn all_keys_are_parsed() {
         let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                      tls_certificate = \"c\"\ntls_key = \"k\"\n\
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_at_once_by_its_key() {
+    fn all_mistakes_are_reported_with_their_keys() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
                     hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_override_the_file_and_are_named_when_wrong() {
+    fn environment_variables_override_the_file_and_are_named_in_errors() {
         let environment = |name: &str| match name {
             "GW_REGION" => Some("us2".to_owned()),
             "GW_WORKERS" => Some("3".to_owned()),
@@ -380,14 +380,14 @@ mod tests {
         assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
         let traces = config.traces.unwrap();
         assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("http://c:1/v1/traces", 0.5));
-        let nobody = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
-        assert_eq!(nobody.trusted_proxies, TrustedProxies::default());
+        let empty = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
+        assert_eq!(empty.trusted_proxies, TrustedProxies::default());
         let wrong = Config::parse(MINIMAL, |name| (name == "GW_WORKERS").then(|| "x".to_owned())).unwrap_err();
         assert!(wrong.0[0].starts_with("GW_WORKERS: "), "{wrong}");
     }
 
     #[test]
-    fn broken_toml_is_shown_where_it_breaks() {
+    fn toml_syntax_errors_name_the_line() {
         assert!(parse("region = ").unwrap_err().to_string().contains("line 1"));
     }
 }

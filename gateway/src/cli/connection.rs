@@ -18,7 +18,7 @@ const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file tha
 
 /// Options take precedence over environment variables.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Which gateway")]
+#[command(next_help_heading = "Connection to the gateway")]
 pub(crate) struct AdminConnection {
     /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
@@ -71,7 +71,7 @@ impl AdminConnection {
         .map_err(Failure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
+            let message = format!("{token_source} holds no admin token: a token is one line of printable ASCII");
             return Err(Failure::Usage(message));
         }
         Ok(AdminEndpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
@@ -98,7 +98,7 @@ fn checked_url(text: &str) -> Result<String, String> {
 /// The URL of a listener on this machine.
 fn url_of(listen: SocketAddr) -> Result<String, String> {
     if listen.port() == 0 {
-        return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
+        return Err("admin_listen has port 0, so the port is not known; give the address with --admin-url".to_owned());
     }
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn options_win_over_variables_and_these_over_defaults() {
+    fn options_override_variables_which_override_defaults() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn invalid_addresses_and_tokens_are_refused_by_name() {
         let with_url = |url: &str| {
             let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
             endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()

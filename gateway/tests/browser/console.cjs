@@ -177,12 +177,12 @@ async function commandsOf(page, tab, link, button) {
   await page.getByLabel("Name").fill("ci");
   await page.getByLabel("api").check();
   await page.getByRole("button", { name: button }).click();
-  await page.getByText("Shown this once").waitFor();
+  await page.getByText("Shown only this once").waitFor();
   const [secret, commands] = [await page.locator("#secret").textContent(), await page.locator("#commands").textContent()];
   assert(commands.includes(secret));
-  await page.getByRole("button", { name: /^Copy: Try it/ }).click();
-  await page.getByRole("button", { name: /^Copy: Try it/ }).getByText(/Copied|Selected/).waitFor();
-  await page.getByRole("status").getByText(/^Try it: (Copied|Selected)/).waitFor({ state: "attached" });
+  await page.getByRole("button", { name: /^Copy: Example/ }).click();
+  await page.getByRole("button", { name: /^Copy: Example/ }).getByText(/Copied|Selected/).waitFor();
+  await page.getByRole("status").getByText(/^Example: (Copied|Selected)/).waitFor({ state: "attached" });
   await picture(page, link.replace("New ", "").replace(" ", "-") + "-secret");
   // Reloading neither makes another one nor shows it again.
   await page.reload();
@@ -219,7 +219,7 @@ async function aRequestIsFoundAndReplayed(page, command) {
   await page.getByLabel("Text of the body").fill("one\ntwo");
   assert(await page.getByLabel("This text").isChecked());
   await page.getByRole("button", { name: "Preview" }).click();
-  await page.getByText("Nothing was sent yet.").waitFor();
+  await page.getByText("Nothing has been sent yet.").waitFor();
   assert.equal(await page.getByLabel("Body that will be sent").textContent(), "one\ntwo");
   await picture(page, "replay-edited");
   await page.getByRole("button", { name: "Send it again" }).click();

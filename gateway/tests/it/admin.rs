@@ -200,7 +200,7 @@ fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
     let credential = gw("credential create demo --service echo --name ci");
     // Runs the printed command in a shell whose path has only the agent's program.
     let printed = gw_as_a_person("enrollment-token create demo --service echo --approval manual");
-    let (_, pasted) = printed.split_once("On the agent's machine:\n\n").unwrap();
+    let (_, pasted) = printed.split_once("Run on the agent's machine:\n\n").unwrap();
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());
     let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let state = directory.path().join("agent");

@@ -94,7 +94,7 @@ fn accounts() {
         "Created:\n  account          acme\n  capture allowed  no\n  created          2026-01-02T03:04:05Z\n"
     );
     let (_, out) = succeed("account create acme", vec![(200, account("acme"))]);
-    assert!(out.starts_with("There already, as wanted:\n"), "{out}");
+    assert!(out.starts_with("Already exists, unchanged:\n"), "{out}");
 
     let pages = || {
         vec![
@@ -147,8 +147,8 @@ fn requests() {
     for line in [
         "  request             019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07\n",
         "  target              /orders?limit=5\n",
-        "  request kept        3 bytes\n",
-        "  response kept       1048576 bytes, cut off\n",
+        "  captured request    3 bytes\n",
+        "  captured response   1048576 bytes, cut off\n",
         "  backend first byte       6.000 ms              ████████████████████████\n",
     ] {
         assert!(out.contains(line), "{line}{out}");
@@ -253,15 +253,18 @@ fn credentials() {
                     enabled        yes\n  \
                     created        2026-01-02T03:04:05Z\n  \
                     client secret  gw_cs_1\n\
-                    The secret is shown this once: keep it now.\n";
+                    The secret is shown only this once. Store it now.\n";
     assert_eq!(out, expected);
     let (_, out) = succeed(create, vec![(200, credential(None))]);
-    assert!(out.starts_with("There already") && out.ends_with("rotate-secret gives it a new one.\n"), "{out}");
+    assert!(
+        out.starts_with("Already exists, unchanged:") && out.ends_with("Use rotate-secret to replace it.\n"),
+        "{out}"
+    );
 
     let (asked, out) =
         succeed(&format!("credential rotate-secret acme {ID}"), vec![(200, credential(Some("gw_cs_2")))]);
     assert_eq!(asked, [format!("POST /api/v1/accounts/acme/credentials/{ID}/rotate-secret")]);
-    assert!(out.contains("  client secret  gw_cs_2\nThe secret is shown this once"), "{out}");
+    assert!(out.contains("  client secret  gw_cs_2\nThe secret is shown only this once"), "{out}");
     let line = format!("credential change acme {ID} --service b --name deploy --disable");
     let (asked, _) = succeed(&line, vec![(200, credential(None))]);
     let body = r#"{"allowed_services":["b"],"enabled":false,"name":"deploy"}"#;
@@ -295,7 +298,7 @@ fn keys() {
     let text = format!("gw_sk_{ID}.s");
     let (asked, out) = succeed("key create acme --service api", vec![(201, key(Some(&text)))]);
     assert_eq!(asked, [r#"POST /api/v1/accounts/acme/service-keys {"allowed_services":["api"]}"#]);
-    assert!(out.contains(&format!("  service key  {text}\nThe secret is shown this once")), "{out}");
+    assert!(out.contains(&format!("  service key  {text}\nThe secret is shown only this once")), "{out}");
     let (_, out) = succeed("key create acme --service api --json", vec![(201, key(Some(&text)))]);
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["service_key"], *text);
     let (asked, _) = succeed(&format!("key rotate-secret acme {ID}"), vec![(200, key(Some(&text)))]);
@@ -338,7 +341,7 @@ fn enrollment_tokens() {
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
     let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent enroll --gateway https://eu1.example.com:8443\n");
-    assert!(out.contains("The token is shown this once") && out.ends_with(&line), "{out}");
+    assert!(out.contains("The token is shown only this once") && out.ends_with(&line), "{out}");
     let (_, out) = succeed(&format!("{create} --gateway-url https://gw"), vec![created.clone()]);
     assert!(out.ends_with(&format!("={text} gw-agent enroll --gateway https://gw\n")), "{out}");
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);
@@ -463,17 +466,17 @@ fn failures_print_the_reason_and_exit_with_1() {
     assert_eq!(err, "gw-gateway: the gateway at {url} refuses the admin token (from GW_ADMIN_TOKEN)\n");
     for status in [302, 404, 500] {
         let err = fail("account list", status, json!("what?"));
-        assert!(err.contains("{url} answers") && err.contains("not as a gateway's admin listener does"), "{err}");
+        assert!(err.contains("is not the admin listener of a gateway"), "{err}");
     }
     let err = fail("account list", 200, json!("what?"));
-    assert!(err.starts_with("gw-gateway: the gateway's answer is not understood: "), "{err}");
+    assert!(err.starts_with("gw-gateway: cannot parse the response of the gateway: "), "{err}");
 
     let (_closed, unused) = crate::support::backend::refusing();
     let mut command = gw_gateway(&format!("account list --admin-url http://{unused}"));
     command.env("GW_ADMIN_TOKEN", "t0ken");
     let Ended { code, err, .. } = end(command);
     assert_eq!(code, 1);
-    assert!(err.starts_with(&format!("gw-gateway: no answer from http://{unused} (")), "{err}");
+    assert!(err.starts_with(&format!("gw-gateway: no response from http://{unused}: ")), "{err}");
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn sign_in_after_an_expired_session_returns_to_the_open_page() {
 
     // An open form stays valid when another tab opens the form or signs in.
     let form = browser.get(sign_in);
-    assert!(form.text.contains("Your session has ended; nothing was changed."));
+    assert!(form.text.contains("Your session has ended. Nothing was changed."));
     let other = browser.get("/sign-in");
     assert!(!other.text.contains("has ended"));
     let next = form.between("name=\"next\" value=\"", "\"");

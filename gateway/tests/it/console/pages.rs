@@ -93,7 +93,7 @@ fn every_page_requires_a_session_and_sends_security_headers() {
 fn the_overview_lists_the_errors_of_the_last_hour() {
     let demo = demo(None);
     let mut browser = Browser::signed_in(&demo);
-    assert!(browser.get("/").text.contains("No request that is kept was answered with a 5xx in the last hour."));
+    assert!(browser.get("/").text.contains("No logged request of the last hour has a 5xx status."));
     let mut caller = connect(&demo);
     caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
     let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
@@ -219,7 +219,7 @@ fn agents_are_renamed_revoked_and_deleted() {
     let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
     assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
     let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
-    assert_eq!((approve.status, approve.text.contains("enroll it anew")), (409, true));
+    assert_eq!((approve.status, approve.text.contains("enroll it again")), (409, true));
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
@@ -235,9 +235,13 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     let (id, _) = setup::credential(control, "many", &["s500"]);
     let page = format!("/accounts/many/credentials/{id}");
     let form = browser.get(&page).text;
-    assert!(form.contains("value=\"s500\" checked") && form.contains("value=\"s000\"") && form.contains("not all"));
+    assert!(
+        form.contains("value=\"s500\" checked")
+            && form.contains("value=\"s000\"")
+            && form.contains("has more services")
+    );
     let new = browser.get("/accounts/many/new-credentials").text;
-    assert!(!new.contains("value=\"s500\"") && new.contains("not all"));
+    assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
     // The form as a browser sends it.
     let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
     assert_eq!(saved.status, 303);

@@ -75,7 +75,7 @@ fn recorded_requests_are_found_shown_and_replayed() {
     assert_eq!(replayed.status, 303, "{}", replayed.text);
     let page = browser.get(replayed.header("location"));
     assert_eq!(page.status, 200);
-    for holds in ["Replayed.", "/again", "PUT", &format!("href=\"/requests/{id}\""), "the administrator"] {
+    for holds in ["Replayed.", "/again", "PUT", &format!("href=\"/requests/{id}\""), "administrator (replay)"] {
         assert!(page.text.contains(holds), "no {holds}: {}", page.text);
     }
     assert!(page.text.contains("<pre tabindex=\"0\" aria-label=\"Body of the Request\">new</pre>"), "{}", page.text);
@@ -105,9 +105,9 @@ fn a_replay_changes_only_the_edited_parts() {
     let unkept = browser.get(&page).text;
     assert!(!unkept.contains("/replay\"") && unkept.contains("cannot be replayed"), "{unkept}");
     let body = browser.get(&format!("{page}/body/request"));
-    assert!(body.status == 404 && body.text.contains("this body is not kept"), "{}", body.text);
+    assert!(body.status == 404 && body.text.contains("was not captured"), "{}", body.text);
     let body = browser.get("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07/body/request");
-    assert!(body.status == 404 && body.text.contains("No request "), "{}", body.text);
+    assert!(body.status == 404 && body.text.contains("is not in the log"), "{}", body.text);
     let address = format!("{page}/replay");
     for reply in [browser.get(&address), browser.submit("/", &address, &[("method", "GET"), ("target", "/")])] {
         assert!(reply.status == 409 && reply.text.contains("capture_request_body was off"), "{}", reply.text);
