@@ -1,6 +1,6 @@
-//! Export of spans to a collector over real sockets, with success and failure.
+//! Export of spans to a collector over real sockets, and the handling of failures.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test panics")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod collector;
 
@@ -40,7 +40,7 @@ fn exporter(url: &str) -> (Exporter, Queue<Named>) {
     Exporter::start(&settings, &identity).unwrap()
 }
 
-/// Sends one span with this name.
+/// Queues a span of this name and waits until it is exported alone.
 fn send(queue: &Queue<Named>, name: &'static str) {
     let tracer = Tracer::new(queue.clone(), 1.0);
     tracer.end(Named(name, tracer.begin(&HeaderMap::new())));
@@ -51,7 +51,7 @@ fn names(collector: &Collector) -> Vec<String> {
     collector.export().spans.into_iter().map(|span| span.span.name).collect()
 }
 
-/// Waits until `spans` spans are counted as exported or dropped.
+/// Waits until this many spans are counted as exported or lost.
 fn settled(counts: &Arc<SpanCounts>, spans: u64) -> (u64, u64) {
     let deadline = Instant::now() + SOON;
     while counts.exported() + counts.dropped() < spans {
@@ -62,7 +62,7 @@ fn settled(counts: &Arc<SpanCounts>, spans: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_collector_receives_spans_with_the_programs_identity() {
+fn exported_spans_name_their_service() {
     let collector = collector::start();
     let (exporter, queue) = exporter(&collector.url());
     send(&queue, "GET");
@@ -78,7 +78,7 @@ fn a_collector_receives_spans_with_the_programs_identity() {
 }
 
 #[test]
-fn refused_exports_that_may_succeed_later_are_repeated() {
+fn retryable_failures_are_retried() {
     let refusals = ["429 Too Many", "502 Bad Gateway", "503 Unavailable"];
     let collector = collector::answering(move |number| match refusals.get(number) {
         Some(refusal) => format!("HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n"),
@@ -94,7 +94,7 @@ fn refused_exports_that_may_succeed_later_are_repeated() {
 }
 
 #[test]
-fn exports_that_are_refused_for_good_are_counted_as_lost() {
+fn spans_of_final_failures_are_lost_and_counted() {
     let collector = collector::answering(|number| match number {
         0 => "HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n".to_owned(),
         _ => TAKEN.to_owned(),
@@ -109,7 +109,7 @@ fn exports_that_are_refused_for_good_are_counted_as_lost() {
 }
 
 #[test]
-fn retry_after_of_a_collector_pauses_the_export() {
+fn retry_after_of_a_collector_is_respected() {
     let collector = collector::answering(|number| match number {
         0 => "HTTP/1.1 429 Too Many\r\nRetry-After: 300\r\nContent-Length: 0\r\n\r\n".to_owned(),
         _ => TAKEN.to_owned(),
@@ -120,15 +120,15 @@ fn retry_after_of_a_collector_pauses_the_export() {
     assert_eq!(names(&collector), ["throttled"]);
     send(&queue, "waits");
     assert!(!collector.has_more());
-    // A stop ends the pause.
+    // The last attempt.
     exporter.stop(SOON);
     assert_eq!(names(&collector), ["waits"]);
     assert_eq!(settled(queue.counts(), 2), (1, 1));
 }
 
 #[test]
-fn spans_for_an_unreachable_collector_are_counted_as_lost() {
-    // Bound and not listening: connections are refused, and no other program gets the port.
+fn spans_for_an_unreachable_collector_are_lost_and_counted() {
+    // Bound but not listening: connections are refused, and no other program gets the port.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     closed.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     let address = closed.local_addr().unwrap().as_socket().unwrap();
@@ -139,12 +139,12 @@ fn spans_for_an_unreachable_collector_are_counted_as_lost() {
 }
 
 #[test]
-fn a_collector_that_never_answers_delays_no_sender() {
+fn a_collector_that_never_answers_does_not_block() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let (exporter, queue) = exporter(&format!("http://{}", silent.local_addr().unwrap()));
     send(&queue, "stuck");
     let _connection = silent.accept().unwrap();
-    // Some batches fit into the queue; the others are dropped.
+    // The queue accepts some of them, and the others are dropped without waiting.
     for _ in 0..100 {
         send(&queue, "more");
     }

@@ -99,14 +99,14 @@ fn tls(config: Arc<ServerConfig>) -> String {
             let (connection, config) = (connection.unwrap(), Arc::clone(&config));
             connection.set_read_timeout(Some(SOON)).unwrap();
             let session = ServerConnection::new(config).unwrap();
-            thread::spawn(move || tell(Peer::new(StreamOwned::new(session, connection))));
+            thread::spawn(move || answer_target(Peer::new(StreamOwned::new(session, connection))));
         }
     });
     url
 }
 
 /// Answers requests with their host and target.
-fn tell<S: Read + Write>(mut peer: Peer<S>) {
+fn answer_target<S: Read + Write>(mut peer: Peer<S>) {
     while let Ok((head, _, _)) = peer.request() {
         let text = format!("{}{}", head.authority, head.target);
         peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()));
@@ -182,7 +182,7 @@ fn a_backend_on_a_unix_socket_is_reached() {
     let listener = UnixListener::bind(&path).unwrap();
     thread::spawn(move || {
         for connection in listener.incoming() {
-            thread::spawn(move || tell(Peer::new(connection.unwrap())));
+            thread::spawn(move || answer_target(Peer::new(connection.unwrap())));
         }
     });
     let demo = demo(Some(format!("unix:{}", path.display())));
@@ -248,18 +248,18 @@ fn requests_go_to_the_reachable_backends() {
 #[test]
 fn the_host_field_can_be_rewritten_to_the_backend() {
     let folder = tempfile::tempdir().unwrap();
-    let url = backend::start(tell::<TcpStream>);
+    let url = backend::start(answer_target::<TcpStream>);
     let demo = demo_with(folder.path(), &format!("{{ urls = ['{url}'], host = 'rewrite' }}"));
     assert_eq!(format!("http://{}", body(&demo, "/x")), format!("{url}/x"));
 }
 
 #[test]
 fn a_response_is_relayed_while_the_request_body_is_sent() {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         let head = peer.request_head().unwrap();
         peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n");
-        tell.send(peer.body(head.framing).unwrap().0.len()).unwrap();
+        sender.send(peer.body(head.framing).unwrap().0.len()).unwrap();
         peer.send("0\r\n\r\n");
     })));
     let mut caller = connect(&demo);
@@ -267,5 +267,5 @@ fn a_response_is_relayed_while_the_request_body_is_sent() {
     let head = caller.response_head(&http::Method::POST).unwrap();
     caller.send("x".repeat(1_000_000));
     assert_eq!(caller.body(head.framing).unwrap().0, b"hi");
-    assert_eq!(told.recv_timeout(SOON), Ok(1_000_000));
+    assert_eq!(receiver.recv_timeout(SOON), Ok(1_000_000));
 }

@@ -37,7 +37,7 @@ fn is_served(demo: &Demo, caller: &mut Caller) {
 }
 
 /// Whether the gateway ends a new connection before TLS.
-fn is_turned_away(demo: &Demo) -> bool {
+fn is_refused(demo: &Demo) -> bool {
     let mut session = caller::session(&demo.about, HOST, &[b"http/1.1"], None);
     session.complete_io(&mut caller::socket(&demo.about)).is_err()
 }
@@ -49,11 +49,11 @@ fn connections_per_address_are_limited() {
     eventually("no connections are left", || (reports(&demo)[0].connections == 0).then_some(()));
     let mut callers: Vec<Caller> = (0..4).map(|_| connect(&demo)).collect();
     callers.iter_mut().for_each(|caller| is_served(&demo, caller));
-    assert!(is_turned_away(&demo));
+    assert!(is_refused(&demo));
     assert_eq!(count(&demo, "address_connections"), 1);
     callers.iter_mut().for_each(|caller| is_served(&demo, caller));
     drop(callers.pop());
-    eventually("a connection is accepted again", || (!is_turned_away(&demo)).then_some(()));
+    eventually("a connection is accepted again", || (!is_refused(&demo)).then_some(()));
     is_served(&demo, &mut callers[0]);
 }
 
@@ -65,7 +65,7 @@ fn the_rate_of_new_connections_per_address_is_limited() {
     let sockets: Vec<TcpStream> = (0..40).map(|_| caller::socket(&demo.about)).collect();
     eventually("a connection is refused", || (count(&demo, "address_rate") > 0).then_some(()));
     drop(sockets);
-    assert!(is_turned_away(&demo));
+    assert!(is_refused(&demo));
     is_served(&demo, &mut bystander);
 }
 
@@ -134,8 +134,8 @@ fn a_connection_with_many_refused_requests_is_closed() {
         })
         .count();
     // The budget, plus the tokens refilled in the meantime.
-    let came_back = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
-    assert!((1001..=1001 + came_back).contains(&refused), "{refused}, {came_back} came back");
+    let refilled = usize::try_from(began.elapsed().as_millis() / 100).unwrap() + 1;
+    assert!((1001..=1001 + refilled).contains(&refused), "{refused}, {refilled} refilled");
     assert_eq!(count(&demo, "refusals"), 1);
     is_served(&demo, &mut bystander);
     is_served(&demo, &mut connect(&demo));

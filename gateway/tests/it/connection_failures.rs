@@ -58,14 +58,14 @@ fn an_incomplete_response_to_http_1_0_ends_with_a_reset() {
 
 /// A backend that reports the head of a request and the end of its connection, and never answers.
 fn observing_backend() -> (String, Receiver<&'static str>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let url = backend::start(move |mut peer| {
         peer.request_head().unwrap();
-        tell.send("head").unwrap();
+        sender.send("head").unwrap();
         while peer.bytes(1).is_ok() {}
-        tell.send("end").unwrap();
+        sender.send("end").unwrap();
     });
-    (url, told)
+    (url, receiver)
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn outcome(response: &Response) -> String {
 }
 
 /// A demo with raised limits for requests to the apex.
-fn patient() -> Demo {
+fn demo_with_high_limits() -> Demo {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
@@ -66,7 +66,7 @@ fn own_agent(demo: &Demo) -> AgentRecord {
 
 #[test]
 fn enrollment_endpoints_report_every_error() {
-    let demo = patient();
+    let demo = demo_with_high_limits();
     let control = demo.gateway().control();
     let used = setup::enrollment_token(control, "demo", &["echo"]);
     let enrolled = enroll(&demo, &used);
@@ -155,7 +155,7 @@ fn enrollment_endpoints_report_every_error() {
 
 #[test]
 fn a_certificate_has_only_contents_set_by_the_gateway() {
-    let demo = patient();
+    let demo = demo_with_high_limits();
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
     let enrolled = enroll(&demo, &token).json();
     let key = KeyPair::generate().unwrap();
@@ -196,7 +196,7 @@ fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
 
 #[test]
 fn an_enrollment_token_can_require_manual_approval() {
-    let demo = patient();
+    let demo = demo_with_high_limits();
     let control = demo.gateway().control();
     let manual = NewEnrollmentToken {
         services: vec!["echo".to_owned()],
@@ -286,7 +286,7 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
 
 #[test]
 fn only_the_agent_can_use_up_its_certificate_allowance() {
-    let demo = patient();
+    let demo = demo_with_high_limits();
     let agent = own_agent(&demo).id;
     let ask_for = |csr: &str| outcome(&post_json(&demo, "/csr", "", &json!({ "csr": csr, "agent_id": agent })));
     let stranger = plain_csr(&KeyPair::generate().unwrap());

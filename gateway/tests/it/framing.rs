@@ -30,7 +30,7 @@ struct Seen {
 
 /// A backend that reads bodies by their framing, declines every upgrade, and keeps its connections open.
 fn declining() -> (String, Receiver<Seen>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let connections = AtomicUsize::new(0);
     let url = backend::start(move |mut peer| {
         let connection = connections.fetch_add(1, Ordering::Relaxed);
@@ -40,10 +40,10 @@ fn declining() -> (String, Receiver<Seen>) {
             let Ok((body, _)) = peer.body(head.framing) else { return };
             let frames = |name: &&str| matches!(*name, "content-length" | "transfer-encoding" | "upgrade");
             let framing = head.headers.keys().map(|name| name.as_str()).filter(frames).map(str::to_owned).collect();
-            tell.send(Seen { connection, target, body: body.len(), framing }).unwrap();
+            sender.send(Seen { connection, target, body: body.len(), framing }).unwrap();
         }
     });
-    (url, told)
+    (url, receiver)
 }
 
 #[test]
@@ -168,12 +168,12 @@ fn a_body_beyond_content_length_zero_does_not_reach_the_backend() {
 
 #[test]
 fn framing_fields_with_underscores_are_dropped_in_both_directions() {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, body, _)) = peer.request() {
             let names: Vec<String> = head.headers.keys().map(|name| name.as_str().to_owned()).collect();
             let length = head.headers.get("content-length").cloned();
-            tell.send((names, length, body)).unwrap();
+            sender.send((names, length, body)).unwrap();
             peer.send(
                 "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\nTransfer_Encoding: chunked\r\nX_Own: 1\r\n\
                  Content-Length: 0003\r\n\r\nabc",
@@ -202,7 +202,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
         check(&response.headers, &response.body);
     });
     for _ in 0..2 {
-        let (names, length, body) = told.recv().unwrap();
+        let (names, length, body) = receiver.recv().unwrap();
         assert!(names.contains(&"x_own".to_owned()), "{names:?}");
         assert!(!names.iter().any(|name| name == "content_length" || name == "transfer_encoding"), "{names:?}");
         assert_eq!((length.unwrap().as_bytes(), body.as_slice()), (&b"5"[..], &b"hello"[..]));
@@ -319,10 +319,10 @@ fn malformed_http2_messages_are_stream_errors() {
 
 #[test]
 fn framing_fields_in_trailers_are_dropped_in_both_directions() {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((_, _, trailers)) = peer.request() {
-            tell.send(trailers).unwrap();
+            sender.send(trailers).unwrap();
             peer.send(
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\
                  Connection: close\r\nUpgrade: h2c\r\ncontent_length: 9\r\nX-Sum: 1\r\n\r\n",
@@ -336,6 +336,6 @@ fn framing_fields_in_trailers_are_dropped_in_both_directions() {
                     Upgrade: h2c\r\nHost: h\r\nX-Sum: 1\r\n\r\n";
         caller.send(request(&demo, "POST /", &format!("Transfer-Encoding: chunked\r\n\r\n{body}")));
         assert_eq!(caller.response().trailers, only_sum);
-        assert_eq!(told.recv().unwrap(), only_sum);
+        assert_eq!(receiver.recv().unwrap(), only_sum);
     }
 }

@@ -196,8 +196,8 @@ fn the_slot_of_a_reset_stream_is_free_at_once() {
         AsyncWriteExt::write_all(&mut stream, &begin).await.unwrap();
         for slow in (1..40).step_by(4) {
             let next = slow + 2;
-            let taken_back = [cancel(slow), get(&demo, next, "/")].concat();
-            AsyncWriteExt::write_all(&mut stream, &taken_back).await.unwrap();
+            let reset_and_next = [cancel(slow), get(&demo, next, "/")].concat();
+            AsyncWriteExt::write_all(&mut stream, &reset_and_next).await.unwrap();
             AsyncWriteExt::flush(&mut stream).await.unwrap();
             let status = loop {
                 let (kind, id, payload) = read_frame(&mut stream).await;

@@ -136,11 +136,8 @@ fn backend_errors_have_codes() {
 
 #[test]
 fn an_unreachable_backend_has_a_code() {
-    // Bound but not listening: connections are refused and the port stays reserved.
-    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
-    let port = closed.local_addr().unwrap().as_socket().unwrap().port();
-    let demo = demo(Some(format!("http://127.0.0.1:{port}")));
+    let (_closed, address) = backend::refusing();
+    let demo = demo(Some(format!("http://{address}")));
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
     assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");

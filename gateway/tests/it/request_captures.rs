@@ -11,10 +11,7 @@ const BODY: &str = "Content-Length: 2\r\n\r\nhi";
 
 #[test]
 fn bodies_of_requests_that_reached_the_backend_are_captured() {
-    // Bound but not listening: connections are refused and the port stays reserved.
-    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
-    let port = closed.local_addr().unwrap().as_socket().unwrap().port();
+    let (_closed, address) = backend::refusing();
     let no_tls = backend::start(|mut peer| peer.send("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"));
     let answer = |answer: &'static str| {
         backend::start(move |mut peer| {
@@ -23,7 +20,7 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
         })
     };
     for (backend, code, is_kept) in [
-        (format!("http://127.0.0.1:{port}"), "GW_BACKEND_UNREACHABLE", false),
+        (format!("http://{address}"), "GW_BACKEND_UNREACHABLE", false),
         (no_tls.replace("http:", "https:"), "GW_BACKEND_TLS", false),
         (answer(""), "GW_BACKEND_RESET", true),
         (answer("HTTP/1.1 abc\r\n\r\n"), "GW_BACKEND_INVALID_RESPONSE", true),

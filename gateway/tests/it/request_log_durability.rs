@@ -46,11 +46,12 @@ fn push(log: &RequestLog, records: Vec<Record>) {
     log.queue().push(Batch { services: vec![("acme--api".into(), records)] });
 }
 
-/// Command line that runs one ignored test in this test program.
+/// Command line that runs one ignored test of this file.
 fn this_program(test: &str) -> Vec<String> {
     let program = env::current_exe().unwrap().into_os_string().into_string().unwrap();
-    let arguments = ["--exact", test, "--ignored", "--nocapture"];
-    std::iter::once(program).chain(arguments.map(str::to_owned)).collect()
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let test = format!("{module}::{test}");
+    [&program, "--exact", &test, "--ignored", "--nocapture"].map(str::to_owned).to_vec()
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn a_killed_process_loses_less_than_a_second_of_records() {
     let mut kept = 0;
     let mut longest_ms = 0;
     for kill in 0..KILLS {
-        let program = this_program("request_log_durability::writes_until_it_is_killed");
+        let program = this_program("writes_until_it_is_killed");
         let mut child =
             Command::new(&program[0]).args(&program[1..]).env(FOLDER, &folder).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -190,7 +191,7 @@ fn a_full_disk_loses_only_records() {
     let script = r#"mount -t tmpfs -o size=4m,mode=700 none "$1" && shift && exec "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(directory.path());
-    command.args(this_program("request_log_durability::fills_the_disk_and_frees_space")).env(FOLDER, directory.path());
+    command.args(this_program("fills_the_disk_and_frees_space")).env(FOLDER, directory.path());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));

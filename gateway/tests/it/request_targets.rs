@@ -14,7 +14,7 @@ use crate::support::http2_frames::{
 use crate::support::{backend, demo, eventually};
 
 /// A backend that answers with the request target.
-fn telling() -> String {
+fn target_backend() -> String {
     backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             let target = head.target.as_str();
@@ -64,7 +64,7 @@ fn get_over_http_2(demo: &Demo, target: &str) -> Result<Vec<u8>, u32> {
 
 #[test]
 fn every_visible_byte_reaches_an_http1_backend() {
-    let demo = demo(Some(telling()));
+    let demo = demo(Some(target_backend()));
     let mut caller = connect(&demo);
     for target in targets() {
         caller.send(get(&demo, &target));
@@ -91,7 +91,7 @@ fn every_visible_byte_reaches_an_http2_backend() {
 
 #[test]
 fn fragments_and_invalid_target_bytes_are_refused() {
-    let demo = demo(Some(telling()));
+    let demo = demo(Some(target_backend()));
     for target in ["/a#b", "/#", "/?a#b", "#", "/a\x7f", "/a\x01"] {
         let mut caller = connect(&demo);
         caller.send(get(&demo, target));
@@ -103,7 +103,7 @@ fn fragments_and_invalid_target_bytes_are_refused() {
 
 #[test]
 fn every_visible_byte_is_logged_and_replayed() {
-    let demo = demo(Some(telling()));
+    let demo = demo(Some(target_backend()));
     let api = Api(&demo);
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);

@@ -28,10 +28,10 @@ fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<HeaderMap
 }
 
 fn telling_backend() -> (String, Receiver<HeaderMap>) {
-    let (tell, seen) = mpsc::channel();
+    let (sender, seen) = mpsc::channel();
     let url = backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
-            tell.send(head.headers).unwrap();
+            sender.send(head.headers).unwrap();
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         }
     });
@@ -197,8 +197,8 @@ fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
         .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret%20key")
         .env("OTEL_TRACES_SAMPLER_ARG", "1")
         .env("OTEL_SERVICE_NAME", "relay");
-    let (mut running, told) = start_demo(&mut command);
-    let text = |name: &str| told[name].as_str().unwrap().to_owned();
+    let (mut running, description) = start_demo(&mut command);
+    let text = |name: &str| description[name].as_str().unwrap().to_owned();
     let about = About {
         base_url: text("base_url"),
         tenant_url: text("tenant_url"),

@@ -1,4 +1,4 @@
-//! A collector of spans for tests: receives OTLP/HTTP, decodes it with OpenTelemetry's types and answers as configured.
+//! A fake collector of spans: accepts OTLP/HTTP, decodes it with OpenTelemetry's types, and gives scripted answers.
 
 #![allow(dead_code, reason = "each test binary uses only some of it")]
 
@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 
-/// Time limit of waits, reached only by failing tests.
+/// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
@@ -28,7 +28,7 @@ pub(crate) struct Collector {
     early: Vec<Received>,
 }
 
-/// One request to the collector.
+/// One export request.
 #[derive(Debug)]
 pub(crate) struct Export {
     /// Request line and fields, with names in lower case.
@@ -36,7 +36,7 @@ pub(crate) struct Export {
     pub(crate) spans: Vec<Received>,
 }
 
-/// A received span.
+/// A received span with its resource.
 #[derive(Debug, Clone)]
 pub(crate) struct Received {
     pub(crate) resource: BTreeMap<String, String>,
@@ -45,7 +45,7 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// Value of `service.name`.
+    /// Value of the resource attribute `service.name`.
     pub(crate) fn service(&self) -> &str {
         &self.resource["service.name"]
     }
@@ -55,17 +55,17 @@ impl Received {
     }
 }
 
-/// Starts a collector that accepts everything.
+/// Starts a collector that accepts all spans.
 pub(crate) fn start() -> Collector {
     start_with(|stream| stream, |_| TAKEN.to_owned())
 }
 
-/// Starts a collector that answers each request by its number.
+/// Starts a collector that answers each request, by its number, with `answer`.
 pub(crate) fn answering(answer: impl Fn(usize) -> String + Send + 'static) -> Collector {
     start_with(|stream| stream, answer)
 }
 
-/// Starts a collector whose connections `accept` wraps.
+/// Starts a collector whose streams `accept` creates from connections.
 pub(crate) fn start_with<S: Read + Write + Send + 'static>(
     accept: impl Fn(TcpStream) -> S + Send + 'static,
     answer: impl Fn(usize) -> String + Send + 'static,
@@ -80,7 +80,7 @@ pub(crate) fn start_with<S: Read + Write + Send + 'static>(
             let (sender, answers) = (sender.clone(), Arc::clone(&answers));
             std::thread::spawn(move || {
                 while let Some(export) = read_export(&mut stream) {
-                    // Fails if the test has ended.
+                    // Fails when the test has ended.
                     let _ = sender.send(export);
                     let answer = {
                         let mut answers = answers.lock().unwrap();
@@ -107,12 +107,12 @@ impl Collector {
         self.exports.recv_timeout(SOON).expect("an export")
     }
 
-    /// Whether an unread request has arrived.
+    /// Whether a request is left that no call has returned.
     pub(crate) fn has_more(&self) -> bool {
         self.exports.try_recv().is_ok()
     }
 
-    /// All unread spans that have arrived.
+    /// All received spans that no call has returned.
     pub(crate) fn rest(self) -> Vec<Received> {
         let later = self.exports.try_iter().flat_map(|export| export.spans);
         self.early.into_iter().chain(later).collect()
@@ -136,7 +136,7 @@ fn read_export(stream: &mut impl BufRead) -> Option<Export> {
         let mut line = String::new();
         match stream.read_line(&mut line) {
             Ok(0) => return None,
-            // An io_uring of this process interrupts reads.
+            // An io_uring in this process interrupts reads.
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             read => read.ok()?,
         };
