@@ -397,7 +397,7 @@ fn one_process_at_a_time_runs_in_a_state_folder() {
         assert!(message.contains(&format!("{folder} is in use by another gw-agent process")), "{message}");
     }
     let (code, found) = in_folder(&["doctor", "--backend", &backend]);
-    assert!(found.contains("the gateway would take it"), "{code:?}: {found}");
+    assert!(found.contains("the gateway accepts it"), "{code:?}: {found}");
     // Neither of them has harmed the first.
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));
