@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A TLS server's configuration with a certificate of its own, which goes to `file` for who is to trust it.
+/// A TLS server configuration with a self-signed certificate, which is written to `file`.
 fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -17,7 +17,7 @@ fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-/// Speaks what ALPN selects: answers requests of HTTP/2, and switches to an echo on request.
+/// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes bodies over HTTP/2.
 async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     let socket = Socket::from_fd(connection.into()).unwrap();
     let stream = TlsStream::new(socket, ServerConnection::new(config).unwrap());
@@ -51,10 +51,11 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
 }
 
 #[test]
-fn alpn_decides_and_other_protocols_prefer_http_1_1() {
+fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("ca.pem");
-    for (alpn, to_switched) in [(&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"), (&[b"h2"], "HTTP/2 https hello")] {
+    for (alpn, after_upgrade) in [(&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"), (&[b"h2"], "HTTP/2 https hello")]
+    {
         let config = tls(alpn, &file);
         let address = listen(move |connection, _| {
             Driver::choose().unwrap().block_on(speak_either(connection, Arc::clone(&config))).unwrap();
@@ -67,11 +68,11 @@ fn alpn_decides_and_other_protocols_prefer_http_1_1() {
             for _ in 0..2 {
                 let (response, _) = send(&requests, get("/"), true).await;
                 assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "HTTP/2 https ");
-                let (response, mut up) = send(&requests, switch("foo"), false).await;
+                let (response, mut up) = send(&requests, upgrade("foo"), false).await;
                 let mut response = response.await.unwrap();
                 assert_eq!(response.headers()[X_GW_UPGRADE], "foo");
                 up.send_data(Bytes::from_static(b"hello"), true).unwrap();
-                assert_eq!(body(response.body_mut()).await.unwrap(), to_switched);
+                assert_eq!(body(response.body_mut()).await.unwrap(), after_upgrade);
             }
         });
     }

@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn interim_responses_and_trailers_of_http_2_are_passed_on() {
-    let urls = http2(h2::server::Builder::new(), |request, mut respond, _| async move {
+fn interim_responses_and_trailers_are_relayed() {
+    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
         assert_eq!((request.uri().scheme_str(), request.headers()["te"].as_bytes()), (Some("http"), &b"trailers"[..]));
         assert_eq!(request.uri().authority().unwrap(), HOST);
         respond.send_informational(Response::builder().status(103).header("link", "</a>").body(()).unwrap()).unwrap();
@@ -20,7 +20,7 @@ fn interim_responses_and_trailers_of_http_2_are_passed_on() {
         let (mut response, mut upload) = send(&requests, request, false).await;
         let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
         assert_eq!((interim.status().as_u16(), &interim.headers()["link"]), (103, &HeaderValue::from_static("</a>")));
-        // The response begins while the upload goes on.
+        // The response begins before the request has ended.
         let mut response = response.await.unwrap();
         upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
         assert_eq!(some(response.body_mut(), 5).await, b"hello");
@@ -30,10 +30,10 @@ fn interim_responses_and_trailers_of_http_2_are_passed_on() {
 }
 
 #[test]
-fn what_a_backend_refuses_before_it_begins_is_tried_once_more_elsewhere() {
+fn refused_streams_are_retried_once_on_another_connection() {
     let seen = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seen);
-    let urls = http2(h2::server::Builder::new(), move |request, mut respond, connection| {
+    let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, connection| {
         counted.fetch_add(1, Ordering::Relaxed);
         async move {
             if connection == 0 || request.uri().path() == "/never" {
@@ -43,7 +43,7 @@ fn what_a_backend_refuses_before_it_begins_is_tried_once_more_elsewhere() {
         }
     });
     with_tunnel(&urls, |requests| async move {
-        // Whatever the method: the backend says itself that it has done nothing.
+        // Even a POST: the backend has reported that it did not process the request.
         let post = Request::post(format!("https://{HOST}/")).body(()).unwrap();
         let (response, _) = send(&requests, post, true).await;
         assert_eq!(response.await.unwrap().status(), 200);
@@ -55,11 +55,11 @@ fn what_a_backend_refuses_before_it_begins_is_tried_once_more_elsewhere() {
 }
 
 #[test]
-fn requests_share_connections_up_to_what_the_backend_allows() {
+fn requests_share_connections_up_to_the_backends_stream_limit() {
     let (most, held) = (Arc::new(AtomicUsize::new(0)), Arc::new(tokio::sync::Semaphore::new(0)));
     let (connections, hold) = (Arc::clone(&most), Arc::clone(&held));
     let mut settings = h2::server::Builder::new();
-    let urls = http2(settings.max_concurrent_streams(4).clone(), move |_, mut respond, connection| {
+    let urls = http2_backend(settings.max_concurrent_streams(4).clone(), move |_, mut respond, connection| {
         connections.fetch_max(connection + 1, Ordering::Relaxed);
         let hold = Arc::clone(&hold);
         async move {
@@ -84,9 +84,9 @@ fn requests_share_connections_up_to_what_the_backend_allows() {
 }
 
 #[test]
-fn a_caller_that_gives_up_ends_its_stream_and_no_other() {
+fn reset_by_the_caller_ends_only_its_own_stream() {
     let (tell, ended) = mpsc::channel();
-    let urls = http2(h2::server::Builder::new(), move |request, mut respond, connection| {
+    let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, connection| {
         let tell = tell.clone();
         async move {
             if request.uri().path() == "/waits" {
@@ -111,7 +111,7 @@ fn a_caller_that_gives_up_ends_its_stream_and_no_other() {
 }
 
 #[test]
-fn what_does_not_speak_http_2_is_told_apart() {
+fn backend_that_does_not_speak_http_2_is_reported() {
     let address = listen(|mut backend, _| {
         drop(backend.read(&mut [0; 24]));
         backend.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();

@@ -1,4 +1,4 @@
-//! What comes out of a tunnel when backends do what tests say. The tests play the gateway.
+//! Tests over a real tunnel connection: they play the gateway and the backends.
 
 mod alpn;
 mod bounds;
@@ -33,10 +33,10 @@ use crate::backend::{Backends, Stream};
 use crate::forward::slots::Slots;
 use crate::forward::upgrade::accept_of;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 const HOST: &str = "acme--api.eu1.gw.localhost";
 
-/// Runs a test that has a tunnel to backends at `urls`.
+/// Runs a test with a tunnel to backends at `urls`.
 fn with_tunnel<F: Future<Output = ()>>(urls: &[String], test: impl FnOnce(SendRequest<Bytes>) -> F) {
     with_tunnel_to(&Backends::from_urls("test", urls, &mut Vec::new()).unwrap(), test);
 }
@@ -58,14 +58,13 @@ fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: impl FnOnce
         });
         let (requests, tunnel) = settings::client().handshake::<_, Bytes>(Stream::Plain(gateway)).await.unwrap();
         runtime::spawn(async move { drop(tunnel.await) });
-        // Settings have come once anything is answered.
         test(requests).await;
     };
-    let in_time = Driver::choose().unwrap().block_on(async { runtime::timeout(SOON, run).await });
-    in_time.unwrap().expect("a test that waits for ever");
+    let result = Driver::choose().unwrap().block_on(async { runtime::timeout(TIME_LIMIT, run).await });
+    result.unwrap().expect("the test exceeded its time limit");
 }
 
-/// A backend that gives every connection to `serve`, each on its own thread, with its number. Returns its address.
+/// Starts a backend that calls `serve` with every connection and its number, each on its own thread. Returns its address.
 fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -73,19 +72,20 @@ fn listen(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> String {
     thread::spawn(move || {
         for (number, connection) in listener.incoming().enumerate() {
             let (connection, serve) = (connection.unwrap(), Arc::clone(&serve));
-            connection.set_read_timeout(Some(SOON)).unwrap();
+            connection.set_read_timeout(Some(TIME_LIMIT)).unwrap();
             thread::spawn(move || serve(connection, number));
         }
     });
     address
 }
 
-fn http1(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Vec<String> {
+/// Starts an HTTP/1.1 backend that calls `serve` with every connection and its number. Returns its URL.
+fn http1_backend(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Vec<String> {
     vec![format!("http://{}", listen(serve))]
 }
 
-/// A backend of HTTP/2 that gives every request to `serve`, with the number of its connection.
-fn http2<F: Future<Output = ()> + 'static>(
+/// Starts an HTTP/2 backend that calls `serve` with every request and the number of its connection. Returns its URL.
+fn http2_backend<F: Future<Output = ()> + 'static>(
     settings: h2::server::Builder,
     serve: impl Fn(Request<RecvStream>, SendResponse<Bytes>, usize) -> F + Send + Sync + 'static,
 ) -> Vec<String> {
@@ -102,6 +102,7 @@ fn http2<F: Future<Output = ()> + 'static>(
     vec![format!("h2c://{address}")]
 }
 
+/// Reads a request head; empty at the end of the stream.
 fn request_head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -114,11 +115,11 @@ fn request_head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Reads what is there; 0 is the end, be it a reset.
+/// Reads available bytes; 0 is the end of the stream or a reset.
 fn read(stream: &mut TcpStream, buffer: &mut [u8]) -> usize {
     loop {
         match stream.read(buffer) {
-            // A ring in this process interrupts reads that have a timeout.
+            // The io_uring in this process interrupts reads with a timeout.
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return 0,
             read => return read.unwrap(),
@@ -134,13 +135,13 @@ fn get(path: &str) -> Request<()> {
     Request::get(format!("https://{HOST}{path}")).body(()).unwrap()
 }
 
-/// A request to switch to `protocol`, as the gateway puts it.
-fn switch(protocol: &'static str) -> Request<()> {
+/// A request to upgrade to `protocol`, in the gateway's form.
+fn upgrade(protocol: &'static str) -> Request<()> {
     let protocol = Protocol::from_static(protocol);
     Request::connect(format!("https://{HOST}/chat")).extension(protocol).body(()).unwrap()
 }
 
-/// Sends `request`. Waits for the agent's settings, without which h2 refuses other protocols.
+/// Sends `request` after the agent's SETTINGS have arrived, before which h2 refuses extended CONNECT.
 async fn send(requests: &SendRequest<Bytes>, request: Request<()>, whole: bool) -> (ResponseFuture, SendStream<Bytes>) {
     while !requests.is_extended_connect_protocol_enabled() {
         runtime::sleep(Duration::from_millis(1)).await;
@@ -148,6 +149,7 @@ async fn send(requests: &SendRequest<Bytes>, request: Request<()>, whole: bool) 
     requests.clone().send_request(request, whole).unwrap()
 }
 
+/// Reads a body to its end.
 async fn body(stream: &mut RecvStream) -> Result<String, stream::StreamClosed> {
     let mut whole = Vec::new();
     loop {
@@ -162,7 +164,7 @@ async fn body(stream: &mut RecvStream) -> Result<String, stream::StreamClosed> {
     }
 }
 
-/// Reads exactly `length` bytes of a body that may go on.
+/// Reads exactly `length` bytes of a body.
 async fn some(stream: &mut RecvStream, length: usize) -> Vec<u8> {
     let mut read = Vec::new();
     while read.len() < length {
@@ -175,7 +177,7 @@ async fn some(stream: &mut RecvStream, length: usize) -> Vec<u8> {
     read
 }
 
-/// The code and message of the agent's own error.
+/// The code and message of an error response of the agent.
 async fn error_of(response: ResponseFuture) -> (String, String) {
     let mut response = response.await.unwrap();
     let message = body(response.body_mut()).await.unwrap();

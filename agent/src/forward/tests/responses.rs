@@ -3,10 +3,10 @@
 use super::*;
 
 #[test]
-fn interim_responses_are_passed_on_as_they_come() {
+fn interim_responses_are_relayed_without_delay() {
     let (go_on, told) = mpsc::channel::<()>();
     let told = std::sync::Mutex::new(told);
-    let urls = http1(move |mut backend, _| {
+    let urls = http1_backend(move |mut backend, _| {
         let head = request_head(&mut backend);
         assert_eq!(field(&head, "expect"), Some("100-continue"));
         backend.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").unwrap();
@@ -35,8 +35,8 @@ fn interim_responses_are_passed_on_as_they_come() {
 }
 
 #[test]
-fn every_answer_says_where_the_time_went_and_no_backend_says_it_for_us() {
-    let urls = http1(|mut backend, number| {
+fn every_response_has_the_agents_timing_and_not_the_backends() {
+    let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
             let answer: &[u8] = match number {
                 0 => b"HTTP/1.1 200 OK\r\nX-Gw-Timing: 4000000000,4000000000\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
@@ -53,7 +53,7 @@ fn every_answer_says_where_the_time_went_and_no_backend_says_it_for_us() {
     };
     let is_real = |us: u32| us < 60_000_000;
     with_tunnel(&urls, |requests| async move {
-        for request in [get("/"), switch("foo")] {
+        for request in [get("/"), upgrade("foo")] {
             let response = send(&requests, request, false).await.0.await.unwrap();
             let AgentTiming { agent_us, backend_first_byte_us } = timing(&response);
             assert!(is_real(agent_us) && backend_first_byte_us.is_some_and(is_real));
@@ -65,10 +65,10 @@ fn every_answer_says_where_the_time_went_and_no_backend_says_it_for_us() {
 }
 
 #[test]
-fn a_break_behind_the_head_is_told_after_all_that_came_before_it() {
+fn response_cut_short_is_reported_after_its_data() {
     let (go_on, told) = mpsc::channel::<()>();
     let told = std::sync::Mutex::new(told);
-    let urls = http1(move |mut backend, number| {
+    let urls = http1_backend(move |mut backend, number| {
         drop(request_head(&mut backend));
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         match number {
@@ -101,8 +101,8 @@ fn a_break_behind_the_head_is_told_after_all_that_came_before_it() {
 }
 
 #[test]
-fn cookies_that_came_apart_are_one_field() {
-    let urls = http1(|mut backend, _| {
+fn separate_cookie_fields_are_joined() {
+    let urls = http1_backend(|mut backend, _| {
         let head = request_head(&mut backend);
         let text = field(&head, "cookie").unwrap();
         backend
@@ -119,13 +119,13 @@ fn cookies_that_came_apart_are_one_field() {
 }
 
 #[test]
-fn ambiguous_responses_are_refused() {
+fn ambiguous_responses_are_rejected() {
     for fields in [
         "Content-Length: 1\r\nContent-Length: 2",
         "Content-Length: 1\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: gzip, chunked",
     ] {
-        let urls = http1(move |mut backend, _| {
+        let urls = http1_backend(move |mut backend, _| {
             drop(request_head(&mut backend));
             backend.write_all(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n0\r\n\r\n").as_bytes()).unwrap();
         });
@@ -137,8 +137,8 @@ fn ambiguous_responses_are_refused() {
 }
 
 #[test]
-fn a_connection_on_which_a_body_may_follow_a_204_is_not_used_again() {
-    let urls = http1(|mut backend, number| {
+fn connection_with_a_body_announced_for_a_204_is_not_reused() {
+    let urls = http1_backend(|mut backend, number| {
         while !request_head(&mut backend).is_empty() {
             let answer =
                 format!("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\nX-Connection: {number}\r\n\r\n");

@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn any_protocol_is_switched_to_and_each_direction_ends_on_its_own() {
-    let urls = http1(|mut backend, _| {
+fn any_protocol_is_relayed_and_each_direction_ends_separately() {
+    let urls = http1_backend(|mut backend, _| {
         let head = request_head(&mut backend);
         assert!(head.starts_with("PUT /chat HTTP/1.1\r\n"), "{head}");
         assert_eq!((field(&head, "connection"), field(&head, "upgrade")), (Some("upgrade"), Some("Foo/2")));
@@ -21,7 +21,7 @@ fn any_protocol_is_switched_to_and_each_direction_ends_on_its_own() {
         backend.write_all(format!("heard {heard}").as_bytes()).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        let mut request = switch("Foo/2");
+        let mut request = upgrade("Foo/2");
         request.headers_mut().insert(X_GW_UPGRADE_METHOD, HeaderValue::from_static("PUT"));
         let (response, mut up) = send(&requests, request, false).await;
         let mut response = response.await.unwrap();
@@ -40,9 +40,9 @@ fn any_protocol_is_switched_to_and_each_direction_ends_on_its_own() {
 }
 
 #[test]
-fn a_backend_that_ends_first_still_hears() {
+fn backend_that_ends_its_direction_first_still_receives() {
     let (tell, heard) = mpsc::channel();
-    let urls = http1(move |mut backend, _| {
+    let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n").unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
@@ -51,11 +51,11 @@ fn a_backend_that_ends_first_still_hears() {
         tell.send((text, read(&mut backend, &mut [0]))).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, switch("foo"), false).await;
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
         assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "");
         up.send_data(Bytes::from_static(b"late"), false).unwrap();
         up.send_data(Bytes::new(), true).unwrap();
-        // What was sent is on its way only while this reactor turns.
+        // Sleeps because the sent bytes leave only while this reactor runs.
         let heard = loop {
             match heard.try_recv() {
                 Ok(heard) => break heard,
@@ -67,9 +67,9 @@ fn a_backend_that_ends_first_still_hears() {
 }
 
 #[test]
-fn resets_go_through_both_ways() {
+fn resets_are_relayed_in_both_directions() {
     let (tell, ended) = mpsc::channel();
-    let urls = http1(move |mut backend, number| {
+    let urls = http1_backend(move |mut backend, number| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi").unwrap();
         if number == 0 {
@@ -80,13 +80,13 @@ fn resets_go_through_both_ways() {
         }
     });
     with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, switch("foo"), false).await;
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
         assert_eq!(some(response.await.unwrap().body_mut(), 2).await, b"hi");
         up.send_reset(Reason::CANCEL);
         while ended.try_recv() != Ok(0) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        let (response, mut up) = send(&requests, switch("foo"), false).await;
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
         let mut response = response.await.unwrap();
         assert_eq!(some(response.body_mut(), 2).await, b"hi");
         up.send_data(Bytes::from_static(b"now"), false).unwrap();
@@ -95,8 +95,8 @@ fn resets_go_through_both_ways() {
 }
 
 #[test]
-fn a_web_socket_without_a_key_gets_one() {
-    let urls = http1(|mut backend, number| {
+fn websocket_without_a_key_gets_one() {
+    let urls = http1_backend(|mut backend, number| {
         let head = request_head(&mut backend);
         let key = field(&head, "sec-websocket-key").unwrap();
         let accept = if number == 0 { accept_of(key.as_bytes()).unwrap() } else { HeaderValue::from_static("wrong") };
@@ -109,13 +109,13 @@ fn a_web_socket_without_a_key_gets_one() {
         read(&mut backend, &mut [0]);
     });
     with_tunnel(&urls, |requests| async move {
-        let (response, _up) = send(&requests, switch("websocket"), false).await;
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
         let response = response.await.unwrap();
         assert_eq!((response.headers()[X_GW_UPGRADE].as_bytes(), response.headers().len()), (&b"websocket"[..], 2));
-        let (response, _up) = send(&requests, switch("websocket"), false).await;
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
         assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
-        // A caller with a key of its own checks for itself.
-        let mut request = switch("websocket");
+        // A caller that sends a key checks the answer itself.
+        let mut request = upgrade("websocket");
         request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("x"));
         let (response, _up) = send(&requests, request, false).await;
         assert_eq!(response.await.unwrap().headers()["sec-websocket-accept"], "wrong");
@@ -123,29 +123,29 @@ fn a_web_socket_without_a_key_gets_one() {
 }
 
 #[test]
-fn what_is_no_switch_is_an_answer_or_an_error() {
-    let urls = http1(|mut backend, _| {
+fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
+    let urls = http1_backend(|mut backend, _| {
         for answer in ["HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno", "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n"] {
             drop(request_head(&mut backend));
             backend.write_all(answer.as_bytes()).unwrap();
         }
     });
-    let unasked = http1(|mut backend, _| {
+    let unasked = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        let (response, _up) = send(&requests, switch("foo"), false).await;
+        let (response, _up) = send(&requests, upgrade("foo"), false).await;
         let mut response = response.await.unwrap();
         assert_eq!((response.status().as_u16(), response.headers().get(X_GW_UPGRADE)), (403, None));
         assert_eq!(body(response.body_mut()).await.unwrap(), "no");
     });
-    let urls_of_another = http1(|mut backend, _| {
+    let urls_of_another = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n").unwrap();
     });
     with_tunnel(&urls_of_another, |requests| async move {
-        let (response, _up) = send(&requests, switch("foo"), false).await;
+        let (response, _up) = send(&requests, upgrade("foo"), false).await;
         let (code, message) = error_of(response).await;
         assert!(
             code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("foo") && message.contains("bar"),
@@ -159,7 +159,7 @@ fn what_is_no_switch_is_an_answer_or_an_error() {
 }
 
 #[test]
-fn http_2_backends_are_asked_for_protocols_their_own_way() {
+fn http_2_backends_are_upgraded_by_extended_connect() {
     let echo = |request: Request<RecvStream>, mut respond: SendResponse<Bytes>, _| async move {
         assert_eq!(request.method(), Method::CONNECT);
         assert_eq!(request.extensions().get::<Protocol>().unwrap().as_str(), "websocket");
@@ -169,9 +169,9 @@ fn http_2_backends_are_asked_for_protocols_their_own_way() {
         sent.send_data(Bytes::from(heard), true).unwrap();
     };
     let mut settings = h2::server::Builder::new();
-    let able = http2(settings.enable_connect_protocol().clone(), echo);
+    let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
     with_tunnel(&able, |requests| async move {
-        let mut request = switch("websocket");
+        let mut request = upgrade("websocket");
         request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ=="));
         let (response, mut up) = send(&requests, request, false).await;
         let mut response = response.await.unwrap();
@@ -180,30 +180,30 @@ fn http_2_backends_are_asked_for_protocols_their_own_way() {
         up.send_data(Bytes::from_static(b"both ways"), true).unwrap();
         assert_eq!(body(response.body_mut()).await.unwrap(), "both ways");
     });
-    let unable = http2(h2::server::Builder::new(), echo);
+    let unable = http2_backend(h2::server::Builder::new(), echo);
     with_tunnel(&unable, |requests| async move {
-        let (response, _up) = send(&requests, switch("websocket"), false).await;
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
         let (code, message) = error_of(response).await;
         assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"), "{message}");
     });
 }
 
 #[test]
-fn a_caller_that_gives_up_is_noticed_behind_a_backend_that_does_not_read() {
+fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
     let (tell, ended) = mpsc::channel();
-    let urls = http1(move |mut backend, _| {
+    let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
-        // Without reading: that the connection is gone shows as a hang-up.
+        // Does not read; the closed connection shows as a hang-up.
         let mut watched = [rustix::event::PollFd::new(&backend, rustix::event::PollFlags::RDHUP)];
         while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
         tell.send(()).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, switch("foo"), false).await;
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
         assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "");
-        // More than sockets and windows hold.
+        // More than socket buffers and windows can hold.
         let flood = stream::send(&mut up, Bytes::from(vec![0; 64 << 20]), false);
         assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
         up.send_reset(Reason::CANCEL);
