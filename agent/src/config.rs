@@ -88,6 +88,8 @@ impl Config {
         self.slots.unwrap_or_else(|default| default)
     }
 
+    /// Loads and checks the configuration. Command-line options take precedence over environment variables, and those over
+    /// the file.
     pub fn load(
         file: Option<&Path>,
         state_dir: Option<PathBuf>,

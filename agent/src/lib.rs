@@ -5,8 +5,22 @@
 //! that come later in this list.
 //!
 //! ```text
-//! main cli doctor supervisor admin tunnel config forward backend telemetry identity apex_client
-//! clock gateway_events backoff tls
+//! main            the program: arguments, command, exit code
+//! cli             command-line arguments
+//! doctor          checks whether the agent can serve
+//! supervisor      life cycle: starts and stops services, drains
+//! admin           endpoints for metrics and health
+//! tunnel          one tunnel per service: dial, session, control stream, reconnects
+//! config          configuration file, options, environment
+//! forward         a request from its tunnel stream to a backend, and the response back
+//! backend         connections to backends: pool, load balancing, HTTP/1.1, HTTP/2
+//! telemetry       counters, request scope, trace spans
+//! identity        enrollment, private key and certificate, state folder, renewal
+//! apex_client     enrollment and certificate requests to the gateway
+//! clock           the gateway's clock
+//! gateway_events  messages between the gateway and the whole agent
+//! backoff         exponential backoff
+//! tls             TLS client configurations
 //! ```
 
 #![recursion_limit = "256"]

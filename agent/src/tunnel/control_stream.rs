@@ -85,7 +85,7 @@ async fn receive(session: &Session, window: &UploadWindow, mut body: RecvStream,
 /// stops. Returns when the tunnel is to end.
 async fn report(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
     let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
-    let mut leaving = pin!(phase.wait_for(|phase| *phase >= Phase::Leaving));
+    let mut goaway_sent = pin!(phase.wait_for(|phase| *phase >= Phase::GoawaySent));
     let mut reported = None;
     loop {
         let now = (session.slots.in_use(), session.pool.idle());
@@ -106,7 +106,7 @@ async fn report(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
         session.pool.prune();
         let stopping = pin!(stop.wait_for(|stop| *stop));
         let tick = pin!(runtime::sleep(REPORT_INTERVAL));
-        match select(leaving.as_mut(), select(stopping, tick)).await {
+        match select(goaway_sent.as_mut(), select(stopping, tick)).await {
             Either::Left(_) => return,
             Either::Right((Either::Left(_), _)) => break,
             Either::Right((Either::Right(_), _)) => {}
@@ -114,7 +114,7 @@ async fn report(session: &Session, sender: &RefCell<SendStream<Bytes>>) {
     }
     send(sender, &ToGateway::Drain);
     // Fails if the session is gone, which is an end too.
-    let _ = leaving.await;
+    let _ = goaway_sent.await;
 }
 
 fn send(sender: &RefCell<SendStream<Bytes>>, message: &ToGateway) {

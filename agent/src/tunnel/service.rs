@@ -38,9 +38,9 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
                 let retry_after = error.retry_after().unwrap_or_default();
                 let retry_in = backoff.next_delay(random()).max(retry_after);
                 if error.needs_intervention() {
-                    tracing::error!(service = %hostname, %error, ?retry_in, "no tunnel");
+                    tracing::error!(service = %hostname, %error, ?retry_in, "cannot open a tunnel");
                 } else {
-                    tracing::warn!(service = %hostname, %error, ?retry_in, "no tunnel");
+                    tracing::warn!(service = %hostname, %error, ?retry_in, "cannot open a tunnel");
                 }
                 if error.is_transient() {
                     Pause::Unreachable { retry_in, at_least: retry_after }
@@ -233,7 +233,7 @@ mod tests {
             });
             (was_ready.unwrap(), calls)
         };
-        assert_eq!(follow_to(&[Phase::Ready, Phase::Leaving, Phase::Ended]), (true, 1));
+        assert_eq!(follow_to(&[Phase::Ready, Phase::GoawaySent, Phase::Ended]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ended]), (false, 0));
     }

@@ -37,14 +37,14 @@ pub(crate) enum Phase {
     /// Another tunnel of this identity has replaced this one.
     Replaced,
     /// No request is left, and GOAWAY has been sent.
-    Leaving,
+    GoawaySent,
     Ended,
 }
 
 /// Time limit for the gateway to confirm that it sends no more requests.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for the gateway to close an idle tunnel after GOAWAY.
-const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// State of an open tunnel.
 pub(crate) struct Session {
@@ -84,11 +84,11 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
         runtime::spawn(heartbeat::keep(ping_pong, last_received, closer));
     }
     let mut drained = pin!(drained(session));
-    let mut leaving = false;
-    let mut goodbye: Option<Goodbye> = None;
+    let mut goaway_sent = false;
+    let mut close: Option<GracefulClose> = None;
     loop {
         let event = std::future::poll_fn(|cx| {
-            if !leaving && drained.as_mut().poll(cx).is_ready() {
+            if !goaway_sent && drained.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(TunnelEvent::Drained);
             }
             loop {
@@ -100,16 +100,16 @@ async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> 
                     Poll::Pending => break,
                 }
             }
-            let Some(goodbye) = &mut goodbye else { return Poll::Pending };
-            goodbye.poll(cx, session.slots.in_use(), buffers.sent()).map(|()| TunnelEvent::Ended(Ok(())))
+            let Some(close) = &mut close else { return Poll::Pending };
+            close.poll(cx, session.slots.in_use(), buffers.sent()).map(|()| TunnelEvent::Ended(Ok(())))
         });
         match event.await {
             TunnelEvent::Drained => {
                 // Every request has ended: send GOAWAY. A request that crosses it is still served.
-                leaving = true;
-                goodbye = Some(Goodbye { quiet: runtime::sleep(GOODBYE_WITHIN), sent: buffers.sent() });
+                goaway_sent = true;
+                close = Some(GracefulClose { quiet: runtime::sleep(CLOSED_WITHIN), sent: buffers.sent() });
                 connection.graceful_shutdown();
-                session.phase.send_replace(Phase::Leaving);
+                session.phase.send_replace(Phase::GoawaySent);
             }
             TunnelEvent::Ended(result) => return result,
         }
@@ -122,15 +122,15 @@ enum TunnelEvent {
 }
 
 /// Waits for the gateway to close a tunnel after GOAWAY.
-struct Goodbye {
-    /// Ends after [`GOODBYE_WITHIN`].
+struct GracefulClose {
+    /// Ends after [`CLOSED_WITHIN`].
     quiet: Pin<Box<dyn Future<Output = ()>>>,
     /// Bytes that had been sent when `quiet` started.
     sent: u64,
 }
 
-impl Goodbye {
-    /// Ready once no request has been running and no byte has been sent for [`GOODBYE_WITHIN`]. A request that crossed
+impl GracefulClose {
+    /// Ready once no request has been running and no byte has been sent for [`CLOSED_WITHIN`]. A request that crossed
     /// GOAWAY, and the rest of a response on a slow path, are not cut off.
     fn poll(&mut self, cx: &mut Context<'_>, requests: u32, sent: u64) -> Poll<()> {
         loop {
@@ -138,7 +138,7 @@ impl Goodbye {
             if requests == 0 && sent == self.sent {
                 return Poll::Ready(());
             }
-            *self = Self { quiet: runtime::sleep(GOODBYE_WITHIN), sent };
+            *self = Self { quiet: runtime::sleep(CLOSED_WITHIN), sent };
         }
     }
 }
