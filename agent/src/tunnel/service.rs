@@ -6,15 +6,18 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use tokio::sync::watch;
 
 use crate::backend::{Backends, Pool};
-use crate::backoff::random;
+use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
+use crate::tunnel::Agent;
+use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
+use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
-use crate::tunnel::{Agent, dial};
 
 /// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
@@ -22,97 +25,121 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 /// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
-    let registered = agent.registry.add(&hostname, &pool);
-    let mut successes = agent.reconnects.successes();
-    let mut backoff = agent.reconnects.backoff();
-    // Tunnels that are being replaced and may still have requests.
-    let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
+    let mut service = Service {
+        registered: agent.registry.add(&hostname, &pool),
+        successes: agent.reconnects.successes(),
+        backoff: agent.reconnects.backoff(),
+        ending: Vec::new(),
+        agent: Rc::clone(&agent),
+        hostname,
+        pool,
+        stop: stop.clone(),
+    };
     while !*stop.borrow() {
-        ending.retain(|phase| *phase.borrow() != Phase::Ended);
-        successes.ignore_past();
-        let dialled = agent.reconnects.attempt(dial::dial(&agent, &hostname));
+        service.ending.retain(|phase| *phase.borrow() != Phase::Ended);
+        service.successes.ignore_past();
+        let dialled = agent.reconnects.attempt(dial::dial(&agent, &service.hostname));
         let pause = match unless_stopped(&stop, dialled).await {
             None => break,
-            Some(Err(error)) => {
-                registered.failed();
-                let retry_after = error.retry_after().unwrap_or_default();
-                let retry_in = backoff.next_delay(random()).max(retry_after);
-                if error.needs_intervention() {
-                    tracing::error!(service = %hostname, %error, ?retry_in, "cannot open a tunnel");
-                } else {
-                    tracing::warn!(service = %hostname, %error, ?retry_in, "cannot open a tunnel");
-                }
-                if error.is_transient() {
-                    Pause::Unreachable { retry_in, at_least: retry_after }
-                } else {
-                    Pause::For(retry_in)
-                }
-            }
-            Some(Ok(stream)) => {
-                let (phase, mut watched) = watch::channel(Phase::Starting);
-                let session = Rc::new(Session {
-                    agent: Rc::clone(&agent),
-                    pool: Rc::clone(&pool),
-                    slots: Slots::new(agent.config.slots()),
-                    counts: Rc::clone(&registered.counts),
-                    phase,
-                    stop: stop.clone(),
-                    no_more_requests: watch::Sender::new(false),
-                    displaced: Cell::default(),
-                });
-                registered.opened(&session);
-                runtime::spawn(session::serve(Rc::clone(&session), stream));
-                let was_ready = follow(&mut watched, &stop, || {
-                    backoff.reset();
-                    agent.reconnects.record_success();
-                    successes.ignore_past();
-                })
-                .await;
-                let phase = *watched.borrow();
-                if phase != Phase::Ended {
-                    ending.push(watched);
-                }
-                if session.displaced.get() {
-                    let retry_in = displaced_pause(random());
-                    tracing::error!(
-                        service = %hostname, ?retry_in,
-                        "another process with this agent's identity replaced the tunnel, possibly with a copy of the state \
-                         folder; enroll every agent separately"
-                    );
-                    Pause::For(retry_in)
-                } else if phase == Phase::GatewayDrains {
-                    // The old tunnel stays open meanwhile: the gateway's successor may already be running.
-                    Pause::For(SUCCESSOR_WITHIN.mul_f64(random()))
-                } else if was_ready {
-                    Pause::For(backoff.next_delay(random()))
-                } else {
-                    Pause::Unreachable { retry_in: backoff.next_delay(random()), at_least: Duration::ZERO }
-                }
-            }
+            Some(Err(error)) => service.dial_failed(&error),
+            Some(Ok(stream)) => service.serve(stream).await,
         };
-        let pause = async {
-            match pause {
-                Pause::For(delay) => runtime::sleep(delay).await,
-                Pause::Unreachable { retry_in, at_least } => {
-                    runtime::sleep(at_least).await;
-                    match wait_for_gateway(&mut successes, &mut ending, retry_in.saturating_sub(at_least)).await {
-                        Wake::Timeout => {}
-                        Wake::OtherTunnelReady => backoff.reset(),
-                        Wake::DrainedTunnelEnded => {
-                            backoff.reset();
-                            runtime::sleep(backoff.next_delay(random())).await;
-                        }
-                    }
-                }
-            }
-        };
-        unless_stopped(&stop, pause).await;
+        unless_stopped(&stop, service.wait(pause)).await;
     }
-    for mut phase in ending {
+    for mut phase in service.ending {
         // Fails if the session is gone, which is an end too.
         let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
     }
-    agent.registry.remove(&hostname, &registered);
+    agent.registry.remove(&service.hostname, &service.registered);
+}
+
+/// A service and its tunnels.
+struct Service {
+    agent: Rc<Agent>,
+    hostname: String,
+    pool: Rc<Pool>,
+    registered: Rc<RegisteredService>,
+    successes: Successes,
+    backoff: Backoff,
+    /// Tunnels that are being replaced and may still have requests.
+    ending: Vec<watch::Receiver<Phase>>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Service {
+    /// Records and logs a failed attempt. Returns the pause before the next one.
+    fn dial_failed(&mut self, error: &DialError) -> Pause {
+        self.registered.failed();
+        let retry_after = error.retry_after().unwrap_or_default();
+        let retry_in = self.backoff.next_delay(random()).max(retry_after);
+        if error.needs_intervention() {
+            tracing::error!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
+        } else {
+            tracing::warn!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
+        }
+        if error.is_transient() { Pause::Unreachable { retry_in, at_least: retry_after } } else { Pause::For(retry_in) }
+    }
+
+    /// Serves a tunnel until it needs a replacement. Returns the pause before the next attempt.
+    async fn serve(&mut self, stream: TlsStream) -> Pause {
+        let (phase, mut watched) = watch::channel(Phase::Starting);
+        let session = Rc::new(Session {
+            agent: Rc::clone(&self.agent),
+            pool: Rc::clone(&self.pool),
+            slots: Slots::new(self.agent.config.slots()),
+            counts: Rc::clone(&self.registered.counts),
+            phase,
+            stop: self.stop.clone(),
+            no_more_requests: watch::Sender::new(false),
+            displaced: Cell::default(),
+        });
+        self.registered.opened(&session);
+        runtime::spawn(session::serve(Rc::clone(&session), stream));
+        let was_ready = follow(&mut watched, &self.stop, || {
+            self.backoff.reset();
+            self.agent.reconnects.record_success();
+            self.successes.ignore_past();
+        })
+        .await;
+        let phase = *watched.borrow();
+        if phase != Phase::Ended {
+            self.ending.push(watched);
+        }
+        if session.displaced.get() {
+            let retry_in = displaced_pause(random());
+            tracing::error!(
+                service = %self.hostname, ?retry_in,
+                "another process with this agent's identity replaced the tunnel, possibly with a copy of the state folder; \
+                 enroll every agent separately"
+            );
+            Pause::For(retry_in)
+        } else if phase == Phase::GatewayDrains {
+            // The old tunnel stays open meanwhile: the gateway's successor may already be running.
+            Pause::For(SUCCESSOR_WITHIN.mul_f64(random()))
+        } else if was_ready {
+            Pause::For(self.backoff.next_delay(random()))
+        } else {
+            Pause::Unreachable { retry_in: self.backoff.next_delay(random()), at_least: Duration::ZERO }
+        }
+    }
+
+    async fn wait(&mut self, pause: Pause) {
+        match pause {
+            Pause::For(delay) => runtime::sleep(delay).await,
+            Pause::Unreachable { retry_in, at_least } => {
+                runtime::sleep(at_least).await;
+                let rest = retry_in.saturating_sub(at_least);
+                match wait_for_gateway(&mut self.successes, &mut self.ending, rest).await {
+                    Wake::Timeout => {}
+                    Wake::OtherTunnelReady => self.backoff.reset(),
+                    Wake::DrainedTunnelEnded => {
+                        self.backoff.reset();
+                        runtime::sleep(self.backoff.next_delay(random())).await;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Pause before the next attempt.
