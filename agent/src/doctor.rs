@@ -289,8 +289,8 @@ mod tests {
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let closed = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
         let found = findings(LONG_AGO, &format!("http://{closed}"), || refusal(403, "", "GW_AGENT_NOT_ALLOWED"));
-        let (verdict, says) = &found[&format!("tunnel of {HOSTNAME}")];
-        assert!(*verdict == Verdict::Failed && says.contains("GW_AGENT_NOT_ALLOWED"), "{says}");
+        let (verdict, error) = &found[&format!("tunnel of {HOSTNAME}")];
+        assert!(*verdict == Verdict::Failed && error.contains("GW_AGENT_NOT_ALLOWED"), "{error}");
         assert_eq!(found["certificate"].0, Verdict::Failed);
         assert_eq!(found[&format!("backend of {HOSTNAME}")].0, Verdict::Failed);
     }

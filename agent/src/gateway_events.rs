@@ -30,7 +30,7 @@ impl GatewayEvents {
         self.services.subscribe()
     }
 
-    /// Sets the services that this agent serves, as told by the gateway. Subscribers are notified of changes only.
+    /// Sets the services that this agent serves, as assigned by the gateway. Subscribers are notified of changes only.
     pub(crate) fn set_services(&self, hostnames: Vec<String>) {
         // Without a tunnel the agent could not learn of the next change, so it keeps the services it has.
         if hostnames.is_empty() {

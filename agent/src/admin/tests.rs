@@ -9,10 +9,10 @@ use super::*;
 use crate::backend::{Backends, Pool};
 use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW};
 
-/// Runs `ask` on another thread while an agent without a tunnel serves its admin endpoints.
+/// Runs `request` on another thread while an agent without a tunnel serves its admin endpoints.
 fn with_agent<T: Send + 'static>(
     prepare: impl FnOnce(&Agent),
-    ask: impl FnOnce(SocketAddr) -> T + Send + 'static,
+    request: impl FnOnce(SocketAddr) -> T + Send + 'static,
 ) -> T {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let agent = Rc::new(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0));
@@ -21,11 +21,11 @@ fn with_agent<T: Send + 'static>(
         let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap());
         let address = listener.address().unwrap();
         runtime::spawn(serve(agent, listener));
-        let asking = thread::spawn(move || ask(address));
-        while !asking.is_finished() {
+        let client = thread::spawn(move || request(address));
+        while !client.is_finished() {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        asking.join().unwrap()
+        client.join().unwrap()
     };
     Driver::choose().unwrap().block_on(run).unwrap()
 }

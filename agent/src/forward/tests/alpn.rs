@@ -25,16 +25,16 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
         return;
     }
     if !stream.speaks(b"h2") {
-        let mut heard = bytes::BytesMut::new();
-        while !heard.ends_with(b"\r\n\r\n") {
-            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut heard)).await.unwrap();
+        let mut received = bytes::BytesMut::new();
+        while !received.ends_with(b"\r\n\r\n") {
+            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap();
         }
         let answer = b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ";
         stream.write_all(&mut [std::io::IoSlice::new(answer)]).await.unwrap();
         stream.flush().await.unwrap();
-        heard.clear();
-        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut heard)).await.unwrap() > 0 {}
-        stream.write_all(&mut [std::io::IoSlice::new(&heard)]).await.unwrap();
+        received.clear();
+        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap() > 0 {}
+        stream.write_all(&mut [std::io::IoSlice::new(&received)]).await.unwrap();
         return stream.close().await.unwrap();
     }
     let mut settings = h2::server::Builder::new();
@@ -43,9 +43,9 @@ async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         runtime::spawn(async move {
             let mut sent = respond.send_response(Response::new(()), false).unwrap();
-            let said = format!("HTTP/2 {} ", request.uri().scheme_str().unwrap());
-            let heard = body(&mut request.into_body()).await.unwrap();
-            sent.send_data(Bytes::from(said + &heard), true).unwrap();
+            let prefix = format!("HTTP/2 {} ", request.uri().scheme_str().unwrap());
+            let received = read_body(&mut request.into_body()).await.unwrap();
+            sent.send_data(Bytes::from(prefix + &received), true).unwrap();
         });
     }
 }
@@ -67,12 +67,12 @@ fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
         with_tunnel_to(&backends, |requests| async move {
             for _ in 0..2 {
                 let (response, _) = send(&requests, get("/"), true).await;
-                assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "HTTP/2 https ");
+                assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "HTTP/2 https ");
                 let (response, mut up) = send(&requests, upgrade("foo"), false).await;
                 let mut response = response.await.unwrap();
                 assert_eq!(response.headers()[X_GW_UPGRADE], "foo");
                 up.send_data(Bytes::from_static(b"hello"), true).unwrap();
-                assert_eq!(body(response.body_mut()).await.unwrap(), after_upgrade);
+                assert_eq!(read_body(response.body_mut()).await.unwrap(), after_upgrade);
             }
         });
     }

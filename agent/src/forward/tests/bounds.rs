@@ -11,7 +11,7 @@ use super::*;
 fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
     let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(response::INTERIM_MAX as usize + 1);
-    for (answer, told) in [
+    for (answer, expected) in [
         (interim.repeat(response::INTERIM_BYTES / 1000), "interim responses"),
         (many, "interim responses"),
         ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status is 600"),
@@ -24,7 +24,7 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
         with_tunnel(&urls, |requests| async move {
             let (code, message) = error_of(send(&requests, get("/"), true).await.0).await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         });
     }
 }
@@ -45,13 +45,13 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
         respond.send_response(response, true).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        for (path, told) in [("/odd", "status is 999"), ("/many", "header fields")] {
+        for (path, expected) in [("/odd", "status is 999"), ("/many", "header fields")] {
             let (mut response, _) = send(&requests, get(path), true).await;
             let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
             assert_eq!((interim.headers().len(), interim.headers().contains_key("link")), (1, true));
             let (code, message) = error_of(response).await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
     });
 }

@@ -3,32 +3,32 @@
 use super::*;
 
 /// Starts an HTTP/1.1 backend that reports each request head with the number of its connection and answers 200.
-fn declining() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
-    let (tell, told) = mpsc::channel();
+fn declining_backend() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
+    let (sender, heads) = mpsc::channel();
     let urls = http1_backend(move |mut backend, number| {
         loop {
             let head = request_head(&mut backend);
             if head.is_empty() {
                 return;
             }
-            tell.send((number, head)).unwrap();
+            sender.send((number, head)).unwrap();
             backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno").unwrap();
         }
     });
-    (urls, told)
+    (urls, heads)
 }
 
 #[test]
 fn connection_of_a_declined_upgrade_is_not_reused() {
-    let (urls, heads) = declining();
+    let (urls, heads) = declining_backend();
     with_tunnel(&urls, |requests| async move {
         for _ in 0..2 {
             let mut request = upgrade("websocket");
             request.headers_mut().insert("content-length", HeaderValue::from_static("34"));
             let (response, _up) = send(&requests, request, false).await;
-            assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "no");
+            assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "no");
             let (response, _) = send(&requests, get("/next"), true).await;
-            assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "no");
+            assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "no");
         }
     });
     let heads: Vec<(usize, String)> = heads.try_iter().collect();
@@ -42,7 +42,7 @@ fn connection_of_a_declined_upgrade_is_not_reused() {
 
 #[test]
 fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
-    let (urls, heads) = declining();
+    let (urls, heads) = declining_backend();
     with_tunnel(&urls, |requests| async move {
         for protocol in ["h2c", "HTTP/2.0", "TLS/1.3", "websocket, h2c", "a b", ""] {
             let (response, _up) = send(&requests, upgrade(protocol), false).await;
@@ -67,7 +67,7 @@ fn data_after_an_http_2_response_without_a_body_is_dropped() {
                 let mut response = send(&requests, get(path), true).await.0.await.unwrap();
                 let found = response.headers().get("content-length").map(|value| value.to_str().unwrap().to_owned());
                 assert_eq!(found.as_deref(), length, "{path}");
-                assert_eq!(body(response.body_mut()).await.unwrap(), text, "{path}");
+                assert_eq!(read_body(response.body_mut()).await.unwrap(), text, "{path}");
             }
         }
     });
@@ -89,7 +89,7 @@ fn http_2_field_values_with_padding_are_malformed() {
         let (response, _) = send(&requests, get("/head"), true).await;
         assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
         let mut response = send(&requests, get("/trailers"), true).await.0.await.unwrap();
-        assert_eq!(some(response.body_mut(), 4).await, b"body");
+        assert_eq!(read_exact(response.body_mut(), 4).await, b"body");
         let end = std::future::poll_fn(|cx| stream::poll_receive(response.body_mut(), cx)).await;
         let Ok(Received::Trailers(trailers)) = end else { panic!("{end:?}") };
         assert_eq!(trailers[X_GW_AGENT_ERROR], "GW_BACKEND_INVALID_RESPONSE");
@@ -109,7 +109,7 @@ fn extended_connect_has_no_content_length() {
         let mut request = upgrade("foo");
         request.headers_mut().insert("content-length", HeaderValue::from_static("3"));
         let (response, _up) = send(&requests, request, false).await;
-        assert_eq!(some(response.await.unwrap().body_mut(), 8).await, b"switched");
+        assert_eq!(read_exact(response.await.unwrap().body_mut(), 8).await, b"switched");
     });
 }
 
@@ -126,6 +126,6 @@ fn declined_upgrade_of_a_head_request_has_no_content_length() {
         let mut response = response.await.unwrap();
         assert_eq!((response.status().as_u16(), &response.headers()["x-kept"]), (405, &HeaderValue::from_static("1")));
         assert_eq!(response.headers().get("content-length"), None);
-        assert_eq!(body(response.body_mut()).await.unwrap(), "");
+        assert_eq!(read_body(response.body_mut()).await.unwrap(), "");
     });
 }

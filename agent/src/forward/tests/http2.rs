@@ -9,7 +9,7 @@ fn interim_responses_and_trailers_are_relayed() {
         assert_eq!(request.uri().authority().unwrap(), HOST);
         respond.send_informational(Response::builder().status(103).header("link", "</a>").body(()).unwrap()).unwrap();
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
-        let text = body(&mut request.into_body()).await.unwrap();
+        let text = read_body(&mut request.into_body()).await.unwrap();
         sent.send_data(Bytes::from(text), false).unwrap();
         sent.send_trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
             .unwrap();
@@ -23,7 +23,7 @@ fn interim_responses_and_trailers_are_relayed() {
         // The response begins before the request has ended.
         let mut response = response.await.unwrap();
         upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
-        assert_eq!(some(response.body_mut(), 5).await, b"hello");
+        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
         let trailers = std::future::poll_fn(|cx| response.body_mut().poll_trailers(cx)).await.unwrap().unwrap();
         assert_eq!(trailers["grpc-status"], "0");
     });
@@ -85,13 +85,13 @@ fn requests_share_connections_up_to_the_backends_stream_limit() {
 
 #[test]
 fn reset_by_the_caller_ends_only_its_own_stream() {
-    let (tell, ended) = mpsc::channel();
+    let (sender, ended) = mpsc::channel();
     let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, connection| {
-        let tell = tell.clone();
+        let sender = sender.clone();
         async move {
             if request.uri().path() == "/waits" {
                 let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await.unwrap();
-                return tell.send((reason, connection)).unwrap();
+                return sender.send((reason, connection)).unwrap();
             }
             respond.send_response(Response::new(()), true).unwrap();
         }

@@ -150,7 +150,7 @@ async fn send(requests: &SendRequest<Bytes>, request: Request<()>, whole: bool) 
 }
 
 /// Reads a body to its end.
-async fn body(stream: &mut RecvStream) -> Result<String, stream::StreamClosed> {
+async fn read_body(stream: &mut RecvStream) -> Result<String, stream::StreamClosed> {
     let mut whole = Vec::new();
     loop {
         match std::future::poll_fn(|cx| stream::poll_receive(stream, cx)).await? {
@@ -165,7 +165,7 @@ async fn body(stream: &mut RecvStream) -> Result<String, stream::StreamClosed> {
 }
 
 /// Reads exactly `length` bytes of a body.
-async fn some(stream: &mut RecvStream, length: usize) -> Vec<u8> {
+async fn read_exact(stream: &mut RecvStream, length: usize) -> Vec<u8> {
     let mut read = Vec::new();
     while read.len() < length {
         let Received::Data(data) = std::future::poll_fn(|cx| stream::poll_receive(stream, cx)).await.unwrap() else {
@@ -180,7 +180,7 @@ async fn some(stream: &mut RecvStream, length: usize) -> Vec<u8> {
 /// The code and message of an error response of the agent.
 async fn error_of(response: ResponseFuture) -> (String, String) {
     let mut response = response.await.unwrap();
-    let message = body(response.body_mut()).await.unwrap();
+    let message = read_body(response.body_mut()).await.unwrap();
     let code = response.headers().get(X_GW_AGENT_ERROR).unwrap_or_else(|| panic!("no error: {response:?}"));
     (code.to_str().unwrap().to_owned(), message)
 }

@@ -4,8 +4,8 @@ use super::*;
 
 #[test]
 fn interim_responses_are_relayed_without_delay() {
-    let (go_on, told) = mpsc::channel::<()>();
-    let told = std::sync::Mutex::new(told);
+    let (resume, resumed) = mpsc::channel::<()>();
+    let resumed = std::sync::Mutex::new(resumed);
     let urls = http1_backend(move |mut backend, _| {
         let head = request_head(&mut backend);
         assert_eq!(field(&head, "expect"), Some("100-continue"));
@@ -13,7 +13,7 @@ fn interim_responses_are_relayed_without_delay() {
         let mut body = [0; 5];
         backend.read_exact(&mut body).unwrap();
         backend.write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nX-Gw-Status: forged\r\n\r\n").unwrap();
-        told.lock().unwrap().recv().unwrap();
+        resumed.lock().unwrap().recv().unwrap();
         backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n").unwrap();
         backend.write_all(&body).unwrap();
     });
@@ -28,9 +28,12 @@ fn interim_responses_are_relayed_without_delay() {
         let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
         assert_eq!((interim.status().as_u16(), interim.headers().len()), (103, 1));
         assert_eq!(interim.headers()["link"], "</a>");
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
         let mut response = response.await.unwrap();
-        assert_eq!((response.status().as_u16(), body(response.body_mut()).await.unwrap().as_str()), (200, "hello"));
+        assert_eq!(
+            (response.status().as_u16(), read_body(response.body_mut()).await.unwrap().as_str()),
+            (200, "hello")
+        );
     });
 }
 
@@ -66,8 +69,8 @@ fn every_response_has_the_agents_timing_and_not_the_backends() {
 
 #[test]
 fn response_cut_short_is_reported_after_its_data() {
-    let (go_on, told) = mpsc::channel::<()>();
-    let told = std::sync::Mutex::new(told);
+    let (resume, resumed) = mpsc::channel::<()>();
+    let resumed = std::sync::Mutex::new(resumed);
     let urls = http1_backend(move |mut backend, number| {
         drop(request_head(&mut backend));
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -75,7 +78,7 @@ fn response_cut_short_is_reported_after_its_data() {
             0 => backend.write_all(format!("{chunked}zz\r\n").as_bytes()).unwrap(),
             1 => {
                 backend.write_all(format!("{chunked}5\r\nhello\r\n").as_bytes()).unwrap();
-                told.lock().unwrap().recv().unwrap();
+                resumed.lock().unwrap().recv().unwrap();
                 backend.write_all(b"zz\r\n").unwrap();
             }
             _ => backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello").unwrap(),
@@ -87,16 +90,16 @@ fn response_cut_short_is_reported_after_its_data() {
 
         let (response, _) = send(&requests, get("/"), true).await;
         let mut response = response.await.unwrap();
-        assert_eq!(some(response.body_mut(), 5).await, b"hello");
-        go_on.send(()).unwrap();
+        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
+        resume.send(()).unwrap();
         let end = std::future::poll_fn(|cx| stream::poll_receive(response.body_mut(), cx)).await;
         let Ok(Received::Trailers(trailers)) = end else { panic!("{end:?}") };
         assert_eq!(trailers[X_GW_AGENT_ERROR], "GW_BACKEND_INVALID_RESPONSE");
 
         let (response, _) = send(&requests, get("/"), true).await;
         let mut response = response.await.unwrap();
-        assert_eq!(some(response.body_mut(), 5).await, b"hello");
-        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
+        assert_eq!(read_body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
     });
 }
 
@@ -114,7 +117,7 @@ fn separate_cookie_fields_are_joined() {
         request.headers_mut().append(COOKIE, HeaderValue::from_static("a=1"));
         request.headers_mut().append(COOKIE, HeaderValue::from_static("b=2"));
         let (response, _) = send(&requests, request, true).await;
-        assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "a=1; b=2");
+        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "a=1; b=2");
     });
 }
 

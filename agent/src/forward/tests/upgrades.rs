@@ -10,15 +10,15 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         assert_eq!((field(&head, "connection"), field(&head, "upgrade")), (Some("upgrade"), Some("Foo/2")));
         assert_eq!((field(&head, "host"), field(&head, "x-gw-upgrade-method")), (Some(HOST), None));
         backend.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst").unwrap();
-        let mut heard = String::new();
+        let mut received = String::new();
         let mut byte = [0; 100];
         loop {
             match read(&mut backend, &mut byte) {
                 0 => break,
-                length => heard.push_str(std::str::from_utf8(&byte[..length]).unwrap()),
+                length => received.push_str(std::str::from_utf8(&byte[..length]).unwrap()),
             }
         }
-        backend.write_all(format!("heard {heard}").as_bytes()).unwrap();
+        backend.write_all(format!("received {received}").as_bytes()).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
         let mut request = upgrade("Foo/2");
@@ -32,48 +32,48 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         assert_eq!(response.headers()["x-own"], "1");
         assert_eq!(response.headers().len(), 3);
         let down = response.body_mut();
-        assert_eq!(some(down, 5).await, b"first");
+        assert_eq!(read_exact(down, 5).await, b"first");
         up.send_data(Bytes::from_static(b"one "), false).unwrap();
         up.send_data(Bytes::from_static(b"two"), true).unwrap();
-        assert_eq!(body(down).await.unwrap(), "heard one two");
+        assert_eq!(read_body(down).await.unwrap(), "received one two");
     });
 }
 
 #[test]
 fn backend_that_ends_its_direction_first_still_receives() {
-    let (tell, heard) = mpsc::channel();
+    let (sender, received) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n").unwrap();
         backend.shutdown(std::net::Shutdown::Write).unwrap();
         let mut text = [0; 4];
         backend.read_exact(&mut text).unwrap();
-        tell.send((text, read(&mut backend, &mut [0]))).unwrap();
+        sender.send((text, read(&mut backend, &mut [0]))).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
         let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "");
+        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
         up.send_data(Bytes::from_static(b"late"), false).unwrap();
         up.send_data(Bytes::new(), true).unwrap();
         // Sleeps because the sent bytes leave only while this reactor runs.
-        let heard = loop {
-            match heard.try_recv() {
-                Ok(heard) => break heard,
+        let received = loop {
+            match received.try_recv() {
+                Ok(received) => break received,
                 Err(_) => runtime::sleep(Duration::from_millis(1)).await,
             }
         };
-        assert_eq!(heard, (*b"late", 0));
+        assert_eq!(received, (*b"late", 0));
     });
 }
 
 #[test]
 fn resets_are_relayed_in_both_directions() {
-    let (tell, ended) = mpsc::channel();
+    let (sender, ended) = mpsc::channel();
     let urls = http1_backend(move |mut backend, number| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi").unwrap();
         if number == 0 {
-            tell.send(read(&mut backend, &mut [0])).unwrap();
+            sender.send(read(&mut backend, &mut [0])).unwrap();
         } else {
             read(&mut backend, &mut [0]);
             rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
@@ -81,16 +81,16 @@ fn resets_are_relayed_in_both_directions() {
     });
     with_tunnel(&urls, |requests| async move {
         let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(some(response.await.unwrap().body_mut(), 2).await, b"hi");
+        assert_eq!(read_exact(response.await.unwrap().body_mut(), 2).await, b"hi");
         up.send_reset(Reason::CANCEL);
         while ended.try_recv() != Ok(0) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
         let (response, mut up) = send(&requests, upgrade("foo"), false).await;
         let mut response = response.await.unwrap();
-        assert_eq!(some(response.body_mut(), 2).await, b"hi");
+        assert_eq!(read_exact(response.body_mut(), 2).await, b"hi");
         up.send_data(Bytes::from_static(b"now"), false).unwrap();
-        assert_eq!(body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+        assert_eq!(read_body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
     });
 }
 
@@ -138,7 +138,7 @@ fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
         let (response, _up) = send(&requests, upgrade("foo"), false).await;
         let mut response = response.await.unwrap();
         assert_eq!((response.status().as_u16(), response.headers().get(X_GW_UPGRADE)), (403, None));
-        assert_eq!(body(response.body_mut()).await.unwrap(), "no");
+        assert_eq!(read_body(response.body_mut()).await.unwrap(), "no");
     });
     let urls_of_another = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
@@ -165,8 +165,8 @@ fn http_2_backends_are_upgraded_by_extended_connect() {
         assert_eq!(request.extensions().get::<Protocol>().unwrap().as_str(), "websocket");
         assert!(!request.headers().contains_key("sec-websocket-key"));
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
-        let heard = body(&mut request.into_body()).await.unwrap();
-        sent.send_data(Bytes::from(heard), true).unwrap();
+        let received = read_body(&mut request.into_body()).await.unwrap();
+        sent.send_data(Bytes::from(received), true).unwrap();
     };
     let mut settings = h2::server::Builder::new();
     let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
@@ -178,7 +178,7 @@ fn http_2_backends_are_upgraded_by_extended_connect() {
         assert_eq!(response.headers()[X_GW_UPGRADE], "websocket");
         assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
         up.send_data(Bytes::from_static(b"both ways"), true).unwrap();
-        assert_eq!(body(response.body_mut()).await.unwrap(), "both ways");
+        assert_eq!(read_body(response.body_mut()).await.unwrap(), "both ways");
     });
     let unable = http2_backend(h2::server::Builder::new(), echo);
     with_tunnel(&unable, |requests| async move {
@@ -190,7 +190,7 @@ fn http_2_backends_are_upgraded_by_extended_connect() {
 
 #[test]
 fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
-    let (tell, ended) = mpsc::channel();
+    let (sender, ended) = mpsc::channel();
     let urls = http1_backend(move |mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
@@ -198,11 +198,11 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
         // Does not read; the closed connection shows as a hang-up.
         let mut watched = [rustix::event::PollFd::new(&backend, rustix::event::PollFlags::RDHUP)];
         while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
         let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(body(response.await.unwrap().body_mut()).await.unwrap(), "");
+        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
         // More than socket buffers and windows can hold.
         let flood = stream::send(&mut up, Bytes::from(vec![0; 64 << 20]), false);
         assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
