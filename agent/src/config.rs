@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
-use gw_shared::telemetry::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
+use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::settings;
-use serde::Deserialize;
 
 use crate::backend::Backends;
 use crate::forward::slots;
@@ -44,30 +44,6 @@ pub(crate) struct ServiceBackends {
     fallback: Option<Backends>,
 }
 
-/// `agent.toml`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    state_dir: Option<PathBuf>,
-    /// Backends of services that `backends` does not name: a URL, a list of URLs, or a table with options.
-    backend: Option<toml::Value>,
-    #[serde(default)]
-    backends: BTreeMap<String, toml::Value>,
-    #[serde(default)]
-    traces: Traces,
-    metrics_listen: Option<String>,
-    #[serde(default)]
-    log_format: LogFormat,
-}
-
-/// `[traces]`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Traces {
-    endpoint: Option<String>,
-    sample_ratio: Option<f64>,
-}
-
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("{path}: {error}")]
@@ -76,8 +52,8 @@ pub enum ConfigError {
     Toml { path: String, error: toml::de::Error },
     #[error("not enrolled: {0}")]
     State(#[from] StateError),
-    #[error("invalid configuration:{}", .0.iter().map(|error| format!("\n  {error}")).collect::<String>())]
-    Invalid(Vec<String>),
+    #[error(transparent)]
+    Invalid(ConfigErrors),
 }
 
 impl Config {
@@ -96,38 +72,45 @@ impl Config {
         backends: &[String],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let file = file.map(read).transpose()?.unwrap_or_default();
-        let from_environment = environment(state::VARIABLE).map(PathBuf::from);
-        let state_dir = state_dir.or(from_environment).or(file.state_dir);
-        let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
-        let enrollment = state.enrollment()?;
-        let mut errors = Vec::new();
+        let mut keys = Keys::new(file.map(read).transpose()?.unwrap_or_default(), &environment);
+        let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let traces = Settings::take(&mut keys);
+        let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
+        let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
+        keys.refuse_unknown();
+        let mut errors = keys.errors;
+        let named = match named {
+            Some(toml::Value::Table(named)) => named,
+            Some(value) => {
+                errors.push(format!("backends: {value} is not a table"));
+                toml::Table::new()
+            }
+            None => toml::Table::new(),
+        };
         let of_all = match backends {
             // Separated by spaces, which a URL cannot contain.
             [] => environment("GW_BACKEND").map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
             given => Some(given.to_vec()),
         };
-        let backends = ServiceBackends::parse(of_all.as_deref(), &file.backends, file.backend.as_ref(), &mut errors);
+        let backends = ServiceBackends::parse(of_all.as_deref(), &named, fallback.as_ref(), &mut errors);
+        let slots = slots::parse(environment(slots::VARIABLE).as_deref());
+        let state = StateDir::new(state_dir.or(of_state_dir).unwrap_or_else(|| state::DEFAULT.into()));
+        let enrollment = match state.enrollment() {
+            Ok(enrollment) => enrollment,
+            Err(error) if errors.is_empty() => return Err(error.into()),
+            Err(_) => return Err(ConfigError::Invalid(ConfigErrors(errors))),
+        };
         // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
         if errors.is_empty() && enrollment.services.iter().all(|hostname| backends.of(hostname).is_none()) {
             let services = enrollment.services.join(", ");
             errors.push(format!("no backend for {services}: {}", Self::HOW_TO_SET_A_BACKEND));
         }
-        let log_format = match environment("GW_LOG_FORMAT").map(|text| text.parse()) {
-            Some(Ok(format)) => format,
-            Some(Err(error)) => {
-                errors.push(format!("GW_LOG_FORMAT: {error}"));
-                LogFormat::default()
-            }
-            None => file.log_format,
-        };
-        let traces = file.traces.resolve(&environment, &mut errors);
-        let metrics_listen = listen_address(file.metrics_listen, &environment, &mut errors);
-        let slots = slots::parse(environment(slots::VARIABLE).as_deref());
         if errors.is_empty() {
+            let log_format = log_format.unwrap_or_default();
             Ok(Self { state, enrollment, backends, slots, traces, metrics_listen, log_format })
         } else {
-            Err(ConfigError::Invalid(errors))
+            Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
     }
 
@@ -152,61 +135,34 @@ impl Config {
 
 /// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.
 fn listen_address(
-    in_file: Option<String>,
+    in_file: Option<toml::Value>,
     environment: &dyn Fn(&str) -> Option<String>,
     errors: &mut Vec<String>,
 ) -> Option<SocketAddr> {
-    let (name, text) = match environment(METRICS_VARIABLE) {
-        Some(text) => (METRICS_VARIABLE, text),
+    let (name, value) = match environment(METRICS_VARIABLE) {
+        Some(text) => (METRICS_VARIABLE, text.into()),
         None => ("metrics_listen", in_file?),
     };
-    if text.is_empty() {
+    if value.as_str() == Some("") {
         return None;
     }
-    let address = text.parse().ok();
+    let address = value.as_str().and_then(|text| text.parse().ok());
     if address.is_none() {
-        errors.push(format!("{name}: {text:?} is not ADDRESS:PORT, for example 127.0.0.1:9091"));
+        errors.push(format!("{name}: {value} is not ADDRESS:PORT, for example 127.0.0.1:9091"));
     }
     address
 }
 
-impl Traces {
-    /// Environment variables override the keys.
-    fn resolve(self, environment: &dyn Fn(&str) -> Option<String>, errors: &mut Vec<String>) -> Option<Settings> {
-        let value = |variable, key, in_file: Option<String>| {
-            environment(variable).map(|text| (variable, text)).or_else(|| Some((key, in_file?)))
-        };
-        let mut wrong = |name: &str, text: &str, expected| errors.push(format!("{name}: {text:?} is not {expected}"));
-        let endpoint = value("GW_TRACES_ENDPOINT", "traces.endpoint", self.endpoint);
-        let endpoint = endpoint.and_then(|(name, text)| {
-            let collector = Collector::parse(&text);
-            if collector.is_none() {
-                wrong(name, &text, ENDPOINT_FORM);
-            }
-            collector
-        });
-        let ratio = self.sample_ratio.map(|ratio| ratio.to_string());
-        let ratio = value("GW_TRACES_SAMPLE_RATIO", "traces.sample_ratio", ratio).and_then(|(name, text)| {
-            let ratio = Settings::parse_ratio(&text);
-            if ratio.is_none() {
-                wrong(name, &text, RATIO_FORM);
-            }
-            ratio
-        });
-        Settings::resolve(endpoint, ratio, environment, errors)
-    }
-}
-
-fn read(path: &Path) -> Result<File, ConfigError> {
+fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: name(), error })?;
-    toml::from_str(&text).map_err(|error| ConfigError::Toml { path: name(), error })
+    text.parse().map_err(|error| ConfigError::Toml { path: name(), error })
 }
 
 impl ServiceBackends {
     fn parse(
         of_all: Option<&[String]>,
-        named: &BTreeMap<String, toml::Value>,
+        named: &toml::Table,
         fallback: Option<&toml::Value>,
         errors: &mut Vec<String>,
     ) -> Self {
@@ -264,7 +220,7 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_reported() {
-        let ConfigError::Invalid(errors) =
+        let ConfigError::Invalid(ConfigErrors(errors)) =
             load(&format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"), Some("")).unwrap_err()
         else {
             panic!("other errors than expected");
@@ -277,7 +233,7 @@ mod tests {
         let address = |in_file: Option<&str>, variable: Option<&'static str>| {
             let mut errors = Vec::new();
             let environment = move |_: &str| variable.map(str::to_owned);
-            let found = listen_address(in_file.map(str::to_owned), &environment, &mut errors);
+            let found = listen_address(in_file.map(toml::Value::from), &environment, &mut errors);
             (found.map(|address| address.port()), errors.len())
         };
         assert_eq!(address(None, None), (None, 0));
@@ -295,16 +251,14 @@ mod tests {
         assert_eq!(traces("").unwrap().traces, None);
         let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1").unwrap().traces.unwrap();
         assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://c:4318/v1/traces", 1.0));
-        let ConfigError::Invalid(errors) = traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err() else {
+        let ConfigError::Invalid(ConfigErrors(errors)) =
+            traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err()
+        else {
             panic!("other errors than expected");
         };
         let keys: Vec<_> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
         assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
-        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Toml { .. })));
-        let file = Traces { endpoint: Some("http://file".to_owned()), sample_ratio: None };
-        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
-        let settings = file.resolve(&environment, &mut Vec::new()).unwrap();
-        assert_eq!(settings.endpoint.as_str(), "http://variable/v1/traces");
+        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Invalid(_))));
     }
 
     #[test]

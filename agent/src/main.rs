@@ -12,6 +12,7 @@ use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::identity::state::DEFAULT;
 use gw_agent::{AgentHandle, Config, StartError};
+use gw_shared::command::{self, Failure};
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::logging::{self, LogFormat};
 
@@ -20,30 +21,16 @@ use cli::{Arguments, Command, EnrollArguments, RunArguments};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Error of a command, with its exit code.
-enum CommandError {
-    /// Invalid usage or configuration: 2.
-    Usage(String),
-    /// Error at run time: 1.
-    Run(String),
-}
-
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments),
         Command::Run(arguments) => run_agent(&arguments),
         Command::Doctor { run, json } => run_doctor(run, json),
     };
-    let (message, code) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(CommandError::Run(message)) => (message, 1),
-        Err(CommandError::Usage(message)) => (message, 2),
-    };
-    eprintln!("gw-agent: {message}");
-    ExitCode::from(code)
+    command::exit("gw-agent", result)
 }
 
-fn run_enroll(arguments: EnrollArguments) -> Result<(), CommandError> {
+fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
     let token = match (arguments.token, arguments.token_file) {
         (Some(token), _) => Some(TokenSource::Text(Secret::new(token))),
@@ -63,10 +50,10 @@ fn run_enroll(arguments: EnrollArguments) -> Result<(), CommandError> {
         force: arguments.force,
     };
     let enrolled = enroll(options).map_err(|error| match error {
-        EnrollError::Usage(_) => CommandError::Usage(error.to_string()),
-        error => CommandError::Run(error.to_string()),
+        EnrollError::Usage(_) => Failure::Usage(error.to_string()),
+        error => Failure::run(error),
     })?;
-    print_next_step(&enrolled, &mut io::stdout().lock()).map_err(|error| CommandError::Run(error.to_string()))
+    print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
 fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
@@ -79,26 +66,23 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
     out.flush()
 }
 
-fn run_agent(arguments: &RunArguments) -> Result<(), CommandError> {
+fn run_agent(arguments: &RunArguments) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
     let environment = |name: &str| std::env::var(name).ok();
     let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
-        .map_err(|error| CommandError::Usage(error.to_string()))?;
+        .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(config.log_format, "info");
     let agent = gw_agent::start(config).map_err(|error| match error {
-        StartError::State(_) => CommandError::Usage(error.to_string()),
-        error => CommandError::Run(error.to_string()),
+        StartError::State(_) => Failure::Usage(error.to_string()),
+        error => Failure::run(error),
     })?;
-    run_until_stopped(agent).map_err(|error| CommandError::Run(error.to_string()))
+    run_until_stopped(agent).map_err(Failure::run)
 }
 
-fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), CommandError> {
+fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
     let options = DoctorOptions { config, state_dir, backends: backend };
-    let examination = doctor::examine(&options, |name| std::env::var(name).ok());
-    let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| CommandError::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(CommandError::Run("a check failed".to_owned())) }
+    doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
 }
 
 /// Runs the agent until a signal stops it.

@@ -1,4 +1,4 @@
-//! The time of day, for what has to be written down: expiries, records, the audit log.
+//! Wall-clock time, for expiries, records and the audit log.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -23,7 +23,7 @@ impl Timestamp {
         Self(self.0.saturating_add_unsigned(duration.as_secs()))
     }
 
-    /// How long it is from `earlier` to `self`; nothing if `earlier` is the later.
+    /// Time from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_secs(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }

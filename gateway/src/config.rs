@@ -1,11 +1,10 @@
-//! The configuration file: read, checked as a whole, every mistake reported at once with its key.
+//! The configuration file: parsed and checked as a whole. All mistakes are reported together, each with its key.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
 use ipnet::IpNet;
@@ -13,80 +12,68 @@ use ipnet::IpNet;
 use crate::client_address::TrustedProxies;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
-use crate::limit::Rate;
 use crate::limits;
+use crate::memory::process;
+use crate::rate::Rate;
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 
-/// Everything a gateway needs to know to start; valid by construction.
+/// The checked configuration of a gateway.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub region: Region,
     pub data_dir: PathBuf,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
-    /// Names by which browsers reach the console, besides those of this machine and of the region.
+    /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
     pub admin_hosts: Vec<String>,
     /// At least 1.
     pub workers: usize,
     pub certificate: CertificateSource,
     pub hand_over: HandOver,
-    /// May say with the PROXY protocol and `X-Forwarded-For` for whom they connect.
+    /// Proxies whose PROXY protocol header and `X-Forwarded-For` are trusted.
     pub trusted_proxies: TrustedProxies,
-    /// Of services that do not set their own.
+    /// For services without a rate of their own.
     pub default_rate: Rate,
-    /// Each of these is one client address's.
+    /// These rates apply to each client address.
     pub token_requests: Rate,
     pub enrollment_requests: Rate,
     pub auth_failures: Rate,
     pub new_connections: Rate,
-    /// On one worker, at least 1.
+    /// Per worker; at least 1.
     pub connections_per_address: usize,
-    /// Whether agents show a certificate on their tunnels.
+    /// Whether agents authenticate tunnels with a client certificate.
     pub agent_mtls: bool,
     pub agent_certificate_lifetime: Duration,
     pub token_lifetime: Duration,
-    /// How long a key signs tokens before the next one does; `None` leaves that to a command.
+    /// Age at which a new signing key replaces the old one; `None` disables automatic rotation.
     pub signing_key_rotation: Option<Duration>,
-    /// Bytes that relayed requests may hold, those of all workers together.
+    /// Limit of the memory that relayed requests hold, in bytes, for all workers together.
     pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
-    /// `None` where there is no collector of spans.
+    /// `None` without a collector of spans.
     pub traces: Option<trace::Settings>,
 }
 
-/// When a connection is given to the worker that owns its service.
+/// When a connection moves to the worker that owns its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
-    /// Unless that worker is clearly the busier.
+    /// Unless that worker is clearly busier.
     Auto,
     Always,
-    /// Requests then cross one by one.
+    /// Single requests are sent to the owner instead.
     Never,
 }
-
-/// All that is wrong with a configuration.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ConfigErrors(Vec<String>);
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "configuration:")?;
-        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Config {
-    /// Bucket of a service: burst of 1000, 300 per minute.
+    /// Default bucket of a service: a burst of 1000, 300 per minute.
     pub const DEFAULT_RATE: Rate = Rate::new(1000, 300).unwrap();
 
-    /// What a file that names no more than these makes.
+    /// The configuration with only the required keys.
     pub fn new(region: Region, data_dir: PathBuf) -> Self {
         const PER_ADDRESS: Rate = Rate::new(60, 60).unwrap();
         const FAILURES_PER_ADDRESS: Rate = Rate::new(600, 600).unwrap();
@@ -111,21 +98,21 @@ impl Config {
             agent_certificate_lifetime: 24 * HOUR,
             token_lifetime: HOUR,
             signing_key_rotation: Some(30 * DAY),
-            relay_memory: limits::relay_memory(),
+            relay_memory: process::default_relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
             traces: None,
         }
     }
 
-    /// Reads TOML `text`; every key can be overridden by the variable `GW_` + its name in capitals, with `_` for the dot
-    /// of one in a table.
+    /// Parses TOML `text`. The environment variable `GW_` + key in capitals, with `_` for the dot of a nested key,
+    /// overrides a key.
     pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
         Self::parse_with(text, environment, |_, _, _| Vec::new())
     }
 
     /// As [`Self::parse`], and also checks the certificate; reports all mistakes together. Also returns warnings about
-    /// what some callers do not accept.
+    /// properties that some callers refuse.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
@@ -142,15 +129,13 @@ impl Config {
         Ok((config, warnings))
     }
 
-    /// `check_certificate` gets both files, and the region if it is valid; it returns their mistakes.
+    /// `check_certificate` gets both files, and the region if it is valid; it returns the mistakes.
     fn parse_with(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
         check_certificate: impl FnOnce(&Path, &Path, Option<&Region>) -> Vec<String>,
     ) -> Result<Self, ConfigErrors> {
-        let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
-        let mut keys = Keys { table, environment: &environment, errors: Vec::new() };
-        keys.open_table("traces");
+        let mut keys = Keys::parse(text, &environment)?;
 
         let region = keys.required("region", "a label such as \"eu1\"", parse_label);
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
@@ -177,9 +162,7 @@ impl Config {
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
-        let collector = keys.text("traces.endpoint", trace::ENDPOINT_FORM, trace::Collector::parse);
-        let sample_ratio = keys.ratio("traces.sample_ratio");
-        let traces = trace::Settings::resolve(collector, sample_ratio, &environment, &mut keys.errors);
+        let traces = trace::Settings::take(&mut keys);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
@@ -226,12 +209,12 @@ impl Config {
     }
 }
 
-/// `workers` as asked for; 0 means one for each core this process may run on.
+/// The number of worker threads; 0 means one for each core that this process may use.
 pub fn workers_or_cores(workers: usize) -> usize {
     if workers > 0 { workers } else { std::thread::available_parallelism().map_or(1, usize::from) }
 }
 
-/// Neither is zero.
+/// Arguments are not zero.
 fn rate(burst: Option<u32>, refill_per_minute: Option<u32>, default: Rate) -> Rate {
     let refill_per_minute = refill_per_minute.unwrap_or(default.refill_per_minute());
     Rate::new(burst.unwrap_or(default.burst()), refill_per_minute).unwrap_or(default)
@@ -259,109 +242,9 @@ fn parse_hand_over(text: &str) -> Option<HandOver> {
     }
 }
 
-/// An address is a block of one.
+/// Parses a block, or an address as a block of one.
 fn parse_block(text: &str) -> Option<IpNet> {
     text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
-}
-
-/// Takes keys out of a table one by one and collects what is wrong with them.
-struct Keys<'a> {
-    table: toml::Table,
-    environment: &'a dyn Fn(&str) -> Option<String>,
-    errors: Vec<String>,
-}
-
-impl Keys<'_> {
-    fn required<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let had_errors = self.errors.len();
-        let value = self.text(key, expected, parse);
-        if value.is_none() && self.errors.len() == had_errors {
-            self.errors.push(format!("{key}: missing; it must be {expected}"));
-        }
-        value
-    }
-
-    fn text<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        self.value(key, expected, |value| parse(value.as_str()?))
-    }
-
-    fn boolean(&mut self, key: &str) -> Option<bool> {
-        self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
-    }
-
-    fn integer<T: TryFrom<i64> + PartialOrd + fmt::Display>(
-        &mut self,
-        key: &str,
-        range: RangeInclusive<T>,
-    ) -> Option<T> {
-        let expected = format!("a whole number from {} to {}", range.start(), range.end());
-        self.value(key, &expected, |value| {
-            let number = value.as_integer().or_else(|| value.as_str()?.parse().ok())?;
-            T::try_from(number).ok().filter(|number| range.contains(number))
-        })
-    }
-
-    fn ratio(&mut self, key: &str) -> Option<f64> {
-        self.value(key, trace::RATIO_FORM, |value| {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            trace::Settings::parse_ratio(&text)
-        })
-    }
-
-    /// Makes the keys of a table keys like any others, `table.key`.
-    fn open_table(&mut self, name: &str) {
-        match self.table.remove(name) {
-            Some(toml::Value::Table(entries)) => {
-                self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
-            }
-            Some(value) => self.errors.push(format!("{name}: {value} is not a table")),
-            None => {}
-        }
-    }
-
-    /// An array of texts; as a variable, one text with commas. Every wrong element is reported.
-    fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
-        let (name, value) = self.take(key)?;
-        let elements = match value {
-            toml::Value::Array(elements) => elements,
-            toml::Value::String(text) => {
-                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
-            }
-            other => vec![other],
-        };
-        let mut parsed = Vec::with_capacity(elements.len());
-        for element in elements {
-            match element.as_str().and_then(&parse) {
-                Some(element) => parsed.push(element),
-                None => self.errors.push(format!("{name}: {element} is not {expected}")),
-            }
-        }
-        Some(parsed)
-    }
-
-    fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {
-        let (name, value) = self.take(key)?;
-        let parsed = parse(&value);
-        if parsed.is_none() {
-            self.errors.push(format!("{name}: {value} is not {expected}"));
-        }
-        parsed
-    }
-
-    /// The value in force, with the name under which it was given.
-    fn take(&mut self, key: &str) -> Option<(String, toml::Value)> {
-        let in_file = self.table.remove(key);
-        let variable = format!("GW_{}", key.to_ascii_uppercase().replace('.', "_"));
-        match (self.environment)(&variable) {
-            Some(text) => Some((variable, toml::Value::String(text))),
-            None => in_file.map(|value| (key.to_owned(), value)),
-        }
-    }
-
-    fn refuse_unknown(&mut self) {
-        let unknown: Vec<String> = self.table.keys().map(|key| format!("{key}: no such key")).collect();
-        self.errors.extend(unknown);
-    }
 }
 
 #[cfg(test)]

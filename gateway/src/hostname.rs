@@ -1,4 +1,4 @@
-//! From a Host, `:authority` or server name to the tenant it names.
+//! Mapping of a Host, `:authority` or server name to a tenant.
 
 use std::borrow::Cow;
 
@@ -10,13 +10,13 @@ pub struct Region {
     apex: String,
 }
 
-/// Whose a host name is.
+/// The destination that a host name denotes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Destination<'a> {
     Apex,
-    /// One label under the apex, lower case. Whether it is an existing service's is the directory's to say.
+    /// One label under the apex, lower case. The directory knows whether such a service exists.
     Tenant(Cow<'a, str>),
-    /// Not of this region.
+    /// Not a name of this region.
     Elsewhere,
 }
 
@@ -33,18 +33,18 @@ impl Region {
         &self.apex
     }
 
-    /// {base_url}: where the platform's own endpoints are, and the issuer of access tokens. Never with a port.
+    /// The URL of the apex, also the issuer of access tokens. Never with a port.
     pub fn base_url(&self) -> String {
         format!("https://{}", self.apex)
     }
 
-    /// The hostname of a service, or `None` if its label would be longer than DNS allows.
+    /// The hostname of a service; `None` if its label is longer than DNS allows.
     pub fn tenant_hostname(&self, account: &AccountId, service: &ServiceId) -> Option<String> {
         let label = tenant_label(account, service)?;
         Some(format!("{label}.{}", self.apex))
     }
 
-    /// Reads a host as callers write it: any case, perhaps with a port, perhaps with a final dot.
+    /// Parses a host in any case, optionally with a port or a final dot.
     pub fn destination<'a>(&self, host: &'a str) -> Destination<'a> {
         let host = host
             .rsplit_once(':')
@@ -75,13 +75,13 @@ impl Region {
     }
 }
 
-/// `{account}--{service}`, if DNS has room for it.
+/// `{account}--{service}`, if it fits a DNS label.
 pub fn tenant_label(account: &AccountId, service: &ServiceId) -> Option<String> {
     let label = format!("{account}--{service}");
     (label.len() <= LABEL_MAX).then_some(label)
 }
 
-/// Takes a tenant label apart: an account id never has a hyphen, so the first `--` is the one.
+/// Splits a tenant label. An account id has no hyphen, so the first `--` separates the two.
 pub fn split_tenant_label(label: &str) -> Option<(AccountId, ServiceId)> {
     if label.len() > LABEL_MAX {
         return None;

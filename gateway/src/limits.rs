@@ -7,10 +7,7 @@ use std::time::Duration;
 use gw_shared::http::HeadLimits;
 use gw_shared::{net, tunnel};
 
-use crate::limit::{AddressLimits, Rate};
-use crate::memory::sockets::TcpMemory;
-use crate::telemetry::counters::services::ServiceStats;
-use crate::telemetry::request_log;
+use crate::rate::Rate;
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -108,7 +105,7 @@ pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 pub(crate) const PLATFORM_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Requests of workers to the control plane that wait. Full: 503.
-pub(crate) const ERRANDS: usize = 256;
+pub(crate) const CONTROL_JOBS: usize = 256;
 /// Certificates that one tunnel may ask for, and that one agent may have in all: it needs one a day, and some more while
 /// something is wrong.
 pub(crate) const RENEWALS: Rate = Rate::new(6, 6).unwrap();
@@ -133,19 +130,12 @@ pub(crate) const SOCKET_BUFFER_LEAST: usize = 64 * KIB;
 /// How long the kernel keeps the unacknowledged bytes of a closed connection if its peer takes none.
 pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 
-/// Bytes that the kernel may hold for the callers' connections of all workers: half of what relayed requests may hold in
-/// all, and a third of what the kernel gives to TCP before it throttles every connection of the machine.
-pub(crate) fn socket_memory(relay_memory: usize) -> usize {
-    let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
-    third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2))
-}
-
 /// Most bytes of a PROXY protocol header behind its first 16 (proxy-protocol.txt §2.2): the largest addresses, those of
 /// Unix sockets, and 320 for extensions.
 pub(crate) const PROXY_HEADER: usize = 536;
 
 /// Client addresses that one table of limits remembers; beyond that it forgets who has been silent for longest. Seven
-/// sixteenths of a power of two: a hash table of that many places (see [`ADDRESS_PLACES`]) never grows beyond them.
+/// sixteenths of a power of two: a hash table of that many places (see `limit::addresses`) never grows beyond them.
 pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
 /// Messages waiting in one worker's mailbox. Full: requests are answered 503, connections stay where they are, wakes
@@ -199,12 +189,6 @@ const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
 /// all of them.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
 pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);
-
-/// What relayed requests may hold in all unless the configuration says it: a quarter of the memory. Under pressure their
-/// windows shrink to [`tunnel::window::LEAST`]; requests for which even that has no room are refused (503).
-pub(crate) fn relay_memory() -> usize {
-    crate::memory::process::limit() / 4
-}
 
 /// Of one worker, whatever the configuration says.
 pub(crate) const RELAY_MEMORY_LEAST: usize = 64 * tunnel::window::LEAST as usize;
@@ -269,7 +253,7 @@ const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
 const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
 /// What one relayed request can hold at the gateway beyond its caller's connection: its tunnel stream, both ways.
 /// The window depends on the path and on how many streams there are (see `gw_shared::tunnel::window`); this is that of
-/// most. The sum of all is bounded by [`relay_memory`].
+/// most. The sum of all is bounded by the memory for relayed requests.
 const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::settings::STREAM_SEND_BUFFER;
 /// The longest path and few streams.
 const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::settings::STREAM_SEND_BUFFER;
@@ -280,29 +264,15 @@ const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as us
 /// session with its keys and its answer.
 const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
 
-/// Places in the hash table of a table of addresses once it has forgotten some. hashbrown fills seven eighths, half of
-/// them possibly with what was removed, before it cleans up.
-const ADDRESS_PLACES: usize = ADDRESSES.get() * 16 / 7;
-/// What a full table of addresses holds: each with its bucket and its links to two others, and in the hash table two
-/// pointers and a byte for each place.
-const ADDRESS_TABLE: usize =
-    ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + ADDRESS_PLACES * (2 * size_of::<usize>() + 1);
-
-// All that is counted of services, and a copy of it for a report.
-const _: () = assert!(2 * SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * MIB);
-// A flood of addresses fills a table with this much and no more.
-const _: () = assert!(ADDRESS_PLACES.is_power_of_two() && ADDRESS_TABLE <= MIB + MIB / 2);
-// Neither does a flood of handshakes.
+// Bounds the memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // A stalled caller with a large download, on the wrong worker, holds this much and no more.
 const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9 * MIB);
 // What waits for the control plane can each have a whole body.
-const _: () = assert!(ERRANDS * PLATFORM_BODY <= 16 * MIB);
+const _: () = assert!(CONTROL_JOBS * PLATFORM_BODY <= 16 * MIB);
 // An idle pair of pipes costs its queue only; full ones hold their credit.
 const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
-// As many records as may wait find room beside some captured bodies, or nothing but bytes would ever bound them.
-const _: () = assert!(LOG_QUEUE_RECORDS * (size_of::<request_log::Record>() + 64) <= LOG_QUEUE_BYTES);
 // Every relay that crosses can have a wake in each direction of both pipes waiting, and the mailbox still has room.
 const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
 // A caller of HTTP/2 that stalls all its streams holds this much and no more, its relays aside.

@@ -1,7 +1,6 @@
-//! The way into a worker from other threads: one bounded lock-free queue, and a bell that rings once per sleep.
+//! The way into a worker from other threads: one bounded lock-free queue, and one wake per sleep of the worker.
 
 use std::panic::AssertUnwindSafe;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
@@ -10,72 +9,28 @@ use atomic_waker::AtomicWaker;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use gw_shared::runtime;
 
-use crate::apex::Charge;
-use crate::ingress::accept::Arrival;
-use crate::limit::Level;
 use crate::limits;
-use crate::pipe;
-use crate::process::takeover::{Charges, Take};
-use crate::relay::Replay;
-use crate::store::Directory;
-use crate::telemetry::counters::Scrape;
-use crate::tls::ServerConfigs;
-use crate::upstream::Crossing;
-use crate::worker::Core;
+use crate::ownership::WorkerId;
 
-/// What one thread can ask of a worker.
-pub(crate) enum Message {
-    /// Take over a connection whose service you own.
-    Connection(Box<Arrival>),
-    /// Relay a request of a service you own, for a caller of ours.
-    Relay(Box<Crossing>),
-    /// Relay a request that was kept once more.
-    Replay(Box<Replay>),
-    /// One end of a pipe has something to do.
-    Wake(pipe::Wake),
-    /// Take one request out of the bucket of an address that you own.
-    Charge(Box<Charge>),
-    /// Admit by this from now on.
-    Directory(Arc<Directory>),
-    /// Shake hands with these certificates from now on.
-    Certificates(Arc<ServerConfigs>),
-    /// Take over the levels of the buckets of your services, and admit by them.
-    Levels(Arc<Vec<Level>>),
-    /// Take a request of the predecessor out of a bucket of yours.
-    Take(Box<Take>),
-    /// Another process takes over: leave it your buckets.
-    Succeeded(Box<Succeeded>),
-    /// Report the levels of your buckets.
-    ReportLevels(Sender<Vec<Level>>),
-    /// Report counters and state.
-    Scrape(Scrape),
-    /// Accept nothing more, finish what runs; with a successor, leave it the connections that nobody has accepted.
-    Drain { successor: bool },
-    /// In a drain: report whether no request runs or may be on its way.
-    ReportQuiet(Sender<bool>),
-    /// Nothing runs anywhere: end connections without a request.
-    EndQuiet,
-    /// The drain is over: take no more requests, let the agents end their tunnels.
-    End,
-    /// Stop now.
-    Stop,
-}
-
-/// What a worker needs to know of the process that takes over.
-pub(crate) struct Succeeded {
-    pub(crate) charges: Charges,
-    /// Told the levels of the buckets that are not full.
-    pub(crate) levels: Sender<Vec<Level>>,
+/// Posts messages of one type to workers.
+pub(crate) trait Post<T>: Send + Sync {
+    /// Leaves a message for `worker`; gives it back if its mailbox is full or the worker has ended.
+    fn post(&self, worker: WorkerId, message: T) -> Result<(), T>;
 }
 
 /// The sending end. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Mailbox {
-    queue: Sender<Message>,
+pub(crate) struct Mailbox<M> {
+    queue: Sender<M>,
     bell: Arc<Bell>,
 }
 
-/// Wakes the worker when the first message arrives after it went through its mail; the messages after it cost a swap.
+impl<M> Clone for Mailbox<M> {
+    fn clone(&self) -> Self {
+        Self { queue: self.queue.clone(), bell: Arc::clone(&self.bell) }
+    }
+}
+
+/// Wakes the worker for the first message after it emptied its mailbox. Later messages cost one atomic swap.
 #[derive(Default)]
 struct Bell {
     rung: AtomicBool,
@@ -83,20 +38,21 @@ struct Bell {
 }
 
 /// The receiving end; stays on its worker.
-pub(crate) struct Inbox {
-    queue: Receiver<Message>,
+pub(crate) struct Inbox<M> {
+    queue: Receiver<M>,
     bell: Arc<Bell>,
 }
 
-pub(crate) fn mailbox(capacity: usize) -> (Mailbox, Inbox) {
+/// A mailbox for at most `capacity` messages.
+pub(crate) fn mailbox<M>(capacity: usize) -> (Mailbox<M>, Inbox<M>) {
     let (sender, receiver) = crossbeam_channel::bounded(capacity);
     let bell = Arc::new(Bell::default());
     (Mailbox { queue: sender, bell: Arc::clone(&bell) }, Inbox { queue: receiver, bell })
 }
 
-impl Mailbox {
-    /// Leaves a message; gives it back if there is no room.
-    pub(crate) fn post(&self, message: Message) -> Result<(), Message> {
+impl<M> Mailbox<M> {
+    /// Leaves a message; gives it back if there is no room or the worker has ended.
+    pub(crate) fn post(&self, message: M) -> Result<(), M> {
         self.queue.try_send(message).map_err(|error| match error {
             TrySendError::Full(message) | TrySendError::Disconnected(message) => message,
         })?;
@@ -104,8 +60,8 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Leaves a message, waiting for room. Only for threads that may block; `Err` if the worker is gone.
-    pub(crate) fn post_blocking(&self, message: Message) -> Result<(), ()> {
+    /// Leaves a message, waiting for room. Only for threads that may block; `Err` if the worker has ended.
+    pub(crate) fn post_blocking(&self, message: M) -> Result<(), ()> {
         self.queue.send(message).map_err(drop)?;
         self.bell.ring();
         Ok(())
@@ -122,40 +78,27 @@ impl Bell {
     async fn heard(&self) {
         std::future::poll_fn(|cx| {
             self.waker.register(cx.waker());
-            // Answered before the mail is read: whatever arrives from here on rings again.
+            // Reset before the queue is read: a message that arrives later rings again.
             if self.rung.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 }
 
-impl Inbox {
-    /// Handles messages until one ends the worker. A bounded batch at a time: other tasks get their turn in between.
-    pub(crate) async fn serve(self, core: Rc<Core>) {
+impl<M> Inbox<M> {
+    /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
+    pub(crate) async fn serve(self, mut handle: impl FnMut(M)) {
         loop {
             self.bell.heard().await;
             'mail: loop {
                 for _ in 0..limits::MAILBOX_BATCH {
                     let Ok(message) = self.queue.try_recv() else { break 'mail };
-                    // A panic must not leave the worker deaf.
-                    if std::panic::catch_unwind(AssertUnwindSafe(|| core.handle(message))).is_err() {
-                        tracing::error!("a message to worker {} panicked", core.id.0);
+                    // The worker keeps reading its mailbox after a panic.
+                    if std::panic::catch_unwind(AssertUnwindSafe(|| handle(message))).is_err() {
+                        tracing::error!("a message to a worker panicked");
                     }
                 }
                 runtime::yield_now().await;
-            }
-        }
-    }
-
-    /// For tests of what only needs its wakes delivered.
-    #[cfg(test)]
-    pub(crate) async fn deliver_wakes(self) {
-        loop {
-            self.bell.heard().await;
-            while let Ok(message) = self.queue.try_recv() {
-                if let Message::Wake(wake) = message {
-                    wake.deliver();
-                }
             }
         }
     }
@@ -168,15 +111,15 @@ mod tests {
     #[test]
     fn a_full_mailbox_gives_the_message_back() {
         let (mailbox, _inbox) = mailbox(1);
-        assert!(mailbox.post(Message::End).is_ok());
-        assert!(matches!(mailbox.post(Message::End), Err(Message::End)));
+        assert!(mailbox.post(1).is_ok());
+        assert_eq!(mailbox.post(2), Err(2));
     }
 
     #[test]
-    fn a_worker_that_is_gone_gives_the_message_back() {
+    fn a_mailbox_whose_worker_has_ended_gives_the_message_back() {
         let (mailbox, inbox) = mailbox(1);
         drop(inbox);
-        assert!(mailbox.post(Message::End).is_err());
-        assert!(mailbox.post_blocking(Message::End).is_err());
+        assert_eq!(mailbox.post(1), Err(1));
+        assert!(mailbox.post_blocking(1).is_err());
     }
 }

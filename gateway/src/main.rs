@@ -1,4 +1,4 @@
-//! `gw-gateway`: arguments, command, exit code.
+//! `gw-gateway`: parses arguments, runs the command, returns the exit code.
 
 mod cli;
 
@@ -9,9 +9,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use gw_gateway::config::{Config, workers_or_cores};
 use gw_gateway::demo::{Demo, DemoError, Options};
-use gw_gateway::limit::Rate;
 use gw_gateway::process::doctor;
+use gw_gateway::rate::Rate;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
+use gw_shared::command::{self, Failure};
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::Settings;
 
@@ -20,14 +21,6 @@ use cli::arguments::{Arguments, Command, DemoArguments};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Why a command ended, and with which exit code.
-enum Failure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
-
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config, check } => serve(&config, check),
@@ -35,14 +28,7 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo(arguments),
         Command::Administer(administration) => administration.run(),
     };
-    let (message, code) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Run(message)) => (message, 1),
-        Err(Failure::Usage(message)) => (message, 2),
-    };
-    // In one piece: another process may be writing to the same log. Nobody is left to be told if that fails.
-    let _ = io::stderr().write_all(format!("gw-gateway: {message}\n").as_bytes());
-    ExitCode::from(code)
+    command::exit("gw-gateway", result)
 }
 
 fn serve(path: &Path, check: bool) -> Result<(), Failure> {
@@ -53,44 +39,35 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let run = |error: io::Error| Failure::Run(error.to_string());
     let program = Program::of_this_process();
-    let signals = Signals::listen().map_err(run)?;
-    let mut predecessor = Predecessor::find().map_err(run)?;
+    let signals = Signals::listen().map_err(Failure::run)?;
+    let mut predecessor = Predecessor::find().map_err(Failure::run)?;
     let started = start(path, predecessor.as_mut());
-    if let (Err(Failure::Usage(reason) | Failure::Run(reason)), Some(predecessor)) = (&started, &mut predecessor) {
-        predecessor.failed(reason);
+    if let (Err(failure), Some(predecessor)) = (&started, &mut predecessor) {
+        predecessor.failed(failure.message());
     }
-    signals.run(started?, Some(&program)).map_err(run)
+    signals.run(started?, Some(&program)).map_err(Failure::run)
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
-    let examination = doctor::examine(config, |name| std::env::var(name).ok());
-    let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| Failure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
+    doctor::examine(config, |name| std::env::var(name).ok()).print(json)
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
     // Warnings are logged when the certificate is loaded.
     let (config, _) = checked_config(path)?;
     logging::start(config.log_format, "info");
-    Gateway::start_after(&config, predecessor).map_err(|error| Failure::Run(error.to_string()))
+    Gateway::start_after(&config, predecessor).map_err(Failure::run)
 }
 
-/// The configuration, and what some callers will not accept of it.
+/// The configuration, and warnings about properties that some callers refuse.
 fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Config::check(&text, |name| std::env::var(name).ok())
         .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
-}
-
-/// Where a demo sends spans: it has no configuration that could say so.
+/// The trace settings of the environment, because a demo has no configuration file.
 fn traces_of_environment() -> Result<Option<Settings>, Failure> {
     let mut errors = Vec::new();
     let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
@@ -113,7 +90,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
     };
     let demo = Demo::start(&options).map_err(|error| match error {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),
-        _ => Failure::Run(error.to_string()),
+        _ => Failure::run(error),
     })?;
     let mut out = io::stdout().lock();
     let told = if arguments.json {
@@ -121,7 +98,7 @@ fn demo(arguments: DemoArguments) -> Result<(), Failure> {
     } else {
         demo.about.write_hints(&mut out)
     };
-    told.and_then(|()| out.flush()).map_err(|error| Failure::Run(error.to_string()))?;
+    told.and_then(|()| out.flush()).map_err(Failure::run)?;
     drop(out);
-    demo.run_until_stopped().map_err(|error| Failure::Run(error.to_string()))
+    demo.run_until_stopped().map_err(Failure::run)
 }

@@ -1,13 +1,13 @@
-//! Which member owns a service: rendezvous hashing (Thaler and Ravishankar, 1998) of its hostname over a member list.
+//! Ownership of services: rendezvous hashing (Thaler and Ravishankar, 1998) of the hostname over a member list.
 //!
-//! Each member gets an even share, and a member more or less moves only the services it gains or had. The hash is
-//! fixed, so every process of every version agrees.
+//! Each member gets an equal share. Adding or removing a member moves only the services of that member. The hash is
+//! fixed, so that every process of every version agrees.
 
-/// One worker of a process; the index into its list of workers.
+/// A worker of a process: the index into its list of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub usize);
 
-/// The worker out of `workers` (at least one) that owns `name`: a hostname, or whatever else has one owner.
+/// The worker out of `workers` (at least one) that owns `name`, for example a hostname.
 pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
     let key = fnv1a(name.as_ref());
     let weight = |worker: usize| mix(key ^ mix(worker as u64 + 1));
@@ -19,7 +19,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The finalizer of SplitMix64: every bit of the input moves every bit of the output.
+/// The finalizer of SplitMix64: every bit of the input affects every bit of the output.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_hash_never_changes() {
-        // A node of another version must agree: these values are a contract.
+        // Nodes of other versions must agree, so these values must never change.
         let owners: Vec<usize> =
             ["demo--echo.eu1.gw.localhost", "a", ""].iter().map(|name| owner(name, 1000).0).collect();
         assert_eq!(owners, [707, 350, 835]);

@@ -1,58 +1,39 @@
 //! A bounded pipe of body frames between two workers: lock-free queue, credit in bytes, wakes through the mailboxes.
 //!
-//! Both ends are futures of their own worker. An end that waits says so in its flag; the other end, when it has
-//! changed something, posts one wake per flag raised. Dropping the sender without [`Frame::End`] tells the receiver
-//! that the body was cut short; dropping the receiver tells the sender that nobody wants the rest.
+//! Each end is used by futures of its own worker. An end that waits raises a flag; the other end posts one wake per
+//! raised flag after a change. Dropping the sender ends the pipe: frames say whether the body was complete. Dropping the
+//! receiver makes the sender fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use atomic_waker::AtomicWaker;
-use bytes::Bytes;
 use crossbeam_channel::{TryRecvError, TrySendError};
-use http::HeaderMap;
 
-use crate::error::Error;
 use crate::limits;
-use crate::mailbox::{Mailbox, Message};
-use crate::upstream::Answer;
+use crate::mailbox::Post;
+use crate::ownership::WorkerId;
 
-/// What goes through a pipe, in order.
-#[derive(Debug)]
-pub(crate) enum Frame {
-    /// First frame of a response.
-    Head(Box<Answer>),
-    Data(Bytes),
-    Trailers(HeaderMap),
-    /// The body is complete.
-    End,
-    /// The response broke off; nothing follows.
-    Broken(Box<Error>),
-}
-
-impl Frame {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Data(data) => data.len(),
-            Self::Head(_) | Self::Trailers(_) | Self::End | Self::Broken(_) => 0,
-        }
-    }
+/// An item of a pipe.
+pub(crate) trait Frame {
+    /// Bytes that count against the credit of the pipe.
+    fn bytes(&self) -> usize;
 }
 
 /// The other end is gone.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-pub(crate) struct Sender {
+pub(crate) struct Sender<F: Frame> {
     /// `None` only while being dropped.
-    queue: Option<crossbeam_channel::Sender<Frame>>,
+    queue: Option<crossbeam_channel::Sender<F>>,
     shared: Arc<Shared>,
 }
 
-pub(crate) struct Receiver {
-    queue: Option<crossbeam_channel::Receiver<Frame>>,
-    /// Frames received without a turn for anybody else.
+pub(crate) struct Receiver<F: Frame> {
+    queue: Option<crossbeam_channel::Receiver<F>>,
+    /// Frames received since this task last yielded.
     in_a_row: usize,
     shared: Arc<Shared>,
 }
@@ -63,13 +44,14 @@ struct Shared {
     receiver_gone: AtomicBool,
     sender: End,
     receiver: End,
+    wakes: Arc<dyn Post<Wake>>,
 }
 
-/// One end's way of being woken.
+/// How one end is woken.
 struct End {
     waiting: AtomicBool,
     waker: AtomicWaker,
-    mailbox: Mailbox,
+    worker: WorkerId,
 }
 
 /// A wake on its way to the worker of one end.
@@ -78,19 +60,20 @@ pub(crate) struct Wake {
     receiver: bool,
 }
 
-/// A pipe from a task of the worker behind `sender` to one of the worker behind `receiver`.
-pub(crate) fn pipe(sender: &Mailbox, receiver: &Mailbox) -> (Sender, Receiver) {
+/// A pipe from a task of one worker to a task of another, whose wakes go through their mailboxes.
+pub(crate) fn pipe<F: Frame>(
+    sender: WorkerId,
+    receiver: WorkerId,
+    wakes: Arc<dyn Post<Wake>>,
+) -> (Sender<F>, Receiver<F>) {
     let (queue_in, queue_out) = crossbeam_channel::bounded(limits::PIPE_FRAMES);
-    let end = |mailbox: &Mailbox| End {
-        waiting: AtomicBool::new(false),
-        waker: AtomicWaker::new(),
-        mailbox: mailbox.clone(),
-    };
+    let end = |worker| End { waiting: AtomicBool::new(false), waker: AtomicWaker::new(), worker };
     let shared = Arc::new(Shared {
         in_flight: AtomicUsize::new(0),
         receiver_gone: AtomicBool::new(false),
         sender: end(sender),
         receiver: end(receiver),
+        wakes,
     });
     (
         Sender { queue: Some(queue_in), shared: Arc::clone(&shared) },
@@ -99,13 +82,13 @@ pub(crate) fn pipe(sender: &Mailbox, receiver: &Mailbox) -> (Sender, Receiver) {
 }
 
 impl End {
-    /// Registers before the caller looks once more: what changes after that look raises a wake.
+    /// Registers before the caller checks again: a change after that check raises a wake.
     fn wait(&self, cx: &Context<'_>) {
         self.waker.register(cx.waker());
         self.waiting.store(true, Ordering::SeqCst);
     }
 
-    /// The second look found something: no wake is needed for what comes next.
+    /// The second check found a change: no wake is needed for the next one.
     fn stop_waiting(&self) {
         self.waiting.store(false, Ordering::SeqCst);
     }
@@ -116,8 +99,8 @@ impl Shared {
         let end = if receiver { &self.receiver } else { &self.sender };
         if end.waiting.swap(false, Ordering::SeqCst) {
             let wake = Wake { shared: Arc::clone(self), receiver };
-            // With no room in the mailbox the reactor's own cross-thread wake does it: slower, but never lost.
-            if end.mailbox.post(Message::Wake(wake)).is_err() {
+            // A full mailbox leaves it to the reactor's own cross-thread wake, which is slower.
+            if self.wakes.post(end.worker, wake).is_err() {
                 end.waker.wake();
             }
         }
@@ -131,9 +114,9 @@ impl Wake {
     }
 }
 
-impl Sender {
+impl<F: Frame> Sender<F> {
     /// Sends a frame once there is credit for it.
-    pub(crate) async fn send(&mut self, frame: Frame) -> Result<(), Closed> {
+    pub(crate) async fn send(&mut self, frame: F) -> Result<(), Closed> {
         let mut frame = Some(frame);
         std::future::poll_fn(|cx| {
             if let Poll::Ready(result) = self.try_send(&mut frame) {
@@ -158,7 +141,7 @@ impl Sender {
         .await;
     }
 
-    fn try_send(&self, frame: &mut Option<Frame>) -> Poll<Result<(), Closed>> {
+    fn try_send(&self, frame: &mut Option<F>) -> Poll<Result<(), Closed>> {
         let (Some(queue), Some(next)) = (&self.queue, frame.take()) else { return Poll::Ready(Err(Closed)) };
         let bytes = next.bytes();
         if bytes > 0 && self.shared.in_flight.load(Ordering::SeqCst) >= limits::PIPE_BYTES {
@@ -168,7 +151,7 @@ impl Sender {
             *frame = Some(next);
             return Poll::Pending;
         }
-        // Counted before it can be received: the count never runs below zero.
+        // Counted before it can be received: the count never drops below zero.
         self.shared.in_flight.fetch_add(bytes, Ordering::SeqCst);
         match queue.try_send(next) {
             Ok(()) => {
@@ -185,19 +168,19 @@ impl Sender {
     }
 }
 
-impl Drop for Sender {
+impl<F: Frame> Drop for Sender<F> {
     fn drop(&mut self) {
         self.queue = None;
         self.shared.wake(true);
     }
 }
 
-impl Receiver {
-    /// The next frame; `Err` if the sender went away before [`Frame::End`].
-    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, Closed>> {
+impl<F: Frame> Receiver<F> {
+    /// The next frame; `Err` once the sender is gone and every frame was received.
+    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<F, Closed>> {
         if self.in_a_row >= limits::PIPE_FRAMES_PER_TURN {
-            // A sender on another core can keep this end busy for ever. The wake goes through our own mailbox, behind
-            // everything else that is waiting for its turn.
+            // A sender on another core can keep this end busy without an end. The wake goes through this worker's
+            // mailbox, behind the other messages.
             self.in_a_row = 0;
             self.shared.receiver.wait(cx);
             self.shared.wake(true);
@@ -215,11 +198,11 @@ impl Receiver {
         received
     }
 
-    pub(crate) async fn receive(&mut self) -> Result<Frame, Closed> {
+    pub(crate) async fn receive(&mut self) -> Result<F, Closed> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
-    fn try_receive(&self) -> Poll<Result<Frame, Closed>> {
+    fn try_receive(&self) -> Poll<Result<F, Closed>> {
         let Some(queue) = &self.queue else { return Poll::Ready(Err(Closed)) };
         match queue.try_recv() {
             Ok(frame) => {
@@ -233,7 +216,7 @@ impl Receiver {
     }
 }
 
-impl Drop for Receiver {
+impl<F: Frame> Drop for Receiver<F> {
     fn drop(&mut self) {
         self.queue = None;
         self.shared.receiver_gone.store(true, Ordering::SeqCst);
@@ -248,10 +231,34 @@ mod tests {
     use gw_shared::runtime::{self, Driver};
 
     use super::*;
-    use crate::mailbox::{Inbox, mailbox};
+    use crate::mailbox::{Inbox, Mailbox, mailbox};
+
+    #[derive(Debug, PartialEq)]
+    enum Body {
+        Data(Vec<u8>),
+        End,
+    }
+
+    impl Frame for Body {
+        fn bytes(&self) -> usize {
+            match self {
+                Self::Data(data) => data.len(),
+                Self::End => 0,
+            }
+        }
+    }
+
+    /// Mailboxes of workers that only deliver wakes.
+    struct Mailboxes(Vec<Mailbox<Wake>>);
+
+    impl Post<Wake> for Mailboxes {
+        fn post(&self, worker: WorkerId, wake: Wake) -> Result<(), Wake> {
+            self.0[worker.0].post(wake)
+        }
+    }
 
     /// Runs `task` on a reactor of its own thread, which delivers the wakes in its mailbox.
-    fn on_a_worker<F>(inbox: Inbox, task: impl FnOnce() -> F + Send + 'static) -> thread::JoinHandle<()>
+    fn on_a_worker<F>(inbox: Inbox<Wake>, task: impl FnOnce() -> F + Send + 'static) -> thread::JoinHandle<()>
     where
         F: Future<Output = ()> + 'static,
     {
@@ -259,40 +266,40 @@ mod tests {
             Driver::choose()
                 .unwrap()
                 .block_on(async move {
-                    runtime::spawn(inbox.deliver_wakes());
+                    runtime::spawn(inbox.serve(Wake::deliver));
                     task().await;
                 })
                 .unwrap();
         })
     }
 
-    /// `capacity` of the mailboxes: with 1, most wakes take the way around them.
+    /// Sends `frames` frames of `size` bytes. With a `capacity` of 1 most wakes find the mailbox full.
     fn transfer(capacity: usize, frames: usize, size: usize) {
         let (sender_mail, sender_inbox) = mailbox(capacity);
         let (receiver_mail, receiver_inbox) = mailbox(capacity);
-        let (mut sender, mut receiver) = pipe(&sender_mail, &receiver_mail);
+        let wakes = Arc::new(Mailboxes(vec![sender_mail, receiver_mail]));
+        let (mut sender, mut receiver) = pipe(WorkerId(0), WorkerId(1), wakes);
         let sending = on_a_worker(sender_inbox, move || async move {
             for number in 0..frames {
-                sender.send(Frame::Data(vec![(number % 251) as u8; size].into())).await.unwrap();
+                sender.send(Body::Data(vec![(number % 251) as u8; size])).await.unwrap();
                 if number % 7 == 0 {
                     runtime::yield_now().await;
                 }
             }
-            sender.send(Frame::End).await.unwrap();
+            sender.send(Body::End).await.unwrap();
             sender.closed().await;
         });
         let receiving = on_a_worker(receiver_inbox, move || async move {
             let mut received = 0;
             loop {
                 match receiver.receive().await.unwrap() {
-                    Frame::Data(data) => {
+                    Body::Data(data) => {
                         assert!(data.len() == size && data.iter().all(|byte| *byte == (received % 251) as u8));
                         received += 1;
                         let in_flight = receiver.shared.in_flight.load(Ordering::SeqCst);
                         assert!(in_flight <= limits::PIPE_BYTES + size, "{in_flight}");
                     }
-                    Frame::End => break,
-                    other => panic!("{other:?}"),
+                    Body::End => break,
                 }
             }
             assert_eq!(received, frames);
@@ -313,29 +320,31 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_goes_away_is_noticed() {
+    fn a_dropped_end_is_noticed() {
         let (mail, inbox) = mailbox(16);
+        let wakes: Arc<dyn Post<Wake>> = Arc::new(Mailboxes(vec![mail]));
+        let pipe = move || pipe::<Body>(WorkerId(0), WorkerId(0), Arc::clone(&wakes));
         on_a_worker(inbox, move || async move {
-            let (sender, mut receiver) = pipe(&mail, &mail);
+            let (sender, mut receiver) = pipe();
             drop(sender);
             assert_eq!(receiver.receive().await.unwrap_err(), Closed);
 
-            let (mut sender, receiver) = pipe(&mail, &mail);
+            let (mut sender, receiver) = pipe();
             runtime::spawn(async move {
                 runtime::yield_now().await;
                 drop(receiver);
             });
             sender.closed().await;
-            assert_eq!(sender.send(Frame::End).await, Err(Closed));
+            assert_eq!(sender.send(Body::End).await, Err(Closed));
 
-            // One that waits for credit too.
-            let (mut sender, receiver) = pipe(&mail, &mail);
-            sender.send(Frame::Data(vec![0; limits::PIPE_BYTES].into())).await.unwrap();
+            // Also a sender that waits for credit.
+            let (mut sender, receiver) = pipe();
+            sender.send(Body::Data(vec![0; limits::PIPE_BYTES])).await.unwrap();
             runtime::spawn(async move {
                 runtime::yield_now().await;
                 drop(receiver);
             });
-            assert_eq!(sender.send(Frame::Data(vec![0].into())).await, Err(Closed));
+            assert_eq!(sender.send(Body::Data(vec![0])).await, Err(Closed));
         })
         .join()
         .unwrap();

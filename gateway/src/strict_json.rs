@@ -1,5 +1,5 @@
-//! JSON of requests, read strictly: an object that has a member twice is refused at any depth. RFC 8259 §4 leaves open
-//! which of the two counts, so a program in front of the gateway may have read another one.
+//! Strict parsing of JSON in requests: an object with a duplicate member is refused at any depth. RFC 8259 §4 leaves
+//! open which of the two counts, so a program in front of the gateway may have read the other one.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Longest member name that an error repeats, in characters.
+/// Longest member name in an error, in characters.
 const SHOWN: usize = 80;
 
-/// Reads `text`, which has to be an object, as a `T`.
+/// Parses `text`, which must be an object, as a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, serde_json::Error> {
     let Object(members) = serde_json::from_slice(text)?;
     serde_json::from_value(Value::Object(members))

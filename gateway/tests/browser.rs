@@ -1,7 +1,10 @@
 //! The console in a real browser. The driver and the judge of accessibility come from npm, by a lock file, into a folder
-//! under `target`. To be there: Node.js with npm, Chromium, bash, curl, and the agent's program.
+//! under `target`. Needs Node.js with npm, Chromium, curl, and the agent's program.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[path = "../../shared/tests/programs/mod.rs"]
+mod programs;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -29,6 +32,9 @@ fn run(command: &mut Command) {
 /// `GW_CONSOLE_SCREENSHOTS` names a folder for pictures of every page.
 #[test]
 fn an_administrator_does_everything_in_chromium() {
+    if !programs::usable(&["node", "npm", "chromium", "curl"]) {
+        return;
+    }
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser-node");
     let lock = "package-lock.json";
     let (wanted, installed) = (Path::new(FOLDER).join(lock), modules.join(lock));

@@ -1,18 +1,20 @@
 //! Implementations that nobody here wrote: an OAuth client, a JWT library, a tester of HTTP interfaces; clients and servers
 //! of HTTP, gRPC and WebSocket with the relay between them. What is Python's comes from PyPI into an environment under
-//! `target`, and a driver for the browser from npm. To be there: Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
+//! `target`, and a driver for the browser from npm. Needs Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller.rs"]
+#[path = "it/support/caller.rs"]
 mod caller;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller2.rs"]
-mod caller2;
+#[path = "it/support/http1_peer.rs"]
+mod http1_peer;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/http.rs"]
-mod http;
+#[path = "it/support/http2_caller.rs"]
+mod http2_caller;
+#[path = "../../shared/tests/programs/mod.rs"]
+mod programs;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -115,27 +117,42 @@ const LOG: &str = "LOG";
 
 #[test]
 fn httpx_aiohttp_and_curl_get_what_uvicorn_sends() {
+    if !programs::usable(&["python3", "curl"]) {
+        return;
+    }
     through_the_relay("http_calls.py", None);
 }
 
 #[test]
 fn grpc_calls_of_every_kind_are_as_without_a_relay() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     through_the_relay("grpc_calls.py", None);
 }
 
 #[test]
 fn a_thousand_websockets_keep_messages_and_close_codes() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     through_the_relay("websocket_calls.py", Some(1100));
 }
 
 #[test]
 fn websockets_get_the_same_verdicts_as_without_a_relay() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     let backend = Backend::start(python("websocket_cases.py").arg("serve"));
     with_relay(&backend, None, |_, about| run(python("websocket_cases.py").args(["call", about, &backend.url])));
 }
 
 #[test]
 fn relay_and_server_agree_on_where_messages_end() {
+    if !programs::usable(&["python3", "nginx", "node"]) {
+        return;
+    }
     for server in SERVERS {
         with_server("differential.py", server, ["1000", "60"], &[LOG]);
     }
@@ -165,14 +182,17 @@ http {
 /// nginx reads a body after it has answered, when one is announced. Here it would be the next request.
 #[test]
 fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
+    if !programs::usable(&["nginx"]) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display().to_string();
     fs::write(folder.path().join("nginx.conf"), DECLINING_NGINX.replace("FOLDER", &path)).unwrap();
     let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
     let backend = Backend::start(Command::new("sh").args(["-c", &start]));
     with_relay(&backend, None, |demo, _| {
-        caller2::on_a_reactor(async {
-            let caller = caller2::connect(demo).await;
+        http2_caller::on_a_reactor(async {
+            let caller = http2_caller::connect(demo).await;
             // It may still be starting.
             while caller.get("/").await.status != 404 {
                 gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
@@ -181,7 +201,7 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
                 let request = caller.request(&::http::Method::CONNECT, "/chat").header("content-length", "40");
                 let request = request.extension(h2::ext::Protocol::from_static("websocket"));
                 let (response, _upload) = caller.begin(request, false).await;
-                assert_eq!(caller2::whole(response).await.body, b"GET /chat");
+                assert_eq!(http2_caller::whole(response).await.body, b"GET /chat");
                 let next = caller.get("/next").await;
                 assert_eq!((next.status.as_u16(), next.body.as_slice()), (404, b"GET /next".as_slice()));
             }
@@ -192,6 +212,9 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
 /// As many requests as `GW_TEST_KEEPALIVE_REQUESTS` says to each server.
 #[test]
 fn servers_that_end_idle_connections_when_they_like_fail_no_request() {
+    if !programs::usable(&["python3", "nginx", "node"]) {
+        return;
+    }
     let requests = std::env::var("GW_TEST_KEEPALIVE_REQUESTS").unwrap_or_else(|_| "2000".to_owned());
     for server in SERVERS {
         // uvicorn counts in whole seconds.
@@ -204,6 +227,9 @@ const SERVERS: [&str; 3] = ["nginx", "node", "uvicorn"];
 
 #[test]
 fn fetch_http2_and_chromium_load_what_node_serves() {
+    if !programs::usable(&["node", "npm", "chromium"]) {
+        return;
+    }
     const PLAYWRIGHT: &str = "playwright-core@1.64.1";
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-node");
     if !modules.join("node_modules/playwright-core").exists() {
@@ -223,6 +249,9 @@ fn fetch_http2_and_chromium_load_what_node_serves() {
 
 #[test]
 fn authlib_obtains_tokens_that_pyjwt_verifies() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     with_demo(&Options::default(), |demo| {
         run(python("tokens.py").arg(serde_json::to_string(&demo.about).unwrap()));
     });
@@ -240,6 +269,9 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 /// accepted or refused against the schema.
 #[test]
 fn schemathesis_finds_no_difference_between_the_api_and_its_description() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     let adjust = |config: &mut Config| config.enrollment_requests = Rate::new(1000, 1000).unwrap();
     with_demo(&Options { adjust, ..Options::default() }, |demo| {
         let control = demo.gateway().control();

@@ -1,4 +1,4 @@
-//! What is shown: metrics, and whether every service has its tunnel.
+//! Contents of `/metrics` and `/readyz`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,10 @@ use crate::telemetry::counts::Counts;
 use crate::tunnel::Agent;
 use crate::tunnel::registry::RegisteredService;
 
-/// The metrics as Prometheus text.
+/// Writes the agent's metrics as Prometheus text.
 pub(super) fn metrics(agent: &Agent) -> String {
     let mut out = Exposition::default();
-    out.family("gw_agent_build_info", Kind::Gauge, "1, with the version of the program.")
+    out.family("gw_agent_build_info", Kind::Gauge, "Version of the program; the value is 1.")
         .sample(&[("version", version::VERSION)], 1);
     let services = agent.registry.services();
     let services: Vec<(&str, &RegisteredService)> = services.iter().map(|(name, it)| (name.as_str(), &**it)).collect();
@@ -23,7 +23,7 @@ pub(super) fn metrics(agent: &Agent) -> String {
     requests(&mut out, &services);
     backends(&mut out, &services);
     certificate(&mut out, &agent.certificates);
-    let help = "Log lines that were left out because their like came too often.";
+    let help = "Log lines suppressed because similar lines were too frequent.";
     out.single("gw_agent_log_lines_suppressed_total", Kind::Counter, help, logging::suppressed());
     process::write(&mut out);
     out.into_text()
@@ -39,16 +39,14 @@ fn tunnels(out: &mut Exposition, agent: &Agent, services: &[(&str, &RegisteredSe
         let mut family = out.family(name, kind, help);
         services.iter().for_each(|(name, service)| family.sample(&[("service", name)], value(service)));
     };
-    each("gw_agent_tunnels_opened_total", Kind::Counter, "Tunnels that were opened.", |service| {
-        service.tunnels_opened.get()
-    });
-    each("gw_agent_tunnel_failures_total", Kind::Counter, "Attempts that no tunnel came of.", |service| {
+    each("gw_agent_tunnels_opened_total", Kind::Counter, "Opened tunnels.", |service| service.tunnels_opened.get());
+    each("gw_agent_tunnel_failures_total", Kind::Counter, "Failed attempts to open a tunnel.", |service| {
         service.failed_attempts.get()
     });
-    each("gw_agent_slots", Kind::Gauge, "Requests that the service's tunnels take at a time.", |service| {
+    each("gw_agent_slots", Kind::Gauge, "Concurrent requests that the service's tunnels accept.", |service| {
         service.sessions().iter().map(|session| u64::from(session.slots.total())).sum()
     });
-    each("gw_agent_slots_in_use", Kind::Gauge, "Requests that are at a backend.", |service| {
+    each("gw_agent_slots_in_use", Kind::Gauge, "Requests in progress at a backend.", |service| {
         service.sessions().iter().map(|session| u64::from(session.slots.in_use())).sum()
     });
 }
@@ -58,17 +56,17 @@ fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
         let mut family = out.family(name, Kind::Counter, help);
         services.iter().for_each(|(name, service)| family.sample(&[("service", name)], value(&service.counts)));
     };
-    each("gw_agent_requests_total", "Requests that the gateway sent.", Counts::requests);
+    each("gw_agent_requests_total", "Requests received from the gateway.", Counts::requests);
     each("gw_agent_request_bytes_total", "Bytes of request bodies.", Counts::request_bytes);
     each("gw_agent_response_bytes_total", "Bytes of response bodies.", Counts::response_bytes);
-    let help = "Requests without a whole response of the backend, by code.";
+    let help = "Requests without a complete response of the backend, by error code.";
     let mut family = out.family("gw_agent_request_failures_total", Kind::Counter, help);
     for (name, service) in services {
         for (code, count) in service.counts.failures() {
             family.sample(&[("service", name), ("code", code)], count);
         }
     }
-    let help = "From when a connection to the backend was had until its response began.";
+    let help = "Time from a connection to the backend to the head of its response.";
     let mut family = out.family("gw_agent_backend_first_byte_seconds", Kind::Histogram, help);
     services.iter().for_each(|(name, service)| family.histogram(&[("service", name)], &service.counts.first_byte()));
 }
@@ -76,12 +74,13 @@ fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
 fn backends(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let states: Vec<(&str, BackendState)> =
         services.iter().flat_map(|(name, service)| service.pool.states().map(move |state| (*name, state))).collect();
-    let help = "0 if the backend could not be connected to the last time, else 1.";
+    let help = "0 if the last attempt to connect to the backend failed, else 1.";
     let mut family = out.family("gw_agent_backend_up", Kind::Gauge, help);
     for (service, state) in &states {
         family.sample(&[("service", service), ("backend", &state.name)], u8::from(state.is_good));
     }
-    let mut family = out.family("gw_agent_backend_connections", Kind::Gauge, "Open connections, by state.");
+    let mut family =
+        out.family("gw_agent_backend_connections", Kind::Gauge, "Open connections to the backend, by state.");
     for (service, state) in &states {
         let labels = |kind| [("service", *service), ("backend", state.name.as_str()), ("state", kind)];
         family.sample(&labels("in_use"), state.in_use);
@@ -93,23 +92,25 @@ fn backends(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
             family.sample(&[("service", service), ("backend", &state.name)], value(state));
         }
     };
-    each("gw_agent_backend_connects_total", "Attempts to connect.", |state| state.connects);
-    each("gw_agent_backend_connect_failures_total", "Attempts to connect that failed.", |state| state.failures);
+    each("gw_agent_backend_connects_total", "Attempts to connect to the backend.", |state| state.connects);
+    each("gw_agent_backend_connect_failures_total", "Failed attempts to connect to the backend.", |state| {
+        state.failures
+    });
 }
 
 fn certificate(out: &mut Exposition, certificates: &CertificateManager) {
     if let Some(expiry) = certificates.expiry.get() {
-        let help = "When the agent's certificate expires, since the Unix epoch.";
+        let help = "Expiry of the agent's certificate, since the Unix epoch.";
         let seconds = expiry.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         out.single("gw_agent_certificate_expiry_timestamp_seconds", Kind::Gauge, help, seconds);
     }
-    let help = "Attempts to renew the agent's certificate.";
+    let help = "Attempts to renew the agent's certificate, by result.";
     let mut family = out.family("gw_agent_certificate_renewals_total", Kind::Counter, help);
     family.sample(&[("result", "renewed")], certificates.renewals.get());
     family.sample(&[("result", "failed")], certificates.failed_renewals.get());
 }
 
-/// `Err` says what is missing: requests of every service can come, or not.
+/// Checks that every service can receive requests; the error names the reason or the services without a tunnel.
 pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
     if agent.registry.stopping.get() {
         return Err("stopping".to_owned());

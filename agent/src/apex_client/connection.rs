@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use gw_shared::error_body::ErrorBody;
+use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{BodyDecoder, HeadScanner, Part, head};
 use gw_shared::identity::enrollment;
 use gw_shared::net::{TlsStream, resolve};
@@ -107,13 +108,15 @@ impl Reply {
 
     /// Reads the answer as a refusal.
     pub(crate) fn refusal(&self) -> Refusal {
-        let (code, message) = match serde_json::from_slice::<ErrorBody>(&self.body) {
-            Ok(ErrorBody { error }) => (error.code, error.message),
-            Err(_) => Default::default(),
+        let (code, text) = match serde_json::from_slice::<ErrorBody>(&self.body) {
+            Ok(ErrorBody { error }) if !error.code.is_empty() => {
+                (ErrorCode::parse(&error.code), format!("{}: {}", error.code, error.message))
+            }
+            _ => (None, String::new()),
         };
         let seconds = self.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
         let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        Refusal { status: self.status, code, message, retry_after }
+        Refusal { status: self.status, code, text, retry_after }
     }
 }
 

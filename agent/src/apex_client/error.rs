@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
 use gw_shared::identity::enrollment;
 use gw_shared::tunnel::text::error_line;
@@ -52,9 +53,10 @@ pub enum GatewayError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub status: StatusCode,
-    /// Code in the gateway's error body, such as `GW_AGENT_REVOKED`; empty without such a body.
-    pub code: String,
-    pub message: String,
+    /// Code of the gateway's error body; `None` if there is no such body or this version does not know the code.
+    pub code: Option<ErrorCode>,
+    /// Code and message of the error body as the gateway wrote them; empty if there is no such body.
+    pub text: String,
     /// `Retry-After`, at most ten minutes.
     pub retry_after: Option<Duration>,
 }
@@ -82,13 +84,13 @@ impl GatewayError {
 
     /// Whether the agent may not serve the requested service.
     pub(crate) fn is_not_allowed(&self) -> bool {
-        self.refusal().is_some_and(|refusal| refusal.code == "GW_AGENT_NOT_ALLOWED")
+        self.refusal().is_some_and(|refusal| refusal.code == Some(ErrorCode::AgentNotAllowed))
     }
 
     /// Whether the agent's certificate has expired by the gateway's clock.
     pub(crate) fn is_certificate_expired(&self) -> bool {
         match self {
-            Self::Refused(refusal) => refusal.code == "GW_AGENT_CERTIFICATE_EXPIRED",
+            Self::Refused(refusal) => refusal.code == Some(ErrorCode::AgentCertificateExpired),
             Self::Tls(error) => {
                 let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
                 rustls_error(error).is_some_and(|error| *error == expired)
@@ -125,11 +127,11 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
-        if self.code.is_empty() {
+        if self.text.is_empty() {
             return Ok(());
         }
         // The answer may come from another server than the gateway, so its text is escaped and bounded.
-        write!(f, ", {}", error_line(&format_args!("{}: {}", self.code, self.message)))
+        write!(f, ", {}", error_line(&self.text))
     }
 }
 
@@ -141,9 +143,9 @@ mod tests {
         GatewayError::tls(io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    fn refused(status: u16, code: &str) -> GatewayError {
+    fn refused(status: u16, code: Option<ErrorCode>) -> GatewayError {
         let status = StatusCode::from_u16(status).unwrap();
-        GatewayError::Refused(Refusal { status, code: code.into(), message: String::new(), retry_after: None })
+        GatewayError::Refused(Refusal { status, code, text: String::new(), retry_after: None })
     }
 
     #[test]
@@ -157,9 +159,9 @@ mod tests {
         }
         assert!(tls_error(rustls::Error::AlertReceived(AlertDescription::CertificateExpired)).is_certificate_expired());
         assert!(!tls_error(rustls::Error::AlertReceived(AlertDescription::BadCertificate)).is_certificate_expired());
-        assert!(refused(401, "GW_AGENT_CERTIFICATE_EXPIRED").is_certificate_expired());
+        assert!(refused(401, Some(ErrorCode::AgentCertificateExpired)).is_certificate_expired());
         for (status, transient) in [(429, true), (503, true), (500, true), (401, false), (404, false)] {
-            assert_eq!(refused(status, "").is_transient(), transient, "{status}");
+            assert_eq!(refused(status, None).is_transient(), transient, "{status}");
         }
     }
 }

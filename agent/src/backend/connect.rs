@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::{AlertDescription, CertificateError, ClientConnection};
@@ -81,7 +82,7 @@ impl Backends {
 async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
     match address {
         Address::Tcp { host, port } => {
-            let addresses = resolve::resolve_lately(host, *port).await?;
+            let addresses = resolve::resolve_cached(host, *port).await?;
             let receive_limit = buffers::receive_limit_of_next();
             Ok((resolve::connect_any(&addresses, receive_limit).await?, receive_limit))
         }
@@ -106,11 +107,11 @@ impl ConnectError {
         }
     }
 
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
-            Self::Unreachable(_) => "GW_BACKEND_UNREACHABLE",
-            Self::Tls { .. } => "GW_BACKEND_TLS",
-            Self::NotHttp2(_) => "GW_BACKEND_INVALID_RESPONSE",
+            Self::Unreachable(_) => AgentErrorCode::BackendUnreachable,
+            Self::Tls { .. } => AgentErrorCode::BackendTls,
+            Self::NotHttp2(_) => AgentErrorCode::BackendInvalidResponse,
         }
     }
 }

@@ -12,6 +12,7 @@ mod stream;
 
 use std::io;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
 use gw_shared::tunnel::response::InvalidResponse;
 
@@ -38,7 +39,7 @@ pub(crate) enum ResponseError {
     /// The backend has not processed any part of the request.
     #[error("the backend refused the request: {0}")]
     Unprocessed(String),
-    #[error("the backend's response is not valid HTTP: it switches protocols without a request to upgrade")]
+    #[error("the backend's response is not valid HTTP: it switches protocols without a request to do so")]
     UnrequestedUpgrade,
     #[error("the backend did not upgrade to the requested protocol: {0}")]
     Upgrade(String),
@@ -47,17 +48,17 @@ pub(crate) enum ResponseError {
 }
 
 impl ResponseError {
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
             // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
-            Self::Reset(error) if rustls_error(error).is_some() => "GW_BACKEND_TLS",
-            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => "GW_BACKEND_RESET",
+            Self::Reset(error) if rustls_error(error).is_some() => AgentErrorCode::BackendTls,
+            Self::Reset(_) | Self::Unprocessed(_) | Self::Body(InvalidBody::CutShort) => AgentErrorCode::BackendReset,
             Self::Head(_)
             | Self::Body(_)
             | Self::Http2(_)
             | Self::UnrequestedUpgrade
             | Self::Upgrade(_)
-            | Self::Response(_) => "GW_BACKEND_INVALID_RESPONSE",
+            | Self::Response(_) => AgentErrorCode::BackendInvalidResponse,
         }
     }
 

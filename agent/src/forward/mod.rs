@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use futures_util::future::{Either, select};
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
 use gw_shared::http::{Framing, InvalidHead, Part};
 use gw_shared::runtime;
@@ -28,14 +29,15 @@ use crate::telemetry::request_scope::RequestScope;
 /// Why a request was not forwarded. The gateway passes code and message on to the caller.
 #[derive(Debug)]
 pub(crate) struct ForwardError {
-    code: &'static str,
+    code: AgentErrorCode,
     message: String,
 }
 
 impl ForwardError {
     /// No slot is free.
     pub(crate) fn concurrency_limit() -> Self {
-        Self { code: "GW_AGENT_CONCURRENCY_LIMIT", message: "Concurrent backend request limit exceeded".to_owned() }
+        let message = "Concurrent backend request limit exceeded".to_owned();
+        Self { code: AgentErrorCode::ConcurrencyLimit, message }
     }
 }
 
@@ -125,10 +127,10 @@ fn may_retry(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress: &Prog
 /// Answers a request with an error of the agent.
 pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, scope: &RequestScope, error: &ForwardError) {
     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
-    tracing::debug!(request_id, trace_id, code = error.code, reason = error.message, "not forwarded");
+    tracing::debug!(request_id, trace_id, code = error.code.as_str(), reason = error.message, "not forwarded");
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::BAD_GATEWAY;
-    response.headers_mut().insert(X_GW_AGENT_ERROR, HeaderValue::from_static(error.code));
+    response.headers_mut().insert(X_GW_AGENT_ERROR, HeaderValue::from_static(error.code.as_str()));
     response.headers_mut().insert(X_GW_TIMING, scope.failed(error.code));
     // Fails only if the stream is closed, in which case the caller is gone.
     if let Ok(mut stream) = respond.send_response(response, false) {
@@ -346,7 +348,7 @@ async fn abort_response(error: &ResponseError, stream: &mut SendStream<Bytes>, b
         // data, so the connection gets a turn to send the data first.
         runtime::yield_now().await;
     } else {
-        let code = HeaderValue::from_static(error.code());
+        let code = HeaderValue::from_static(error.code().as_str());
         // Fails only if the stream is closed, in which case the caller is gone.
         let _ = stream.send_trailers(HeaderMap::from_iter([(X_GW_AGENT_ERROR, code)]));
     }

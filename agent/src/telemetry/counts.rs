@@ -1,15 +1,15 @@
-//! What is counted of the requests of one service.
+//! Counters of the requests of one service.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use gw_shared::telemetry::metrics::Histogram;
 
-/// Since the service is served. Only the agent's own thread touches it.
+/// Counters since the agent began to serve the service. Used by the agent's thread only.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     requests: Cell<u64>,
-    /// By code: few, of a closed set.
+    /// Failed requests by error code. The set of codes is small and closed.
     failures: RefCell<Vec<(&'static str, u64)>>,
     request_bytes: Cell<u64>,
     response_bytes: Cell<u64>,
@@ -37,10 +37,12 @@ impl Counts {
         self.first_byte.borrow().clone()
     }
 
+    /// Counts a received request.
     pub(crate) fn arrived(&self) {
         self.requests.set(self.requests.get() + 1);
     }
 
+    /// Counts a request without a complete response.
     pub(crate) fn failed(&self, code: &'static str) {
         let mut failures = self.failures.borrow_mut();
         match failures.iter_mut().find(|(known, _)| *known == code) {
@@ -49,17 +51,17 @@ impl Counts {
         }
     }
 
-    /// Bytes of a request body have gone to the backend.
+    /// Adds bytes of a request body sent to the backend.
     pub(crate) fn sent(&self, bytes: usize) {
         self.request_bytes.set(self.request_bytes.get() + bytes as u64);
     }
 
-    /// Bytes of a response body have come from it.
+    /// Adds bytes of a response body received from the backend.
     pub(crate) fn received(&self, bytes: usize) {
         self.response_bytes.set(self.response_bytes.get() + bytes as u64);
     }
 
-    /// The backend's response began so long after its connection was had.
+    /// Adds the time from the connection to the backend to the head of its response.
     pub(crate) fn responded(&self, after: Duration) {
         self.first_byte.borrow_mut().observe(after);
     }

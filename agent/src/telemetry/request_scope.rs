@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderValue, Request, StatusCode};
@@ -72,17 +73,17 @@ impl RequestScope {
     }
 
     /// Records that the backend gave no response. Returns the timing field of the agent's own response.
-    pub(crate) fn failed(&self, code: &'static str) -> HeaderValue {
+    pub(crate) fn failed(&self, code: AgentErrorCode) -> HeaderValue {
         let connected = self.connected.get().unwrap_or_else(Instant::now);
-        self.counts.failed(code);
-        self.record(|span| span.error = Some(code));
+        self.counts.failed(code.as_str());
+        self.record(|span| span.error = Some(code.as_str()));
         AgentTiming::new(connected - self.began, None).to_value()
     }
 
     /// Records that the response ended before it was complete.
-    pub(crate) fn cut(&self, code: &'static str) {
-        self.counts.failed(code);
-        self.record(|span| span.error = Some(code));
+    pub(crate) fn cut(&self, code: AgentErrorCode) {
+        self.counts.failed(code.as_str());
+        self.record(|span| span.error = Some(code.as_str()));
     }
 
     /// Records that the complete response was relayed.

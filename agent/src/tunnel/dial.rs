@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
+use gw_shared::error_code::ErrorCode;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::{self, handshake};
@@ -96,7 +97,10 @@ async fn upgrade(
         return Ok(());
     }
     let refusal = answer.refusal();
-    Err(if refusal.code == "GW_AGENT_REVOKED" { DialError::Revoked } else { GatewayError::Refused(refusal).into() })
+    Err(match refusal.code {
+        Some(ErrorCode::AgentRevoked) => DialError::Revoked,
+        _ => GatewayError::Refused(refusal).into(),
+    })
 }
 
 impl DialError {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion};
-use gw_gateway::auth::jwt::{Claims, SigningKey};
+use gw_gateway::auth::jwt::Claims;
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
 use gw_gateway::limit::{Bucket, Rate};
-use gw_gateway::store::{CredentialRecord, Directory, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord};
+use gw_gateway::store::{
+    CredentialRecord, Directory, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
+};
 use gw_gateway::support::bench::ServiceCounts;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
@@ -93,7 +95,7 @@ impl World {
         let (key_id, client) = (KeyId::random(), ClientId::random());
         for number in 0..SERVICES {
             let id = ServiceId::new(&format!("svc{number}")).unwrap();
-            let grant = Grant {
+            let access = SecretAccess {
                 account: account.clone(),
                 name: None,
                 secret: SecretHash::of(SECRET),
@@ -104,8 +106,8 @@ impl World {
             let wanted = number == SERVICES / 2;
             let key_id = if wanted { key_id.clone() } else { KeyId::random() };
             let client = if wanted { client.clone() } else { ClientId::random() };
-            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, grant: grant.clone() }));
-            records.put(Record::Credential(CredentialRecord { id: client, grant }));
+            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, access: access.clone() }));
+            records.put(Record::Credential(CredentialRecord { id: client, access }));
             records.put(Record::Service(ServiceRecord {
                 account: account.clone(),
                 id,
@@ -127,7 +129,7 @@ impl World {
     fn token(&self, now: Timestamp) -> String {
         let service = self.directory.service("acme--svc500").unwrap();
         let claims = Claims::new(ISSUER, &self.client, service, now, Duration::from_secs(3600));
-        self.directory.active_signing_key(now).unwrap().sign(&claims).unwrap()
+        claims.signed_by(self.directory.active_signing_key(now).unwrap()).unwrap()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The gateway's metrics as Prometheus text. Whatever has something to say writes it into the one [`Exposition`].
+//! The gateway's metrics as Prometheus text.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,26 +13,26 @@ use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged
 use crate::telemetry::counters::{TunnelReport, WorkerReport};
 use crate::telemetry::request_log::LogStats;
 
-/// What each of a worker's totals counts. `gw_{name}_total` is the metric.
+/// Name and help of each of a worker's totals. The metric is `gw_{name}_total`.
 const TOTALS: [(&str, &str); 15] = [
-    ("accept_errors", "Connections that could not be accepted because something was exhausted."),
-    ("apex_records_left_out", "Requests to the apex that did not authenticate and of which no record was kept."),
-    ("connections_abusive", "Connections that were ended because of what their callers did."),
-    ("connections_accepted", "Connections that were accepted."),
-    ("connections_handed_over", "Connections that were given to the worker that owns their service."),
-    ("connections_shed", "Connections that were closed because there were too many."),
-    ("handshake_failures", "Connections that ended before their TLS handshake was done."),
-    ("requests", "Requests that arrived, those to the apex included."),
-    ("requests_caller_gone", "Requests whose caller went away before the response was sent."),
-    ("requests_complete", "Requests whose response was sent whole, refusals included."),
-    ("requests_crossing", "Requests that crossed to the worker that owns their service."),
-    ("requests_cut", "Requests whose response began and broke off."),
-    ("task_panics", "Panics that ended one connection; each is a bug."),
-    ("tokens_denied", "Access tokens that were asked for and refused."),
-    ("tokens_minted", "Access tokens that were minted."),
+    ("accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted."),
+    ("apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log."),
+    ("connections_abusive", "Connections closed because of their peer's behaviour."),
+    ("connections_accepted", "Accepted connections."),
+    ("connections_handed_over", "Connections handed over to the worker that owns their service."),
+    ("connections_shed", "Connections closed because there were too many."),
+    ("handshake_failures", "Connections that ended before their TLS handshake was complete."),
+    ("requests", "Received requests, including those to the apex."),
+    ("requests_caller_gone", "Requests whose caller left before the response was sent."),
+    ("requests_complete", "Requests whose response was sent completely, including the gateway's errors."),
+    ("requests_crossing", "Requests passed to the worker that owns their service."),
+    ("requests_cut", "Requests whose response was cut off after it had begun."),
+    ("task_panics", "Panics contained in one connection. Each is a bug."),
+    ("tokens_denied", "Refused requests for an access token."),
+    ("tokens_minted", "Issued access tokens."),
 ];
 
-/// Everything that is shown, as it is now.
+/// Writes all metrics.
 pub(crate) fn render(
     reports: &[WorkerReport],
     inventory: &Inventory,
@@ -40,7 +40,7 @@ pub(crate) fn render(
     spans: Option<&SpanCounts>,
 ) -> String {
     let mut out = Exposition::default();
-    out.family("gw_build_info", Kind::Gauge, "1, with the version of the program.")
+    out.family("gw_build_info", Kind::Gauge, "Version of the program; the value is 1.")
         .sample(&[("version", version::VERSION)], 1);
     totals(&mut out, reports);
     workers(&mut out, reports);
@@ -65,19 +65,19 @@ fn totals(out: &mut Exposition, reports: &[WorkerReport]) {
         (
             "gw_refusals_total",
             "code",
-            "Requests that the gateway answered with an error, by its code.",
+            "Requests that the gateway answered with an error, by code.",
             sums(reports, |report| &report.refusals),
         ),
         (
             "gw_connections_turned_away_total",
             "reason",
-            "Connections that were not taken.",
+            "Connections refused at accept, by reason.",
             sums(reports, |report| &report.turned_away),
         ),
         (
             "gw_connections_ended_early_total",
             "reason",
-            "Connections that were ended although their callers would have gone on.",
+            "Connections that the gateway closed to protect itself or to make room, by reason.",
             sums(reports, |report| &report.ended_early),
         ),
     ];
@@ -105,22 +105,22 @@ fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
             family.sample(&[("worker", &report.worker.0.to_string())], value(report));
         }
     };
-    gauge("gw_connections", "Connections that are open, tunnels not counted.", |report| report.connections as f64);
-    gauge("gw_crossing_requests", "Requests under way for callers of other workers.", |report| {
+    gauge("gw_connections", "Open connections, not including tunnels.", |report| report.connections as f64);
+    gauge("gw_crossing_requests", "Requests in progress for callers on other workers.", |report| {
         report.crossings_served as f64
     });
-    let help = "Bytes that the kernel holds for connections of callers, of those that hold some.";
+    let help = "Bytes in the kernel's socket buffers of callers' connections.";
     gauge("gw_connections_kernel_bytes", help, |report| report.socket_bytes as f64);
-    let help = "Most bytes that the kernel may hold for connections of callers, those of other workers included.";
+    let help = "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers together.";
     gauge("gw_connections_kernel_limit_bytes", help, |report| report.socket_limit as f64);
-    gauge("gw_worker_busy_ratio", "Share of its time that the worker was busy of late, 0 to 1.", |report| {
+    gauge("gw_worker_busy_ratio", "Recent share of time that the worker was busy, 0 to 1.", |report| {
         f64::from(report.busy_per_mille) / 1000.0
     });
 }
 
 fn services(out: &mut Exposition, services: &[ServiceReport]) {
     let mut family =
-        out.family("gw_service_requests_total", Kind::Counter, "Requests that ended, by the class of their status.");
+        out.family("gw_service_requests_total", Kind::Counter, "Ended requests, by class of their status.");
     for ServiceReport { label, stats } in services {
         for (class, count) in CLASSES.into_iter().zip(stats.classes).filter(|(_, count)| *count > 0) {
             family.sample(&[("service", label), ("class", class)], count);
@@ -137,15 +137,15 @@ fn services(out: &mut Exposition, services: &[ServiceReport]) {
     };
     bytes("gw_service_request_bytes_total", "Bytes of request bodies.", |service| service.stats.bytes_in);
     bytes("gw_service_response_bytes_total", "Bytes of response bodies.", |service| service.stats.bytes_out);
-    let help = "From a request's head to the end of its response.";
+    let help = "Time from a request's head to the end of its response.";
     let mut family = out.family("gw_service_request_duration_seconds", Kind::Histogram, help);
     services.iter().for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.total));
-    let help = "From a request's head until that of its response was there.";
+    let help = "Time from a request's head to the head of its response.";
     let mut family = out.family("gw_service_time_to_first_byte_seconds", Kind::Histogram, help);
     services.iter().for_each(|service| family.histogram(&[("service", &service.label)], &service.stats.response_head));
 }
 
-/// The tunnels of one service together.
+/// Sums over the tunnels of one service.
 #[derive(Default)]
 struct Tunnels {
     up: u64,
@@ -170,7 +170,7 @@ impl Tunnels {
 }
 
 fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory) {
-    // Services without a tunnel are what somebody wants to hear of.
+    // Services without a tunnel are listed with zeros: alerts need them.
     let mut by_service: BTreeMap<&str, Tunnels> = BTreeMap::new();
     for label in inventory.services.iter().take(limits::SERVICES_COUNTED) {
         by_service.entry(label).or_default();
@@ -182,7 +182,7 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
         .map(|tunnel| tunnel.service.as_str())
         .collect();
     let without = inventory.services.iter().filter(|label| !up.contains(label.as_str())).count();
-    let help = "Enabled services without a tunnel that takes requests, however many services there are.";
+    let help = "Enabled services without a tunnel that takes requests. Counts all services.";
     out.single("gw_services_without_tunnel", Kind::Gauge, help, without);
     let mut all = 0;
     for tunnel in reports.iter().flat_map(|report| &report.tunnels) {
@@ -191,79 +191,85 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
             by_service.len() < limits::SERVICES_COUNTED || by_service.contains_key(tunnel.service.as_str());
         by_service.entry(if is_counted { &tunnel.service } else { OTHER }).or_default().add(tunnel);
     }
-    out.single("gw_tunnels", Kind::Gauge, "Tunnels that are open.", all);
+    out.single("gw_tunnels", Kind::Gauge, "Open tunnels.", all);
     let mut gauge = |name, help, value: fn(&Tunnels) -> f64| {
         let mut family = out.family(name, Kind::Gauge, help);
         by_service.iter().for_each(|(service, tunnels)| family.sample(&[("service", service)], value(tunnels)));
     };
     gauge("gw_service_tunnels", "Tunnels of the service that take requests.", |tunnels| tunnels.up as f64);
-    gauge("gw_tunnel_in_flight", "Requests that are open on the service's tunnels.", |tunnels| {
-        tunnels.in_flight as f64
+    gauge("gw_tunnel_in_flight", "Requests in progress on the service's tunnels.", |tunnels| tunnels.in_flight as f64);
+    gauge(
+        "gw_tunnel_window_bytes",
+        "Flow-control window of a stream; the largest of the service's tunnels.",
+        |tunnels| tunnels.window as f64,
+    );
+    gauge("gw_tunnel_held_bytes", "Bytes of responses received from agents and not yet sent to callers.", |tunnels| {
+        tunnels.held as f64
     });
-    gauge("gw_tunnel_window_bytes", "Flow-control window of streams, of the tunnel with the largest.", |tunnels| {
-        tunnels.window as f64
-    });
-    gauge("gw_tunnel_held_bytes", "Bytes of responses that callers have not taken yet.", |tunnels| tunnels.held as f64);
-    gauge("gw_tunnel_slots", "Requests that the service's agents take at a time.", |tunnels| tunnels.slots as f64);
-    gauge("gw_tunnel_slots_in_use", "Requests that the service's agents have, as they last said.", |tunnels| {
-        tunnels.slots_in_use as f64
-    });
-    gauge("gw_tunnel_round_trip_seconds", "Smoothed round trip to the agent, of the slowest tunnel.", |tunnels| {
-        tunnels.round_trip_us as f64 / 1e6
-    });
+    gauge("gw_tunnel_slots", "Concurrent requests that the service's agents accept.", |tunnels| tunnels.slots as f64);
+    gauge(
+        "gw_tunnel_slots_in_use",
+        "Requests in progress at the service's agents, as last reported by them.",
+        |tunnels| tunnels.slots_in_use as f64,
+    );
+    gauge(
+        "gw_tunnel_round_trip_seconds",
+        "Smoothed round-trip time to the agent; the longest of the service's tunnels.",
+        |tunnels| tunnels.round_trip_us as f64 / 1e6,
+    );
 }
 
 fn agents(out: &mut Exposition, inventory: &Inventory) {
-    let mut family = out.family("gw_agents", Kind::Gauge, "Agents by the state of their enrollment.");
+    let mut family = out.family("gw_agents", Kind::Gauge, "Agents by enrollment state.");
     inventory.agents.iter().for_each(|(state, count)| family.sample(&[("state", state)], count));
     if let Some(expiry) = inventory.first_agent_expiry {
-        let help = "The first expiry among the certificates of connected agents, since the Unix epoch.";
+        let help = "Earliest expiry of a connected agent's certificate, since the Unix epoch.";
         out.single("gw_agent_certificate_first_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
     }
     if let Some(expiry) = inventory.server_certificate_expiry {
-        let help = "When the server certificate, or an authority in its chain, expires, since the Unix epoch.";
+        let help = "Expiry of the server certificate or of an authority in its chain, whichever is first, since the Unix epoch.";
         out.single("gw_server_certificate_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
     }
 }
 
 fn request_log(out: &mut Exposition, stats: &LogStats) {
     for (name, help, count) in [
-        ("gw_request_log_written_total", "Records that were written.", stats.written),
-        (
-            "gw_request_log_dropped_total",
-            "Records that were lost: no room in the queue, or on the disk.",
-            stats.dropped,
-        ),
+        ("gw_request_log_written_total", "Records written to the request log.", stats.written),
+        ("gw_request_log_dropped_total", "Records lost because the queue was full or a write failed.", stats.dropped),
         (
             "gw_request_log_captures_dropped_total",
-            "Requests that were recorded without what had been kept of them, for lack of room.",
+            "Requests recorded without their captured messages, because the queue was full.",
             stats.captures_dropped,
         ),
         (
             "gw_request_log_out_of_range_total",
-            "Records of requests that began too long ago to be kept.",
+            "Records not written because their day has expired or is in the future.",
             stats.out_of_range,
         ),
-        ("gw_request_log_damaged_total", "Blocks or files of the log that could not be read.", stats.damaged),
+        (
+            "gw_request_log_damaged_total",
+            "Damaged blocks or files of the request log that readers skipped.",
+            stats.damaged,
+        ),
     ] {
         out.single(name, Kind::Counter, help, count);
     }
-    let failing = "1 while the request log cannot be written: raise an alarm.";
+    let failing = "1 while the request log cannot be written, else 0. Alert on 1.";
     out.single("gw_request_log_failing", Kind::Gauge, failing, u64::from(stats.failing));
-    let records = "Records that wait to be written.";
+    let records = "Records in the queue of the request log.";
     out.single("gw_request_log_queued_records", Kind::Gauge, records, stats.queued_records);
-    let bytes = "Memory that waits to be written.";
+    let bytes = "Memory of the records in the queue of the request log.";
     out.single("gw_request_log_queued_bytes", Kind::Gauge, bytes, stats.queued_bytes);
 }
 
 fn spans(out: &mut Exposition, counts: &SpanCounts) {
-    out.single("gw_spans_exported_total", Kind::Counter, "Spans that the collector took.", counts.exported());
-    let dropped = "Spans that were lost: no room in the queue, or refused by the collector.";
+    out.single("gw_spans_exported_total", Kind::Counter, "Spans accepted by the collector.", counts.exported());
+    let dropped = "Spans lost because the queue was full or the collector did not accept them.";
     out.single("gw_spans_dropped_total", Kind::Counter, dropped, counts.dropped());
 }
 
 fn log(out: &mut Exposition) {
-    let help = "Log lines that were left out because their like came too often.";
+    let help = "Log lines suppressed because similar lines were too frequent.";
     out.single("gw_log_lines_suppressed_total", Kind::Counter, help, logging::suppressed());
 }
 
@@ -306,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_merged() {
+    fn reports_of_workers_are_merged() {
         let inventory = Inventory {
             services: vec!["acme--api".into()],
             agents: BTreeMap::from([("approved", 2)]),
@@ -342,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn every_total_says_what_it_counts() {
+    fn every_total_has_a_help_text() {
         let known: Vec<&str> = TOTALS.iter().map(|(name, _)| *name).collect();
         assert_eq!(Counters::default().totals().into_keys().collect::<Vec<_>>(), known);
     }

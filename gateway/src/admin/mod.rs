@@ -1,4 +1,4 @@
-//! The admin listener: the administration API, the console, and health, readiness and metrics of this process.
+//! The admin listener: the administration API, the console, health, readiness and metrics.
 
 mod api;
 mod console;
@@ -26,24 +26,24 @@ use crate::telemetry::timeseries::Series;
 use console::Console;
 use problem::Problem;
 
-/// What the handlers see.
+/// State of the request handlers.
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) control: Arc<Control>,
     pub(crate) request_log: Arc<RequestLog>,
-    /// `None` where there is no collector of spans.
+    /// `None` without a collector of spans.
     pub(crate) spans: Option<Arc<SpanCounts>>,
     pub(crate) series: Arc<Series>,
-    /// Set when the gateway stops taking requests.
+    /// Set while the gateway drains.
     pub(crate) draining: Arc<AtomicBool>,
     console: Arc<Console>,
 }
 
-/// A request's work for the control plane panicked; it is in the log.
+/// The work of a request panicked; the log has the details.
 struct Panicked;
 
 impl Admin {
-    /// `port` is where callers and agents connect.
+    /// `port` is the port for callers and agents.
     pub(crate) fn new(
         control: Arc<Control>,
         request_log: Arc<RequestLog>,
@@ -55,7 +55,7 @@ impl Admin {
         Self { control, request_log, spans, series, draining, console: Arc::new(Console::new(port)) }
     }
 
-    /// Has the control plane do something that may block: it waits for the disk.
+    /// Runs work on the control plane that may block on the disk.
     async fn ask<T: Send + 'static>(
         self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
@@ -72,7 +72,7 @@ impl Admin {
 }
 
 impl Admin {
-    /// Reads the request log, off this thread.
+    /// Runs a read of the request log on a blocking thread.
     async fn read_log<T: Send + 'static>(
         &self,
         read: impl FnOnce(&RequestLog) -> Result<T, LogError> + Send + 'static,
@@ -81,7 +81,7 @@ impl Admin {
         self.clone().ask(move |_| Ok(read(&log)?)).await
     }
 
-    /// Relays a kept request again and waits for the end; the new one.
+    /// Replays a captured request, waits for its end and returns the new request.
     async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<Result<RequestView, ControlError>, Panicked> {
         let log = Arc::clone(&self.request_log);
         let begin = move |control: &Control| {
@@ -102,7 +102,7 @@ impl Admin {
     }
 }
 
-/// A captured body of `request`, for the administrator: the audit log says first that it is read.
+/// Reads a captured body of `request` for the administrator, after an entry in the audit log.
 fn read_body(
     control: &Control,
     log: &RequestLog,
@@ -121,7 +121,7 @@ fn not_logged(id: RequestId) -> ControlError {
     ControlError::NotFound { kind: "request", id: format!("{id} in the log: it was not logged, or is too old") }
 }
 
-/// Serves the admin listener until `stopped` resolves, then what is under way.
+/// Serves the admin listener until `stopped` resolves, then finishes running requests.
 pub(crate) async fn serve(
     listener: std::net::TcpListener,
     admin: Admin,
@@ -139,7 +139,7 @@ pub(crate) async fn serve(
     axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
 }
 
-/// Ready: taking requests, every worker answering.
+/// Ready: accepting requests, and every worker answers.
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     if admin.draining.load(Ordering::Relaxed) {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
@@ -153,7 +153,8 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     }
 }
 
-/// All workers' counts, or none: sums without one of them would fall and rise again, which scrapers take for a restart.
+/// Counters of all workers, or an error: a sum without one worker would drop and rise again, which scrapers interpret
+/// as a restart.
 async fn metrics(State(admin): State<Admin>) -> Response {
     let text = admin.clone().run(move |control| {
         let reports = control.reports_with_services();

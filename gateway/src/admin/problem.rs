@@ -1,6 +1,7 @@
 //! Errors of the administration API: problem details (RFC 9457).
 
 use std::borrow::Cow;
+use std::io;
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
@@ -16,6 +17,7 @@ use super::Panicked;
 use crate::control::ControlError;
 use crate::store::StoreError;
 use crate::strict_json::Object;
+use crate::telemetry::timeseries::SeriesError;
 
 const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -103,6 +105,15 @@ impl Problem {
     }
 }
 
+impl From<SeriesError> for ControlError {
+    fn from(error: SeriesError) -> Self {
+        match error {
+            SeriesError::Invalid { field, message } => Self::Invalid { field, message },
+            SeriesError::File(error) => Self::Io(io::Error::other(error)),
+        }
+    }
+}
+
 impl From<ControlError> for Problem {
     fn from(error: ControlError) -> Self {
         let detail = error.to_string();
@@ -161,10 +172,10 @@ impl IntoResponse for Problem {
     }
 }
 
-/// A JSON object, or the problem with it.
-pub(crate) struct Body<T>(pub(crate) T);
+/// A JSON object in the request body, or the problem with it.
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
@@ -173,8 +184,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-impl<T: DeserializeOwned> Body<T> {
-    /// Reads the object as a `T`.
+impl<T: DeserializeOwned> JsonBody<T> {
+    /// Deserializes the object as a `T`.
     pub(crate) fn of(Object(mut members): Object) -> Result<Self, Problem> {
         members.values_mut().for_each(make_whole);
         serde_json::from_value(Value::Object(members))
@@ -183,9 +194,9 @@ impl<T: DeserializeOwned> Body<T> {
     }
 }
 
-/// Makes 5.0 the 5 that it is to everybody but serde (RFC 8259 §6 knows numbers only).
+/// Converts whole numbers such as 5.0 to integers, which serde requires (RFC 8259 §6 has one kind of number).
 fn make_whole(value: &mut Value) {
-    // Whole numbers up to 2^53 are exact.
+    // Whole numbers up to 2^53 are exact in an f64.
     if let Some(number) = value.as_f64()
         && !value.is_u64()
         && !value.is_i64()

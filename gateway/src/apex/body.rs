@@ -1,10 +1,10 @@
-//! Reading a small request body whole.
+//! Reads a small request body whole.
 
 use gw_shared::http::Part;
 use gw_shared::runtime;
 
-use crate::downstream::{BodyError, CallerGone, RequestBody};
 use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, RequestBody};
 use crate::limits;
 
 /// Reads a body of at most [`limits::PLATFORM_BODY`] bytes within [`limits::PLATFORM_BODY_WITHIN`].

@@ -1,7 +1,6 @@
-//! Agent enrollment and certificate signing (decisions: `POST /enroll`, `GET /enroll/status`, `POST /csr`).
+//! Agent enrollment and certificate signing (`POST /enroll`, `GET /enroll/status`, `POST /csr`).
 
 use std::net::IpAddr;
-use std::rc::Rc;
 
 use gw_shared::http::RequestHead;
 use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest};
@@ -11,78 +10,84 @@ use http::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::address_limits::{Endpoint, charge};
-use super::{body, json, only};
+use super::address_limits::Endpoint;
+use super::{Apex, body, json, only};
 use crate::auth::bearer;
-use crate::control::Proof;
-use crate::downstream::{CallerGone, RequestBody};
+use crate::control::AgentProof;
 use crate::error::Error;
+use crate::http_message::{CallerGone, RequestBody};
 use crate::strict_json;
-use crate::worker::Core;
 
-pub(super) async fn enroll(
-    core: &Rc<Core>,
-    request: &RequestHead,
-    client: IpAddr,
-    body: &mut impl RequestBody,
-) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-    let enrollment: EnrollRequest = match admit_and_read(core, request, client, body).await? {
-        Ok(enrollment) => enrollment,
-        Err(error) => return Ok(Err(error)),
-    };
-    let reply = core.desk.ask(move |control| control.enroll(&enrollment)).await;
-    Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
-}
+impl Apex {
+    pub(super) async fn enroll(
+        &self,
+        request: &RequestHead,
+        client: IpAddr,
+        body: &mut impl RequestBody,
+    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
+        let enrollment: EnrollRequest = match self.admit_and_read(request, client, body).await? {
+            Ok(enrollment) => enrollment,
+            Err(error) => return Ok(Err(error)),
+        };
+        let reply = self.executor.run(move |control| control.enroll(&enrollment)).await;
+        Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
+    }
 
-pub(super) async fn status(core: &Rc<Core>, request: &RequestHead, client: IpAddr) -> Result<Response<Vec<u8>>, Error> {
-    only(&Method::GET, "GET, HEAD", request)?;
-    charge(core, Endpoint::Enrollment, client).await?;
-    let id = enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
-    let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
-    let reply = core.desk.ask(move |control| control.enrollment_status(&id, &secret)).await?;
-    Ok(answer(StatusCode::OK, &reply))
-}
+    pub(super) async fn enrollment_status(
+        &self,
+        request: &RequestHead,
+        client: IpAddr,
+    ) -> Result<Response<Vec<u8>>, Error> {
+        only(&Method::GET, "GET, HEAD", request)?;
+        self.charge(Endpoint::Enrollment, client).await?;
+        let id =
+            enrollment_id(request).ok_or_else(|| Error::InvalidRequest("?enrollment_id= is missing".to_owned()))?;
+        let secret = enrollment_secret(&request.headers).ok_or(Error::EnrollmentInvalid)?;
+        let reply = self.executor.run(move |control| control.enrollment_status(&id, &secret)).await?;
+        Ok(answer(StatusCode::OK, &reply))
+    }
 
-pub(super) async fn sign(
-    core: &Rc<Core>,
-    request: &RequestHead,
-    client: IpAddr,
-    body: &mut impl RequestBody,
-) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-    let CsrRequest { csr, agent_id } = match admit_and_read(core, request, client, body).await? {
-        Ok(csr) => csr,
-        Err(error) => return Ok(Err(error)),
-    };
-    let proof = match (enrollment_secret(&request.headers), agent_id) {
-        (Some(_), Some(_)) => {
-            let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
-            return Ok(Err(Error::InvalidRequest(message)));
+    pub(super) async fn sign(
+        &self,
+        request: &RequestHead,
+        client: IpAddr,
+        body: &mut impl RequestBody,
+    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
+        let CsrRequest { csr, agent_id } = match self.admit_and_read(request, client, body).await? {
+            Ok(csr) => csr,
+            Err(error) => return Ok(Err(error)),
+        };
+        let proof = match (enrollment_secret(&request.headers), agent_id) {
+            (Some(_), Some(_)) => {
+                let message = "send the bearer of an enrollment or an agent_id, not both".to_owned();
+                return Ok(Err(Error::InvalidRequest(message)));
+            }
+            (Some(secret), None) => AgentProof::Enrollment { id: enrollment_id(request), secret },
+            (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
+            (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
+        };
+        let reply = self.executor.run(move |control| control.sign(&proof, &csr)).await;
+        Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
+    }
+
+    /// Checks the method and the limit of the address, then reads the body as JSON.
+    async fn admit_and_read<T: DeserializeOwned>(
+        &self,
+        request: &RequestHead,
+        client: IpAddr,
+        body: &mut impl RequestBody,
+    ) -> Result<Result<T, Error>, CallerGone> {
+        if let Err(error) = only(&Method::POST, "POST", request) {
+            return Ok(Err(error));
         }
-        (Some(secret), None) => Proof::Enrollment { id: enrollment_id(request), secret },
-        (None, Some(agent_id)) => Proof::OldKey(agent_id),
-        (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
-    };
-    let reply = core.desk.ask(move |control| control.sign(&proof, &csr)).await;
-    Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
-}
-
-/// What every POST here begins with: the method, the address's limit, the body as JSON.
-async fn admit_and_read<T: DeserializeOwned>(
-    core: &Rc<Core>,
-    request: &RequestHead,
-    client: IpAddr,
-    body: &mut impl RequestBody,
-) -> Result<Result<T, Error>, CallerGone> {
-    if let Err(error) = only(&Method::POST, "POST", request) {
-        return Ok(Err(error));
+        if let Err(error) = self.charge(Endpoint::Enrollment, client).await {
+            return Ok(Err(error));
+        }
+        let read = body::read(body).await?;
+        Ok(read.and_then(|body| {
+            strict_json::parse(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
+        }))
     }
-    if let Err(error) = charge(core, Endpoint::Enrollment, client).await {
-        return Ok(Err(error));
-    }
-    let read = body::read(body).await?;
-    Ok(read.and_then(|body| {
-        strict_json::parse(&body).map_err(|error| Error::InvalidRequest(format!("request body: {error}")))
-    }))
 }
 
 /// `?enrollment_id=…`

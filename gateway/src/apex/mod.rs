@@ -1,4 +1,5 @@
-//! The regional apex host: the platform's own endpoints. Tunnels come in by ALPN, not here.
+//! Endpoints of the regional apex host: access tokens, the key set, enrollment of agents. Tunnels are told apart by
+//! ALPN and do not come here.
 
 mod address_limits;
 mod body;
@@ -6,59 +7,106 @@ mod enroll;
 pub(crate) mod scope;
 pub(crate) mod token;
 
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
 use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::identity::enrollment;
-use http::header::{self, HeaderValue};
+use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Response, StatusCode};
 
-pub(crate) use address_limits::{AddressTables, Charge};
+pub(crate) use address_limits::{AddressCharge, AddressTables};
 
-use crate::downstream::{CallerGone, RequestBody};
+use crate::control::Executor;
+use crate::current::Current;
 use crate::error::{Error, request_id_value};
-use crate::request_scope::Journey;
-use crate::worker::Core;
+use crate::hostname::Region;
+use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::mailbox::Post;
+use crate::ownership::WorkerId;
+use crate::request_scope::{RequestScope, Stage, respond};
+use crate::store::Directory;
+use crate::telemetry::counters::Counters;
 
 const JWKS_PATH: &str = "/.well-known/jwks.json";
-/// How long verifiers may keep the key set: shorter than a new key is published before it signs.
+/// Cache time of the key set: shorter than the time between publication and first use of a key.
 const JWKS_CACHE: &str = "public, max-age=300";
 
-/// Answers a request to the apex.
-pub(crate) async fn serve(
-    journey: &Journey,
-    request: &RequestHead,
-    body: &mut impl RequestBody,
-) -> Result<Response<Vec<u8>>, CallerGone> {
-    let (core, client, id) = (&journey.core, journey.client, journey.id);
-    let path = request.target.path();
-    let answer = match path {
-        "/oauth/token" => Ok(token::serve(journey, request, body).await?),
-        JWKS_PATH => only(&Method::GET, "GET, HEAD", request).map(|()| key_set(core)),
-        enrollment::ENROLL_PATH => enroll::enroll(core, request, client, body).await?,
-        enrollment::STATUS_PATH => enroll::status(core, request, client).await,
-        enrollment::CSR_PATH => enroll::sign(core, request, client, body).await?,
-        _ => Err(Error::PathNotFound),
-    };
-    // All but the keys are given to those only that have authenticated.
-    if path != JWKS_PATH && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
-        journey.authenticated_at_apex();
-    }
-    let mut response = answer.unwrap_or_else(|error| {
-        journey.refused(&error);
-        error.response(id)
-    });
-    response.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(id));
-    Ok(response)
+/// The apex endpoints of one worker.
+pub(crate) struct Apex {
+    pub(crate) worker: WorkerId,
+    pub(crate) workers: usize,
+    pub(crate) region: Region,
+    /// Issuer of access tokens: the base URL of the region.
+    pub(crate) issuer: String,
+    pub(crate) token_lifetime: Duration,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) executor: Executor,
+    pub(crate) addresses: AddressTables,
+    /// Mailboxes of the workers that own addresses.
+    pub(crate) owners: Arc<dyn Post<Box<AddressCharge>>>,
+    pub(crate) counters: Rc<Counters>,
 }
 
-/// Refuses other methods than `method`; where that is GET, HEAD is as good.
+impl Apex {
+    /// Serves a request to the apex.
+    pub(crate) async fn serve(
+        &self,
+        scope: &RequestScope,
+        request: &RequestHead,
+        body: &mut impl RequestBody,
+        response: &mut impl ResponseSink,
+    ) -> Outcome {
+        // Bodies for the apex are small: they are asked for before any check.
+        let go_on =
+            ResponseHead { status: StatusCode::CONTINUE, headers: HeaderMap::new(), has_body: false, upgrade: None };
+        if request.expects_continue && response.interim(go_on).await.is_err() {
+            return Outcome::CallerGone;
+        }
+        match self.answer(scope, request, body).await {
+            Ok(answer) => respond(scope, answer, response).await,
+            Err(CallerGone) => Outcome::CallerGone,
+        }
+    }
+
+    async fn answer(
+        &self,
+        scope: &RequestScope,
+        request: &RequestHead,
+        body: &mut impl RequestBody,
+    ) -> Result<Response<Vec<u8>>, CallerGone> {
+        let path = request.target.path();
+        let answer = match path {
+            "/oauth/token" => Ok(self.serve_token(scope, request, body).await?),
+            JWKS_PATH => only(&Method::GET, "GET, HEAD", request).map(|()| self.key_set()),
+            enrollment::ENROLL_PATH => self.enroll(request, scope.client, body).await?,
+            enrollment::STATUS_PATH => self.enrollment_status(request, scope.client).await,
+            enrollment::CSR_PATH => self.sign(request, scope.client, body).await?,
+            _ => Err(Error::PathNotFound),
+        };
+        // Every endpoint except the key set answers authenticated requests only.
+        if path != JWKS_PATH && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
+            scope.note(Stage::ApexAuthenticated);
+        }
+        let mut response = answer.unwrap_or_else(|error| {
+            scope.note(Stage::Refused(&error));
+            error.response(scope.id)
+        });
+        response.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(scope.id));
+        Ok(response)
+    }
+
+    fn key_set(&self) -> Response<Vec<u8>> {
+        json(StatusCode::OK, self.directory.get().jwks().to_vec(), JWKS_CACHE)
+    }
+}
+
+/// Refuses other methods than `method`; accepts HEAD where that is GET.
 fn only(method: &Method, allowed: &'static str, request: &RequestHead) -> Result<(), Error> {
     let as_good = *method == Method::GET && request.method == Method::HEAD;
     if request.method == *method || as_good { Ok(()) } else { Err(Error::MethodNotAllowed(allowed)) }
-}
-
-fn key_set(core: &Core) -> Response<Vec<u8>> {
-    json(StatusCode::OK, core.directory().jwks().to_vec(), JWKS_CACHE)
 }
 
 /// A JSON response.

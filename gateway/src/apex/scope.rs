@@ -1,23 +1,23 @@
-//! The scope of an access token: `account:{account_id} service:{service_id}`, each once, in any order. Pairs with other
-//! keys are ignored and not granted (RFC 6749 §3.3).
+//! OAuth scope of an access token: `account:{account_id} service:{service_id}`, each once, in any order. Pairs with
+//! other keys are ignored and not granted (RFC 6749 §3.3).
 
 use gw_shared::id::{AccountId, ServiceId};
 
-/// The one service that a token is for.
+/// The service that a token grants access to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Scope {
     pub(crate) account: AccountId,
     pub(crate) service: ServiceId,
-    /// There were other pairs, which are not granted.
+    /// The requested scope had other pairs, which are not granted.
     pub(crate) ignored: bool,
 }
 
-/// What is wrong with a scope.
+/// Why a scope is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidScope {
     #[error("{0:?} is not of the form key:value")]
     NotAPair(String),
-    #[error("{0} is there more than once")]
+    #[error("{0} appears more than once")]
     Repeated(&'static str),
     #[error("{0}:<{0}_id> is missing")]
     Missing(&'static str),
@@ -25,7 +25,7 @@ pub(crate) enum InvalidScope {
     Id(#[from] gw_shared::id::InvalidId),
 }
 
-/// Longest piece of a bad scope that is shown to who sent it.
+/// Longest part of a rejected scope that an error repeats.
 const SHOWN: usize = 80;
 
 impl Scope {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_orders_are_one_scope() {
+    fn both_orders_parse_to_one_scope() {
         let scope = Scope::parse("account:acme service:api").unwrap();
         assert_eq!((scope.account.as_str(), scope.service.as_str()), ("acme", "api"));
         assert_eq!(Scope::parse(" service:api  account:acme ").unwrap(), scope);
@@ -76,18 +76,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_mistake() {
         let error = |text: &str| Scope::parse(text).unwrap_err().to_string();
         assert_eq!(error(""), "account:<account_id> is missing");
         assert_eq!(error("account:acme"), "service:<service_id> is missing");
         assert_eq!(error("service:api"), "account:<account_id> is missing");
-        assert_eq!(error("account:acme service:api account:acme"), "account is there more than once");
-        assert_eq!(error("account:acme service:api service:b"), "service is there more than once");
+        assert_eq!(error("account:acme service:api account:acme"), "account appears more than once");
+        assert_eq!(error("account:acme service:api service:b"), "service appears more than once");
         assert_eq!(error("account service:api"), "\"account\" is not of the form key:value");
         assert_eq!(error("account:acme service:api :yes"), "\":yes\" is not of the form key:value");
-        // Keys are compared as they are.
+        // Keys are case-sensitive.
         assert_eq!(error("Account:acme service:api"), "account:<account_id> is missing");
-        assert_eq!(error("admin:yes account:acme service:api account:acme"), "account is there more than once");
+        assert_eq!(error("admin:yes account:acme service:api account:acme"), "account appears more than once");
         assert!(error("account:ACME service:api").contains("is not an account id"));
         assert!(error("account:acme service:-").contains("is not a service id"));
         assert!(error("account:acme\tservice:api").contains("is not an account id"));

@@ -1,9 +1,8 @@
-//! `POST /oauth/token`: access tokens by client credentials (RFC 6749 §4.4). Answered on the worker: everything it needs
-//! is in the directory, and a signature takes some 20 µs (benches/).
+//! `POST /oauth/token`: access tokens for client credentials (RFC 6749 §4.4). Served on the worker: the directory has
+//! everything it needs, and a signature takes about 20 µs (benches/).
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,18 +14,17 @@ use http::{Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
-use super::address_limits::{Endpoint, charge};
+use super::address_limits::Endpoint;
 use super::scope::Scope;
-use super::{body, json};
+use super::{Apex, body, json};
 use crate::auth::jwt::Claims;
 use crate::clock::Timestamp;
-use crate::downstream::{CallerGone, RequestBody};
 use crate::error::Error;
 use crate::hostname::tenant_label;
-use crate::request_scope::Journey;
+use crate::http_message::{CallerGone, RequestBody};
+use crate::request_scope::{RequestScope, Stage};
 use crate::store::Directory;
 use crate::strict_json;
-use crate::worker::Core;
 
 /// Request of a client, before any check. Unknown fields are ignored; a field must not appear twice. In a form, fields
 /// without a value count as omitted (RFC 6749 §3.2). In JSON, only `null` counts as omitted: an empty string is a value.
@@ -50,7 +48,7 @@ struct TokenResponse {
     scope: Option<String>,
 }
 
-/// Why no token is issued (RFC 6749 §5.2), with what to do about it.
+/// Why no token is issued (RFC 6749 §5.2), and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Denial {
     InvalidRequest(String),
@@ -63,48 +61,50 @@ pub(crate) enum Denial {
     Unavailable(&'static str),
 }
 
-pub(super) async fn serve(
-    journey: &Journey,
-    request: &RequestHead,
-    body: &mut impl RequestBody,
-) -> Result<Response<Vec<u8>>, CallerGone> {
-    let core = &journey.core;
-    let minted = match admit(core, request, journey.client).await {
-        Ok(()) => match body::read(body).await? {
-            Ok(body) => parse(&request.headers, &body).and_then(|asked| {
-                mint(&core.directory(), &core.issuer, &asked, Timestamp::now(), core.policy.token_lifetime)
-            }),
-            Err(error) => Err(Denial::InvalidRequest(error.to_string())),
-        },
-        Err(denial) => Err(denial),
-    };
-    Ok(match minted {
-        Ok(token) => {
-            core.counters.tokens_minted.increment();
-            let mut response = json(StatusCode::OK, serde_json::to_vec(&token).unwrap_or_default(), "no-store");
-            response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
-            response
-        }
-        Err(denial) => {
-            core.counters.tokens_denied.increment();
-            let (_, code, _) = denial.parts();
-            journey.has_code(code);
-            denial.response(core.region.apex())
-        }
-    })
-}
-
-async fn admit(core: &Rc<Core>, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
-    if request.method != Method::POST {
-        return Err(Denial::MethodNotAllowed);
+impl Apex {
+    pub(super) async fn serve_token(
+        &self,
+        request_scope: &RequestScope,
+        request: &RequestHead,
+        body: &mut impl RequestBody,
+    ) -> Result<Response<Vec<u8>>, CallerGone> {
+        let minted = match self.admit_token_request(request, request_scope.client).await {
+            Ok(()) => match body::read(body).await? {
+                Ok(body) => parse(&request.headers, &body).and_then(|token_request| {
+                    mint(&self.directory.get(), &self.issuer, &token_request, Timestamp::now(), self.token_lifetime)
+                }),
+                Err(error) => Err(Denial::InvalidRequest(error.to_string())),
+            },
+            Err(denial) => Err(denial),
+        };
+        Ok(match minted {
+            Ok(token) => {
+                self.counters.tokens_minted.increment();
+                let mut response = json(StatusCode::OK, serde_json::to_vec(&token).unwrap_or_default(), "no-store");
+                response.headers_mut().insert(header::PRAGMA, HeaderValue::from_static("no-cache"));
+                response
+            }
+            Err(denial) => {
+                self.counters.tokens_denied.increment();
+                let (_, code, _) = denial.parts();
+                request_scope.note(Stage::RefusedWithCode(code));
+                denial.response(self.region.apex())
+            }
+        })
     }
-    charge(core, Endpoint::Token, client).await.map_err(|error| match error.retry_after_seconds() {
-        Some(seconds) if matches!(error, Error::AddressRateLimited { .. }) => Denial::RateLimited { seconds },
-        _ => Denial::Unavailable("the gateway is overloaded; try again"),
-    })
+
+    async fn admit_token_request(&self, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
+        if request.method != Method::POST {
+            return Err(Denial::MethodNotAllowed);
+        }
+        self.charge(Endpoint::Token, client).await.map_err(|error| match error.retry_after_seconds() {
+            Some(seconds) if matches!(error, Error::AddressRateLimited { .. }) => Denial::RateLimited { seconds },
+            _ => Denial::Unavailable("the gateway is overloaded; try again"),
+        })
+    }
 }
 
-/// Reads a token request out of body and `Authorization`.
+/// Parses a token request from the body and `Authorization`.
 pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, Denial> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -117,18 +117,18 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
             return Err(Denial::InvalidRequest(message.to_owned()));
         }
     };
-    // An empty `grant_type` in JSON was sent and is another one than `client_credentials`.
+    // An empty `grant_type` in JSON is an unsupported value, not an omitted one.
     for field in [&mut request.client_id, &mut request.scope] {
         field.take_if(|value| value.is_empty());
     }
     request.client_secret.take_if(|secret| secret.reveal().is_empty());
     let mut authorizations = headers.get_all(header::AUTHORIZATION).iter();
     let (authorization, None) = (authorizations.next(), authorizations.next()) else {
-        return Err(Denial::InvalidRequest("Authorization is there more than once".to_owned()));
+        return Err(Denial::InvalidRequest("Authorization appears more than once".to_owned()));
     };
     if let Some(authorization) = authorization {
         let (id, secret) = authorization.to_str().ok().and_then(parse_basic).ok_or(Denial::InvalidClient)?;
-        // One way of authenticating at a time (RFC 6749 §2.3).
+        // A client uses one authentication method per request (RFC 6749 §2.3).
         if request.client_secret.is_some() || request.client_id.as_ref().is_some_and(|other| *other != id) {
             let message = "authenticate by Authorization or in the body, not both".to_owned();
             return Err(Denial::InvalidRequest(message));
@@ -150,7 +150,7 @@ fn parse_form(body: &[u8]) -> Result<TokenRequest, Denial> {
             _ => false,
         };
         if repeated {
-            return Err(Denial::InvalidRequest(format!("{name} is there more than once")));
+            return Err(Denial::InvalidRequest(format!("{name} appears more than once")));
         }
     }
     Ok(request)
@@ -183,24 +183,24 @@ fn mint(
     let client_id = request.client_id.as_deref().ok_or_else(|| missing("client_id"))?;
     let client_secret = request.client_secret.as_ref().ok_or_else(|| missing("client_secret"))?;
     let scope = request.scope.as_deref().ok_or_else(|| missing("scope"))?;
-    let (client, grant) = directory
+    let (client, access) = directory
         .credential(client_id)
-        .filter(|(_, grant)| grant.secret.matches(client_secret.reveal()) && grant.enabled)
+        .filter(|(_, access)| access.secret.matches(client_secret.reveal()) && access.enabled)
         .ok_or(Denial::InvalidClient)?;
     let scope = Scope::parse(scope).map_err(|error| Denial::InvalidScope(error.to_string()))?;
-    if scope.account != grant.account {
+    if scope.account != access.account {
         return Err(Denial::InvalidScope("the scope's account is not the credential's".to_owned()));
     }
     let service = tenant_label(&scope.account, &scope.service)
         .and_then(|label| directory.service(&label))
-        .filter(|service| grant.opens(service))
+        .filter(|service| access.permits(service))
         .ok_or(Denial::UnauthorizedClient("this credential is not allowed this service"))?;
     if !service.modes.jwt {
         return Err(Denial::UnauthorizedClient("this service does not accept access tokens"));
     }
     let key = directory.active_signing_key(now).ok_or(Denial::Unavailable("no signing key is active"))?;
     let claims = Claims::new(issuer, client, service, now, lifetime);
-    let access_token = key.sign(&claims).map_err(|error| {
+    let access_token = claims.signed_by(key).map_err(|error| {
         tracing::error!(%error, "cannot sign access tokens");
         Denial::Unavailable("the token could not be signed")
     })?;
@@ -230,7 +230,7 @@ impl Denial {
 
     pub(crate) fn response(&self, realm: &str) -> Response<Vec<u8>> {
         let (status, error, description) = self.parts();
-        // RFC 6749 §5.2: of ASCII, neither quote nor backslash may stand in a description.
+        // A description has no quote and no backslash (RFC 6749 §5.2).
         let description: String = description
             .chars()
             .map(|c| match c {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn all_three_ways_of_asking_say_the_same() {
+    fn form_json_and_basic_parse_to_one_request() {
         let expected = [Some("client_credentials"), Some("a"), Some("b c"), Some("account:x service:y")];
         let json = r#"{"grant_type":"client_credentials","client_id":"a","client_secret":"b c",
             "scope":"account:x service:y","audience":"ignored"}"#;
@@ -287,7 +287,7 @@ mod tests {
         let basic = format!("basic {}", STANDARD.encode("a:b+c"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed), expected);
-        // Nothing of a secret is left out.
+        // Every part of a credential is significant.
         let basic = format!("basic {}", STANDARD.encode("a:b%26c&d=e"));
         let parsed = parse_as("application/x-www-form-urlencoded", Some(&basic), form).unwrap();
         assert_eq!(fields(&parsed)[2], Some("b&c&d=e"));
@@ -318,7 +318,7 @@ mod tests {
         assert!(message(json, None, "[").contains("JSON"));
         assert!(message(json, None, r#"{"client_id":5}"#).contains("JSON"));
         assert!(message(json, None, r#"{"scope":"a","scope":"b"}"#).contains("duplicate field `scope`"));
-        assert_eq!(message(form, None, "scope=a&scope=b"), "scope is there more than once");
+        assert_eq!(message(form, None, "scope=a&scope=b"), "scope appears more than once");
         let basic = format!("Basic {}", STANDARD.encode("a:b"));
         assert!(message(form, Some(&basic), "client_secret=b").contains("not both"));
         assert!(message(form, Some(&basic), "client_id=other").contains("not both"));

@@ -1,19 +1,16 @@
-//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), minted and verified
-//! as RFC 8725 asks.
+//! Access tokens: JSON Web Tokens of this region, signed with Ed25519 (RFC 7519, RFC 8037, RFC 9068), created and
+//! verified according to RFC 8725.
 
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::time::Duration;
 
 use aws_lc_rs::digest;
-use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use gw_shared::id::{AccountId, ClientId, ServiceId, SigningKeyId, random_base62};
-use gw_shared::identity::secret::Secret;
 use http::HeaderValue;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Validation};
+use jsonwebtoken::{Algorithm, Validation};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
@@ -21,29 +18,21 @@ use super::{Checks, bearer};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limits;
-use crate::store::{Directory, Service, SigningKeyRecord};
+use crate::store::{Directory, Service, SigningKey};
 
-/// `typ` of an access token (RFC 9068 §2.1): no other kind of token can be taken for one.
+/// `typ` of an access token (RFC 9068 §2.1), which distinguishes it from other kinds of tokens.
 const TYPE: &str = "at+jwt";
-/// Of base62: 131 bits.
+/// In base62 characters: 131 bits.
 const TOKEN_ID_LENGTH: usize = 22;
 
-/// A signing key, ready for use.
-pub struct SigningKey {
-    pub id: SigningKeyId,
-    pub active_from: Timestamp,
-    private: EncodingKey,
-    public: DecodingKey,
-}
-
-/// What a token says (RFC 9068 §2.2).
+/// The claims of a token (RFC 9068 §2.2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// {base_url} of the region.
+    /// The base URL of the region.
     pub iss: String,
     pub sub: ClientId,
     pub client_id: ClientId,
-    /// {tenant_url} of the one service it is for.
+    /// The URL of the service that the token is for, without a port.
     pub aud: String,
     pub scope: String,
     pub iat: i64,
@@ -52,27 +41,26 @@ pub struct Claims {
     pub jti: String,
 }
 
-/// The header of our tokens, and nothing else: a token that brings `jku`, `jwk`, `x5u`, `crit` or anything we do not
-/// write ourselves is not ours.
+/// The header of tokens of this gateway. A token with `jku`, `jwk`, `x5u`, `crit` or any other member is refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header<'a> {
+struct TokenHeader<'a> {
     alg: &'a str,
     typ: &'a str,
     kid: &'a str,
 }
 
-/// A token whose signature was verified, by a key that must still be published each time it is used.
+/// A token with a verified signature. Its key must still be published each time the token is used.
 #[derive(Debug)]
 struct Verified {
     claims: Claims,
     key: SigningKeyId,
 }
 
-/// The tokens that one worker has verified, by their SHA-256: the tokens themselves are not kept.
+/// Cache of the tokens that one worker has verified, by their SHA-256; the tokens themselves are not stored.
 ///
-/// Only what never changes about a token is remembered, its signature and what it says. Expiry, audience, key and
-/// credential are looked at on every request.
+/// Holds only the signature check and the claims, which never change. Expiry, audience, key and credential are checked
+/// on every request.
 pub struct VerifiedTokens(LruCache<[u8; digest::SHA256_OUTPUT_LEN], Rc<Verified>>);
 
 impl Default for VerifiedTokens {
@@ -82,7 +70,7 @@ impl Default for VerifiedTokens {
     }
 }
 
-/// Verifies the value of `X-Gw-Authorization`, and names the client that the token was issued to.
+/// Verifies the value of `X-Gw-Authorization`; returns the client that the token was issued to.
 pub(super) fn verify(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
     tokens: &mut VerifiedTokens,
@@ -114,13 +102,13 @@ fn verify_signature(
     const MALFORMED: Error = Error::TokenInvalid("not a JSON Web Token of this gateway");
     let (header, _) = token.split_once('.').ok_or(MALFORMED)?;
     let header = URL_SAFE_NO_PAD.decode(header).map_err(|_| MALFORMED)?;
-    let header: Header<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
+    let header: TokenHeader<'_> = serde_json::from_slice(&header).map_err(|_| MALFORMED)?;
     if header.alg != "EdDSA" || header.typ != TYPE {
         return Err(Error::TokenInvalid("not an access token signed with EdDSA"));
     }
     let key = directory.signing_key(header.kid).ok_or(Error::TokenInvalid("signed by no key of this region"))?;
     may_verify()?;
-    // The algorithm is the key's, whatever the token says (RFC 8725 §3.1). What it claims is looked at by us.
+    // The algorithm is that of the key, not that of the token (RFC 8725 §3.1). `check_claims` checks the claims.
     let mut validation = Validation::new(Algorithm::EdDSA);
     validation.validate_exp = false;
     validation.validate_aud = false;
@@ -129,7 +117,7 @@ fn verify_signature(
     Ok((decoded.claims, key.id.clone()))
 }
 
-/// Everything about a token that depends on the moment and the request.
+/// Checks the claims that depend on the time and on the request.
 fn check_claims(
     directory: &Directory,
     claims: &Claims,
@@ -150,46 +138,13 @@ fn check_claims(
         return Err(Error::TokenAudienceMismatch);
     }
     match directory.credential(claims.client_id.as_str()) {
-        Some((id, grant)) if grant.opens(service) => Ok(id.clone()),
+        Some((id, access)) if access.permits(service) => Ok(id.clone()),
         _ => Err(Error::CredentialRevoked),
     }
 }
 
-impl SigningKey {
-    /// A new key that signs from `active_from` on.
-    pub fn generate(now: Timestamp, active_from: Timestamp) -> Result<SigningKeyRecord, aws_lc_rs::error::Unspecified> {
-        let pair = Ed25519KeyPair::generate()?;
-        let public_key = URL_SAFE_NO_PAD.encode(pair.public_key());
-        let private_key = Secret::new(URL_SAFE_NO_PAD.encode(pair.to_pkcs8v1()?));
-        // The thumbprint of its JWK (RFC 7638 §3): members in lexicographic order, no spaces.
-        let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{public_key}"}}"#);
-        let thumbprint = URL_SAFE_NO_PAD.encode(digest::digest(&digest::SHA256, canonical.as_bytes()));
-        let id = SigningKeyId::new(&thumbprint).map_err(|_| aws_lc_rs::error::Unspecified)?;
-        Ok(SigningKeyRecord { id, private_key, public_key, created_at: now, active_from })
-    }
-
-    /// `None` if the record is not a key: it signs nothing and verifies nothing then.
-    pub(crate) fn from_record(record: &SigningKeyRecord) -> Option<Self> {
-        let private = URL_SAFE_NO_PAD.decode(record.private_key.reveal()).ok()?;
-        Some(Self {
-            id: record.id.clone(),
-            active_from: record.active_from,
-            private: EncodingKey::from_ed_der(&private),
-            public: DecodingKey::from_ed_components(&record.public_key).ok()?,
-        })
-    }
-
-    /// Signs `claims`, whatever they say.
-    pub fn sign(&self, claims: &Claims) -> Result<String, jsonwebtoken::errors::Error> {
-        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
-        header.typ = Some(TYPE.to_owned());
-        header.kid = Some(self.id.to_string());
-        jsonwebtoken::encode(&header, claims, &self.private)
-    }
-}
-
 impl Claims {
-    /// What a token for `service` says that `client` gets at `now`.
+    /// The claims of a token for `service` that is issued to `client` at `now`.
     pub fn new(issuer: &str, client: &ClientId, service: &Service, now: Timestamp, lifetime: Duration) -> Self {
         Self {
             iss: issuer.to_owned(),
@@ -203,20 +158,16 @@ impl Claims {
             jti: random_base62(TOKEN_ID_LENGTH),
         }
     }
+
+    /// The token of these claims, signed with `key`.
+    pub fn signed_by(&self, key: &SigningKey) -> Result<String, jsonwebtoken::errors::Error> {
+        let mut header = jsonwebtoken::Header::new(Algorithm::EdDSA);
+        header.typ = Some(TYPE.to_owned());
+        header.kid = Some(key.id.to_string());
+        jsonwebtoken::encode(&header, self, &key.private)
+    }
 }
 
 fn scope(account: &AccountId, service: &ServiceId) -> String {
     format!("account:{account} service:{service}")
-}
-
-/// The public keys as a JWK Set (RFC 7517 §5).
-pub(crate) fn key_set<'a>(keys: impl Iterator<Item = &'a SigningKeyRecord>) -> Bytes {
-    let keys: Vec<_> = keys
-        .map(|key| {
-            serde_json::json!({
-                "kty": "OKP", "crv": "Ed25519", "x": key.public_key, "kid": key.id, "use": "sig", "alg": "EdDSA",
-            })
-        })
-        .collect();
-    serde_json::json!({ "keys": keys }).to_string().into()
 }

@@ -1,4 +1,4 @@
-//! Who is calling, and may they: decided before anything is taken from the service's bucket or opened on its tunnel.
+//! Authentication of callers, before a request takes from the service's bucket or opens a stream on its tunnel.
 
 pub mod jwt;
 pub(crate) mod service_key;
@@ -15,7 +15,8 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Directory, Service};
 
-/// A request whose caller may call the service. Only [`authenticate`] makes one.
+/// Proof that the caller of a request may call the service. Only [`authenticate`] and [`Self::administrator`] create
+/// one.
 pub struct Authenticated {
     pub(crate) service: Arc<Service>,
     pub(crate) by: Principal,
@@ -25,35 +26,35 @@ pub struct Authenticated {
 struct Proof;
 
 impl Authenticated {
-    /// Administrators have requests relayed that were authenticated when they came first; the admin listener knows them.
+    /// For replays, which the admin listener has authenticated.
     pub(crate) fn administrator(service: &Arc<Service>) -> Self {
         Self { service: Arc::clone(service), by: Principal::Admin, _proof: Proof }
     }
 }
 
-/// In whose name a request comes.
+/// The authenticated originator of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Principal {
-    /// By access token.
+    /// The client of an access token.
     Client(ClientId),
     ServiceKey(KeyId),
-    /// The administrator, who has a request relayed again.
+    /// The administrator, who replays a request.
     Admin,
 }
 
-/// What callers are checked against.
+/// The inputs of authentication besides the request.
 pub struct Checks<'a, Now, MayVerify> {
     pub directory: &'a Directory,
-    /// {base_url}, of which tokens have to be.
+    /// The base URL of the region, which must be the issuer of tokens.
     pub issuer: &'a str,
     pub service: &'a Arc<Service>,
-    /// Asked only where the time matters.
+    /// Called only where the time is needed.
     pub now: Now,
-    /// Asked before a signature is verified that was not seen before: that is what takes time.
+    /// Called before an unknown signature is verified, because that is expensive.
     pub may_verify: MayVerify,
 }
 
-/// Checks the credentials in `headers`.
+/// Authenticates the credentials in `headers`.
 pub fn authenticate(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
     tokens: &mut VerifiedTokens,
@@ -73,13 +74,13 @@ pub fn authenticate(
     Ok(Authenticated { service: Arc::clone(service), by, _proof: Proof })
 }
 
-/// The token of a value of the `Bearer` scheme (RFC 6750 §2.1), whose case does not matter (RFC 9110 §11.1).
+/// The token in a value of the `Bearer` scheme (RFC 6750 §2.1), whose name is case-insensitive (RFC 9110 §11.1).
 pub(crate) fn bearer(value: &HeaderValue) -> Option<&str> {
     let (scheme, token) = std::str::from_utf8(value.as_bytes()).ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_matches(' '))
 }
 
-/// The value of a field that may come once. Empty counts as absent; repeated, as ambiguous.
+/// The value of a field that may occur once. An empty field counts as absent; a repeated field is ambiguous.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -95,12 +96,13 @@ mod tests {
     use gw_shared::id::{AccountId, ServiceId};
     use gw_shared::identity::secret::SecretHash;
 
-    use super::jwt::{Claims, SigningKey};
+    use super::jwt::Claims;
     use super::*;
     use crate::hostname::Region;
-    use crate::limit::Rate;
+    use crate::rate::Rate;
     use crate::store::{
-        CredentialRecord, Grant, Modes, Record, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord,
+        CredentialRecord, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
+        SigningKeyRecord,
     };
 
     const BOTH: Modes = Modes { jwt: true, service_key: true };
@@ -108,11 +110,11 @@ mod tests {
     const ISSUER: &str = "https://eu1.example.com";
     const SECRET: &str = "s3cret";
 
-    /// A directory with service `acme--api`, and a key of `grant` for it; the key's full text.
+    /// A directory with service `acme--api` and a service key with this access; also returns the key's text.
     fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
         let (mut records, key) = (records(modes), KeyId::random());
-        let grant = grant(account, allowed, enabled);
-        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), grant }));
+        let access = access(account, allowed, enabled);
+        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), access }));
         (directory_of(&records), service_key::text(&key, SECRET))
     }
 
@@ -138,8 +140,8 @@ mod tests {
         records
     }
 
-    fn grant(account: &str, allowed: &str, enabled: bool) -> Grant {
-        Grant {
+    fn access(account: &str, allowed: &str, enabled: bool) -> SecretAccess {
+        SecretAccess {
             account: AccountId::new(account).unwrap(),
             name: None,
             secret: SecretHash::of(SECRET),
@@ -173,7 +175,7 @@ mod tests {
         let (directory, key) = directory(BOTH, "acme", "api", true);
         let Ok(Principal::ServiceKey(id)) = check(&directory, &[(X_GW_SERVICE_KEY, &key)]) else { panic!() };
         assert!(key.contains(id.as_str()));
-        // An empty field is as good as none.
+        // An empty field counts as absent.
         assert!(check(&directory, &[(X_GW_SERVICE_KEY, &key), (X_GW_AUTHORIZATION, "")]).is_ok());
     }
 
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(check(&disabled, &[(X_GW_SERVICE_KEY, &key)]), Err(Error::ServiceKeyInvalid));
     }
 
-    /// A directory with a credential and a signing key, and what it takes to attack it.
+    /// Records with a credential and a signing key, from which tests make valid and forged tokens.
     struct Tokens {
         records: Records,
         client: ClientId,
@@ -227,8 +229,8 @@ mod tests {
     impl Tokens {
         fn new() -> Self {
             let (mut records, client) = (records(BOTH), ClientId::random());
-            let grant = grant("acme", "api", true);
-            records.put(Record::Credential(CredentialRecord { id: client.clone(), grant }));
+            let access = access("acme", "api", true);
+            records.put(Record::Credential(CredentialRecord { id: client.clone(), access }));
             let key = SigningKey::generate(NOW, NOW).unwrap();
             records.put(Record::SigningKey(key.clone()));
             Self { records, client, key }
@@ -243,10 +245,10 @@ mod tests {
         fn mint(&self, edit: impl FnOnce(&mut Claims)) -> String {
             let mut claims = self.claims();
             edit(&mut claims);
-            SigningKey::from_record(&self.key).unwrap().sign(&claims).unwrap()
+            claims.signed_by(&SigningKey::from_record(&self.key).unwrap()).unwrap()
         }
 
-        /// A token with this header and the right claims, signed with the region's own key.
+        /// A token with this header and valid claims, signed with the region's own key.
         fn forge(&self, header: &serde_json::Value) -> String {
             use base64::Engine;
             use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -264,7 +266,7 @@ mod tests {
         }
 
         fn code(&self, token: &str) -> &'static str {
-            self.check_at(token, NOW).unwrap_err().outcome().2
+            self.check_at(token, NOW).unwrap_err().outcome().2.as_str()
         }
     }
 
@@ -273,7 +275,7 @@ mod tests {
         let tokens = Tokens::new();
         let token = tokens.mint(|_| {});
         assert_eq!(tokens.check_at(&token, NOW), Ok(Principal::Client(tokens.client.clone())));
-        let code = |now| tokens.check_at(&token, Timestamp(NOW.0 + now)).map_err(|error| error.outcome().2);
+        let code = |now| tokens.check_at(&token, Timestamp(NOW.0 + now)).map_err(|error| error.outcome().2.as_str());
         assert!(code(3599).is_ok());
         assert_eq!(code(3600), Err("GW_TOKEN_EXPIRED"));
         assert_eq!(code(-1), Err("GW_TOKEN_EXPIRED"));
@@ -311,7 +313,7 @@ mod tests {
         let token = tokens.mint(|_| {});
         let (message, signature) = token.rsplit_once('.').unwrap();
         let (header, claims) = message.split_once('.').unwrap();
-        let elsewhere = SigningKey::from_record(&foreign).unwrap().sign(&tokens.claims()).unwrap();
+        let elsewhere = tokens.claims().signed_by(&SigningKey::from_record(&foreign).unwrap()).unwrap();
         for bad in [
             format!("{message}."),
             message.to_owned(),
@@ -333,7 +335,7 @@ mod tests {
         }
     }
 
-    /// The classic confusion: the public key as an HMAC secret.
+    /// Algorithm confusion: the public key used as an HMAC secret.
     #[test]
     fn a_public_key_is_no_secret() {
         let tokens = Tokens::new();
@@ -367,20 +369,20 @@ mod tests {
         let (token, mut verified) = (format!("Bearer {}", tokens.mint(|_| {})), VerifiedTokens::default());
         let mut code = |records: &Records, now| {
             let fields = [(X_GW_AUTHORIZATION, token.as_str())];
-            check_with(&directory_of(records), &mut verified, now, &fields).map_err(|error| error.outcome().2)
+            check_with(&directory_of(records), &mut verified, now, &fields).map_err(|error| error.outcome().2.as_str())
         };
         assert!(code(&tokens.records, NOW).is_ok());
         assert_eq!(code(&tokens.records, Timestamp(NOW.0 + 3600)), Err("GW_TOKEN_EXPIRED"));
-        let put = |records: &mut Records, grant| {
-            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), grant }));
+        let put = |records: &mut Records, access| {
+            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), access }));
         };
-        for revoked in [grant("acme", "api", false), grant("acme", "other", true), grant("evil", "api", true)] {
+        for revoked in [access("acme", "api", false), access("acme", "other", true), access("evil", "api", true)] {
             put(&mut tokens.records, revoked);
             assert_eq!(code(&tokens.records, NOW), Err("GW_CREDENTIAL_REVOKED"));
         }
-        put(&mut tokens.records, grant("acme", "api", true));
+        put(&mut tokens.records, access("acme", "api", true));
         assert!(code(&tokens.records, NOW).is_ok());
-        // A key that is withdrawn takes its tokens with it.
+        // Tokens of a withdrawn key are refused.
         tokens.records.signing_keys.clear();
         assert_eq!(code(&tokens.records, NOW), Err("GW_TOKEN_INVALID"));
     }
@@ -392,7 +394,7 @@ mod tests {
         let new = SigningKey::generate(NOW, NOW).unwrap();
         tokens.records.put(Record::SigningKey(new.clone()));
         assert!(tokens.check_at(&old, NOW).is_ok(), "its key is still published");
-        // The old signature under the new key's id.
+        // The old signature with the id of the new key.
         let header = serde_json::json!({ "alg": "EdDSA", "typ": "at+jwt", "kid": new.id });
         assert_eq!(tokens.code(&tokens.forge(&header)), "GW_TOKEN_INVALID");
     }

@@ -7,26 +7,27 @@ use crate::store::{Directory, Service};
 
 const PREFIX: &str = "gw_sk_";
 
-/// Verifies the key that a caller sent. The id is public (it is in logs and in the console); the secret is compared in
-/// constant time.
+/// Verifies the key that a caller sent. The id is public (it appears in logs and in the console); the secret is
+/// compared in constant time.
 pub(super) fn verify(directory: &Directory, service: &Service, value: &[u8]) -> Result<KeyId, Error> {
     let (id, secret) = parse(value).ok_or(Error::ServiceKeyInvalid)?;
-    let (id, grant) = directory.service_key(id).filter(|(_, grant)| grant.enabled).ok_or(Error::ServiceKeyInvalid)?;
-    if !grant.secret.matches(secret) {
+    let (id, access) =
+        directory.service_key(id).filter(|(_, access)| access.enabled).ok_or(Error::ServiceKeyInvalid)?;
+    if !access.secret.matches(secret) {
         return Err(Error::ServiceKeyInvalid);
     }
-    if !grant.opens(service) {
+    if !access.permits(service) {
         return Err(Error::ServiceKeyNotAllowed);
     }
     Ok(id.clone())
 }
 
-/// The full text of a key.
+/// The full text of a service key.
 pub(crate) fn text(id: &KeyId, secret: &str) -> String {
     format!("{PREFIX}{id}.{secret}")
 }
 
-/// Id and secret of what may be a key.
+/// Splits the text of a service key into id and secret.
 pub(crate) fn parse(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value).ok()?.strip_prefix(PREFIX)?.split_once('.')
 }

@@ -4,14 +4,14 @@ use clap::Subcommand;
 use gw_gateway::control::{AccountChanges, AccountView, NewAccount};
 use gw_shared::id::AccountId;
 
-use super::output::{CommandError, Console, Listed, Shown, yes_or_no};
+use super::output::{CommandError, Listed, Output, Shown, yes_or_no};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make an account.
+    /// Create an account.
     Create {
         account: AccountId,
-        /// Whether its plan includes keeping bodies with the request log.
+        /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
     },
@@ -19,29 +19,29 @@ pub(crate) enum Command {
     List,
     /// Show an account.
     Show { account: AccountId },
-    /// Change an account. What is not set stays as it is.
+    /// Change an account. Omitted settings stay unchanged.
     Change {
         account: AccountId,
-        /// Whether its plan includes keeping bodies with the request log.
+        /// Whether the account's plan includes capture of bodies in the request log.
         #[arg(long, value_name = "true|false")]
         capture_allowed: Option<bool>,
     },
-    /// Delete an account that has nothing left in it.
+    /// Delete an account without services, credentials, service keys and agents.
     Delete { account: AccountId },
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, capture_allowed } => {
-                console.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
+                output.create::<AccountView>("/accounts", &NewAccount { id: account.to_string(), capture_allowed })
             }
-            Self::List => console.list::<AccountView>("/accounts", &[], None),
-            Self::Show { account } => console.show::<AccountView>(&format!("/accounts/{account}")),
+            Self::List => output.list::<AccountView>("/accounts", &[], None),
+            Self::Show { account } => output.show::<AccountView>(&format!("/accounts/{account}")),
             Self::Change { account, capture_allowed } => {
-                console.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
+                output.change::<AccountView>(&format!("/accounts/{account}"), &AccountChanges { capture_allowed })
             }
-            Self::Delete { account } => console.delete(&format!("/accounts/{account}")),
+            Self::Delete { account } => output.delete(&format!("/accounts/{account}")),
         }
     }
 }

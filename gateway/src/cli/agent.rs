@@ -5,7 +5,7 @@ use gw_gateway::control::{AgentChanges, AgentView};
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::{AccountId, AgentId, ServiceId};
 
-use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
 use super::{new_list, texts};
 
 #[derive(Subcommand)]
@@ -14,42 +14,42 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show an agent and its tunnels.
     Show { account: AccountId, agent: AgentId },
-    /// Let an agent serve that waits for it.
+    /// Approve an agent that waits for approval.
     Approve { account: AccountId, agent: AgentId },
-    /// Cut an agent off for good. Its tunnels end, its certificate is worth nothing.
+    /// Revoke an agent permanently. Its tunnels end, and its certificate is refused.
     Revoke { account: AccountId, agent: AgentId },
-    /// Change an agent. What is not set stays as it is.
+    /// Change an agent. Omitted settings stay unchanged.
     Change {
         account: AccountId,
         agent: AgentId,
-        /// A service that it serves; once for each. These replace those it served before.
+        /// A service that the agent serves; repeat for each. Replaces the previous list.
         #[arg(long = "service", value_name = "SERVICE")]
         services: Vec<ServiceId>,
-        /// What people call it.
+        /// Display name.
         #[arg(long)]
         name: Option<String>,
     },
-    /// Delete an agent. It is cut off, and forgotten.
+    /// Delete an agent. Its tunnels end.
     Delete { account: AccountId, agent: AgentId },
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
         match self {
-            Self::List { account } => console.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
-            Self::Show { account, agent } => console.show::<AgentView>(&item(&account, &agent)),
+            Self::List { account } => output.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
+            Self::Show { account, agent } => output.show::<AgentView>(&item(&account, &agent)),
             Self::Approve { account, agent } => {
-                console.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
+                output.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
             }
             Self::Revoke { account, agent } => {
-                console.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
+                output.act::<AgentView>(&format!("{}/revoke", item(&account, &agent)), None)
             }
             Self::Change { account, agent, services, name } => {
                 let changes = AgentChanges { name, services: new_list(texts(&services)) };
-                console.change::<AgentView>(&item(&account, &agent), &changes)
+                output.change::<AgentView>(&item(&account, &agent), &changes)
             }
-            Self::Delete { account, agent } => console.delete(&item(&account, &agent)),
+            Self::Delete { account, agent } => output.delete(&item(&account, &agent)),
         }
     }
 }

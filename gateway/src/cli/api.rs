@@ -1,32 +1,32 @@
-//! The administration API, seen from outside.
+//! HTTP client of the administration API.
 
 use std::time::Duration;
 
-use gw_gateway::control::Page;
+use gw_gateway::page::Page;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::connection::Endpoint;
+use super::connection::AdminEndpoint;
 
 const BASE_PATH: &str = "/api/v1";
-/// Longer than anything the API does itself; shorter than anybody's patience.
+/// Longer than any request to the API takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const ITEMS_PER_PAGE: usize = 500;
-/// Largest answer that is read, in bytes; a page of records is far below.
+/// Largest response body, in bytes; a page of records is far smaller.
 const BODY_MAX: u64 = 64 << 20;
 
 pub(crate) struct Api {
     http: ureq::Agent,
-    endpoint: Endpoint,
+    endpoint: AdminEndpoint,
 }
 
-/// The API did what it was asked.
+/// A successful response of the API.
 pub(crate) struct Reply {
     status: StatusCode,
-    /// JSON; empty when there is nothing to say.
+    /// JSON; empty for a response without a body.
     pub(crate) text: String,
 }
 
@@ -44,22 +44,22 @@ pub(crate) enum ApiError {
     NotUnderstood(#[from] serde_json::Error),
 }
 
-/// Bytes that the API keeps for others.
-pub(crate) struct Download {
+/// A captured body.
+pub(crate) struct DownloadedBody {
     pub(crate) bytes: Vec<u8>,
     /// `Content-Encoding` (RFC 9110 §8.4).
     pub(crate) encoding: Option<String>,
     pub(crate) truncated: bool,
-    /// Why, in the API's word.
+    /// The reason, in the API's word.
     pub(crate) truncated_by: Option<String>,
 }
 
-/// RFC 9457.
+/// Problem details (RFC 9457).
 #[derive(Debug, Deserialize)]
 pub(crate) struct Problem {
     title: String,
     detail: Option<String>,
-    /// Name of the value that is wrong.
+    /// Name of the invalid value.
     field: Option<String>,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let detail = self.detail.as_ref().unwrap_or(&self.title);
         match &self.field {
-            // The detail may begin with it.
+            // The detail may already begin with the field.
             Some(field) if !detail.starts_with(field.as_str()) => write!(f, "{field}: {detail}"),
             _ => f.write_str(detail),
         }
@@ -75,10 +75,10 @@ impl std::fmt::Display for Problem {
 }
 
 impl Api {
-    pub(crate) fn new(endpoint: Endpoint) -> Self {
+    pub(crate) fn new(endpoint: AdminEndpoint) -> Self {
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // The token is for this listener and nobody else.
+            // No redirects: the token must not be sent to another server.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .proxy(None);
@@ -95,12 +95,12 @@ impl Api {
         self.send(method, path, Some(body), Some(TIMEOUT))
     }
 
-    /// Sends a request that is answered when something else has ended, however long that takes.
+    /// Sends a request that is answered when another operation ends, without a time limit.
     pub(crate) fn wait_for(&self, method: Method, path: &str, body: &Value) -> Result<Reply, ApiError> {
         self.send(method, path, Some(body), None)
     }
 
-    /// Follows the pages of a list to its end, or until there are `at_most` items.
+    /// Follows the pages of a list until its end, or until there are `at_most` items.
     pub(crate) fn list(
         &self,
         path: &str,
@@ -123,11 +123,16 @@ impl Api {
         }
     }
 
-    pub(crate) fn download(&self, path: &str) -> Result<Download, ApiError> {
+    pub(crate) fn download(&self, path: &str) -> Result<DownloadedBody, ApiError> {
         let (_, headers, bytes) = self.ask(Method::GET, path, None, Some(TIMEOUT))?;
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let truncated = text("x-gw-truncated").is_some_and(|truncated| truncated == "true");
-        Ok(Download { bytes, encoding: text("content-encoding"), truncated, truncated_by: text("x-gw-truncated-by") })
+        Ok(DownloadedBody {
+            bytes,
+            encoding: text("content-encoding"),
+            truncated,
+            truncated_by: text("x-gw-truncated-by"),
+        })
     }
 
     fn send(
@@ -141,7 +146,7 @@ impl Api {
         Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
-    /// The answer to a request, if it is not a refusal.
+    /// The response to a request; an error response becomes an error.
     fn ask(
         &self,
         method: Method,
@@ -149,7 +154,7 @@ impl Api {
         body: Option<&Value>,
         patience: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
-        let Endpoint { url, token, token_source } = &self.endpoint;
+        let AdminEndpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
             .method(method)
             .uri(format!("{url}{BASE_PATH}{path}"))
@@ -190,7 +195,7 @@ impl Api {
 }
 
 impl Reply {
-    /// Whether what was to be created is new.
+    /// Whether the request created the record.
     pub(crate) fn created(&self) -> bool {
         self.status == StatusCode::CREATED
     }

@@ -1,4 +1,4 @@
-//! Arguments → command.
+//! Command-line arguments.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::cli::Administration;
 
-/// The Gw relay gateway: lets callers reach backends that nobody can reach.
+/// The Gw relay gateway: relays requests of callers to backends behind private networks.
 #[derive(Parser)]
 #[command(name = "gw-gateway", version)]
 pub(crate) struct Arguments {
@@ -21,20 +21,21 @@ pub(crate) enum Command {
         /// Configuration file (TOML); the README lists its keys.
         #[arg(long)]
         config: PathBuf,
-        /// Report everything that is wrong with the configuration and exit.
+        /// Report all mistakes in the configuration and exit.
         #[arg(long)]
         check: bool,
     },
-    /// Look whether a gateway could run here, and say what is wrong. Changes nothing; exit code 1 if something failed.
+    /// Check whether a gateway can run on this machine, and report problems. Changes nothing; exit code 1 if a check
+    /// failed.
     Doctor {
-        /// Configuration file (TOML); without one, the machine alone is looked at.
+        /// Configuration file (TOML); without it, only the machine is checked.
         #[arg(long)]
         config: Option<PathBuf>,
-        /// Print one object of JSON.
+        /// Print one JSON object.
         #[arg(long)]
         json: bool,
     },
-    /// Run gateway, agent and a small backend in one process, with nothing to configure.
+    /// Run gateway, agent and a small backend in one process, without configuration.
     Demo(DemoArguments),
     #[command(flatten)]
     Administer(Administration),
@@ -42,28 +43,28 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct DemoArguments {
-    /// Port for callers and the agent, on loopback; 0 lets the kernel choose.
+    /// Port for callers and the agent, on loopback; 0 means a free port.
     #[arg(long, default_value_t = 8443)]
     pub(crate) port: u16,
-    /// Port of the admin listener, on loopback; 0 lets the kernel choose.
+    /// Port of the admin listener, on loopback; 0 means a free port.
     #[arg(long, default_value_t = 9080)]
     pub(crate) admin_port: u16,
-    /// A backend of your own instead of the built-in echo, for example http://127.0.0.1:8080.
+    /// A backend to use instead of the built-in echo, for example http://127.0.0.1:8080.
     #[arg(long)]
     pub(crate) backend: Option<String>,
-    /// Where certificates and the database go; a fresh temporary folder if not given.
+    /// Folder for certificates and the database; a new temporary folder by default.
     #[arg(long)]
     pub(crate) data_dir: Option<PathBuf>,
     /// Worker threads; 0 means one for each core.
     #[arg(long, default_value_t = 0)]
     pub(crate) workers: usize,
-    /// Requests at once before the rate limit takes hold.
+    /// Requests at once before the rate limit applies.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) burst: u32,
     /// Requests per minute after that.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) refill_per_minute: u32,
-    /// Print one line of JSON instead of hints.
+    /// Print one line of JSON instead of example commands.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,42 +1,30 @@
 //! `gw-gateway audit`
 
 use clap::Args;
+use gw_gateway::control::AuditEntryView;
 use gw_shared::id::AccountId;
-use serde::Deserialize;
-use serde_json::Value;
 
-use super::output::{CommandError, Console, Listed, Shown, or_dash};
+use super::output::{CommandError, Listed, Output, Shown, or_dash};
 
 #[derive(Args)]
-pub(crate) struct Query {
-    /// Only what was done in this account.
+pub(crate) struct AuditArguments {
+    /// Only entries of this account.
     #[arg(long)]
     account: Option<AccountId>,
-    /// Most entries.
+    /// Most entries to print.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
 }
 
-impl Query {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+impl AuditArguments {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let account = self.account.as_ref().map(|account| ("account", account.as_str()));
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
-        console.list::<Entry>("/audit-log", account.as_slice(), Some(limit))
+        output.list::<AuditEntryView>("/audit-log", account.as_slice(), Some(limit))
     }
 }
 
-#[derive(Deserialize)]
-struct Entry {
-    at: String,
-    actor: String,
-    action: String,
-    account: Option<String>,
-    target: String,
-    #[serde(default)]
-    detail: Value,
-}
-
-impl Shown for Entry {
+impl Shown for AuditEntryView {
     fn facts(&self) -> Vec<(&'static str, String)> {
         vec![
             ("at", self.at.clone()),
@@ -49,7 +37,7 @@ impl Shown for Entry {
     }
 }
 
-impl Listed for Entry {
+impl Listed for AuditEntryView {
     const PLURAL: &'static str = "entries";
     const COLUMNS: usize = 6;
 }

@@ -1,31 +1,32 @@
-//! Where the admin listener is, and the token for it.
+//! Address and token of the admin listener.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use gw_gateway::config::Config;
+use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
 use super::api::Api;
-use super::output::Console;
-use crate::Failure;
+use super::output::Output;
 
 const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
                         or the gateway's own configuration with --config";
 
-/// Options win over variables.
+/// Options take precedence over environment variables.
 #[derive(Args, Default)]
 #[command(next_help_heading = "Which gateway")]
-pub(crate) struct Connection {
-    /// Its admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
+pub(crate) struct AdminConnection {
+    /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
-    /// File with its admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
+    /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
-    /// Its configuration file, on the same machine: says where it listens and where its token is.
+    /// Configuration file of a gateway on this machine, from which the address and the token are read.
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the JSON of the administration API instead of tables.
@@ -33,25 +34,25 @@ pub(crate) struct Connection {
     json: bool,
 }
 
-/// An admin listener, and what opens it.
+/// An admin listener and its token.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
-    /// `http://…`, without a slash at its end.
+pub(crate) struct AdminEndpoint {
+    /// `http://…`, without a trailing slash.
     pub(crate) url: String,
     pub(crate) token: Secret,
-    /// Where the token came from.
+    /// Source of the token, for errors.
     pub(crate) token_source: String,
 }
 
-impl Connection {
-    pub(crate) fn open(&self) -> Result<Console, Failure> {
+impl AdminConnection {
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
         let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
-        Ok(Console::new(Api::new(endpoint), self.json))
+        Ok(Output::new(Api::new(endpoint), self.json))
     }
 
-    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<Endpoint, Failure> {
+    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
-        let config = self.config.as_deref().map(|path| crate::load_config(path, &environment)).transpose()?;
+        let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
         let url = match (&self.admin_url, &config) {
             (Some(url), _) => url.clone(),
@@ -73,8 +74,13 @@ impl Connection {
             let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
             return Err(Failure::Usage(message));
         }
-        Ok(Endpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
+        Ok(AdminEndpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
     }
+}
+
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
@@ -89,7 +95,7 @@ fn checked_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// How to reach a listener from its own machine.
+/// The URL of a listener on this machine.
 fn url_of(listen: SocketAddr) -> Result<String, String> {
     if listen.port() == 0 {
         return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
@@ -102,7 +108,7 @@ fn url_of(listen: SocketAddr) -> Result<String, String> {
     Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
 }
 
-/// The token, and where it was found.
+/// The token and its source.
 fn read_token(file: &Path) -> Result<(String, String), String> {
     let source = file.display().to_string();
     match std::fs::read_to_string(file) {
@@ -117,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(connection: &Connection, environment: &[(&str, &str)]) -> Result<Endpoint, String> {
+    fn endpoint(connection: &AdminConnection, environment: &[(&str, &str)]) -> Result<AdminEndpoint, String> {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         connection.endpoint(variable).map_err(|failure| match failure {
@@ -139,7 +145,7 @@ mod tests {
             "region = \"eu1\"\ndomain = \"example.com\"\ndata_dir = {:?}\nadmin_listen = \"[::]:9090\"\n",
             directory.path()
         );
-        let mut options = Connection {
+        let mut options = AdminConnection {
             admin_url: Some("http://option:1/".to_owned()),
             admin_token_file: Some(file("option", "of-option\n")),
             config: Some(file("gateway.toml", &config)),
@@ -151,8 +157,8 @@ mod tests {
             ("GW_ADMIN_TOKEN", "of-variable"),
             ("GW_ADMIN_TOKEN_FILE", of_variable.to_str().unwrap()),
         ];
-        let found = |options: &Connection, variables: &[(&str, &str)]| {
-            let Endpoint { url, token, .. } = endpoint(options, variables).unwrap();
+        let found = |options: &AdminConnection, variables: &[(&str, &str)]| {
+            let AdminEndpoint { url, token, .. } = endpoint(options, variables).unwrap();
             (url, token.reveal().to_owned())
         };
         let expect = |url: &str, token: &str| (url.to_owned(), token.to_owned());
@@ -172,7 +178,7 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused_by_name() {
         let with_url = |url: &str| {
-            let connection = Connection { admin_url: Some(url.to_owned()), ..Connection::default() };
+            let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
             endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()
         };
         assert!(with_url("https://127.0.0.1:9080").contains("speaks plain HTTP"));
@@ -181,11 +187,11 @@ mod tests {
         }
         assert!(url_of(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap_err().contains("--admin-url"));
 
-        let token = |token| endpoint(&Connection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
+        let token = |token| endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
         for wrong in [" ", "two words", "line\nline", "caf\u{e9}"] {
             assert!(token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"), "{wrong}");
         }
-        let nowhere = Connection { admin_token_file: Some("/nowhere/token".into()), ..Connection::default() };
+        let nowhere = AdminConnection { admin_token_file: Some("/nowhere/token".into()), ..AdminConnection::default() };
         assert!(endpoint(&nowhere, &[]).unwrap_err().starts_with("cannot read the admin token: /nowhere/token: "));
     }
 }

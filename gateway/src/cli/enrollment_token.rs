@@ -9,24 +9,24 @@ use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
 use serde_json::json;
 
-use super::output::{CommandError, Console, Listed, Shown, joined, or_dash, word, write_facts};
+use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, write_facts};
 use super::texts;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a token, and print the command that enrolls an agent with it.
+    /// Create a token, and print the command that enrolls an agent with it.
     Create {
         account: AccountId,
-        /// A service that the agent will serve; once for each.
+        /// A service that the agent will serve; repeat for each.
         #[arg(long = "service", value_name = "SERVICE", required = true)]
         services: Vec<ServiceId>,
-        /// Whether the agent may serve at once, or waits for `agent approve`.
+        /// Whether the agent is approved automatically, or waits for `agent approve`.
         #[arg(long, value_enum, default_value = "auto")]
         approval: Approval,
-        /// Lifetime of the token; 600 if not given, which is also the most.
+        /// Lifetime of the token; 600 by default, which is also the maximum.
         #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=600))]
         expires_in_seconds: Option<u64>,
-        /// The gateway as the agent reaches it; the apex of the region and the port that it listens on if not given.
+        /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
     },
@@ -34,18 +34,18 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show a token, without its secret.
     Show { account: AccountId, id: EnrollmentTokenId },
-    /// Withdraw a token. An agent that has used it stays enrolled.
+    /// Withdraw a token. An agent that used it stays enrolled.
     Delete { account: AccountId, id: EnrollmentTokenId },
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {
                 let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds };
                 let path = format!("/accounts/{account}/enrollment-tokens");
-                let reply = console.api.request_with(Method::POST, &path, &json!(new))?;
-                console.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
+                let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
+                output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
                     if let Some(gateway_url) = gateway_url {
                         created.gateway_url = gateway_url;
                     }
@@ -56,10 +56,10 @@ impl Command {
                 })
             }
             Self::List { account } => {
-                console.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
+                output.list::<EnrollmentTokenView>(&format!("/accounts/{account}/enrollment-tokens"), &[], None)
             }
-            Self::Show { account, id } => console.show::<EnrollmentTokenView>(&path(&account, &id)),
-            Self::Delete { account, id } => console.delete(&path(&account, &id)),
+            Self::Show { account, id } => output.show::<EnrollmentTokenView>(&path(&account, &id)),
+            Self::Delete { account, id } => output.delete(&path(&account, &id)),
         }
     }
 }

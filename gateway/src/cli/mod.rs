@@ -1,4 +1,4 @@
-//! `gw-gateway account|service|…`: administration of a running gateway, through the API on its admin listener.
+//! `gw-gateway account|service|…`: administration of a running gateway through its administration API.
 
 pub(crate) mod arguments;
 
@@ -6,9 +6,9 @@ mod account;
 mod agent;
 mod api;
 mod audit;
+mod caller_secret;
 mod connection;
 mod enrollment_token;
-mod grant;
 mod output;
 mod request;
 mod service;
@@ -18,37 +18,37 @@ mod table;
 use std::io;
 
 use clap::{Args, Subcommand};
+use gw_shared::command::Failure;
 use gw_shared::id::ServiceId;
 
-use crate::Failure;
-use connection::Connection;
+use connection::AdminConnection;
 use output::CommandError;
 
-/// One family of commands for each kind of thing.
+/// One family of commands for each kind of record.
 #[derive(Subcommand)]
 pub(crate) enum Administration {
-    /// Accounts: whose everything else is.
+    /// Accounts: owners of all other records.
     Account(Family<account::Command>),
-    /// Services: what callers reach, each under its own hostname.
+    /// Services: each has a hostname, a rate limit and agents.
     Service(Family<service::Command>),
-    /// Credentials: OAuth clients, which get access tokens with their secret.
-    Credential(Family<grant::Command<grant::Credential>>),
-    /// Service keys: what callers without OAuth send with each request.
-    Key(Family<grant::Command<grant::ServiceKey>>),
+    /// Credentials: OAuth clients that get access tokens with their secret.
+    Credential(Family<caller_secret::Command<caller_secret::Credential>>),
+    /// Service keys: keys that callers send with each request.
+    Key(Family<caller_secret::Command<caller_secret::ServiceKey>>),
     /// Enrollment tokens: each lets one agent enroll, once.
     EnrollmentToken(Family<enrollment_token::Command>),
-    /// Agents: what runs beside the backends.
+    /// Agents: connectors that run beside the backends.
     Agent(Family<agent::Command>),
-    /// Signing keys: what access tokens are signed with.
+    /// Signing keys: keys that sign access tokens.
     SigningKey(Family<signing_key::Command>),
-    /// Requests: what became of each, for 7 days.
+    /// Requests: the request log of the last 7 days.
     Request(Family<request::Command>),
-    /// The audit log: who changed what, the newest first.
+    /// The audit log of all changes, the newest first.
     Audit {
         #[command(flatten)]
-        query: audit::Query,
+        query: audit::AuditArguments,
         #[command(flatten)]
-        connection: Connection,
+        connection: AdminConnection,
     },
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Family<C: Subcommand> {
     #[command(subcommand)]
     command: C,
     #[command(flatten)]
-    connection: Connection,
+    connection: AdminConnection,
 }
 
 impl Administration {
@@ -74,7 +74,7 @@ impl Administration {
             Self::Audit { query, connection } => query.run(&mut connection.open()?),
         };
         match done {
-            // Whoever read has read enough.
+            // The reader of the output has closed the pipe.
             Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             Err(error @ CommandError::NothingToChange) => Err(Failure::Usage(error.to_string())),
             done => done.map_err(|error| Failure::Run(error.to_string())),
@@ -82,30 +82,30 @@ impl Administration {
     }
 }
 
-/// Whether a thing may be used.
+/// Whether a record is enabled.
 #[derive(Args)]
 pub(crate) struct Switch {
-    /// Let it be used.
+    /// Enable it.
     #[arg(long, conflicts_with = "disable")]
     enable: bool,
-    /// Keep it, but refuse its use.
+    /// Disable it: requests that use it are refused.
     #[arg(long)]
     disable: bool,
 }
 
 impl Switch {
-    /// None: as it is.
+    /// `None` leaves the setting unchanged.
     fn enabled(&self) -> Option<bool> {
         (self.enable || self.disable).then_some(self.enable)
     }
 }
 
-/// As the API takes them.
+/// The ids as strings, as the API takes them.
 fn texts(services: &[ServiceId]) -> Vec<String> {
     services.iter().map(ServiceId::to_string).collect()
 }
 
-/// As the API takes a list that replaces the old one: without any, the old one stays.
+/// A list that replaces the old one; an empty list leaves the old one unchanged.
 fn new_list<T>(list: Vec<T>) -> Option<Vec<T>> {
     (!list.is_empty()).then_some(list)
 }

@@ -1,4 +1,4 @@
-//! What the families of commands have in common: ask the API, then tell a person or a script.
+//! Shared parts of the commands: requests to the API, and output for people or scripts.
 
 use std::io::{self, StdoutLock, Write};
 
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::api::{Api, ApiError, Reply};
 use super::table;
 
-/// The API on one side, standard output on the other.
-pub(crate) struct Console {
+/// Connects the API with standard output.
+pub(crate) struct Output {
     pub(crate) api: Api,
-    /// For a script: the API's JSON, one line.
+    /// Print the API's JSON, one line, instead of tables.
     pub(crate) json: bool,
     out: StdoutLock<'static>,
 }
@@ -30,25 +30,25 @@ pub(crate) enum CommandError {
     Output(#[from] io::Error),
 }
 
-/// A view of the API that people can read.
+/// A view of the API that can be printed for people.
 pub(crate) trait Shown: DeserializeOwned {
     /// Labels and values, the most important first.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
-    /// What else there is to know.
+    /// A remark printed after the facts.
     fn note(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// One that comes in lists.
+/// A view that is also printed in lists.
 pub(crate) trait Listed: Shown {
     const PLURAL: &'static str;
-    /// How many of the facts are columns of the list.
+    /// Number of facts that are columns of the list.
     const COLUMNS: usize;
 }
 
-impl Console {
+impl Output {
     pub(crate) fn new(api: Api, json: bool) -> Self {
         Self { api, json, out: io::stdout().lock() }
     }
@@ -87,7 +87,7 @@ impl Console {
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 
-    /// Shows it as it is after the change.
+    /// Changes a record and prints the new state.
     pub(crate) fn change<T: Shown>(&mut self, path: &str, changes: &impl Serialize) -> Result<(), CommandError> {
         let changes = json!(changes);
         if changes.as_object().is_some_and(serde_json::Map::is_empty) {
@@ -97,7 +97,7 @@ impl Console {
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 
-    /// Has something done to it, and shows it as it is then.
+    /// Performs an action on a record and prints the new state.
     pub(crate) fn act<T: Shown>(&mut self, path: &str, body: Option<&Value>) -> Result<(), CommandError> {
         let reply = match body {
             Some(body) => self.api.request_with(Method::POST, path, body)?,
@@ -106,7 +106,7 @@ impl Console {
         self.tell(&reply, |view: T, out| write_facts(&view, out))
     }
 
-    /// Has something done that takes as long as it takes, and shows what came of it.
+    /// Performs an action without a time limit and prints its result.
     pub(crate) fn wait_for<T: Shown>(&mut self, path: &str, body: &Value) -> Result<(), CommandError> {
         let reply = self.api.wait_for(Method::POST, path, body)?;
         self.tell(&reply, |view: T, out| write_facts(&view, out))
@@ -117,7 +117,7 @@ impl Console {
         if self.json { Ok(()) } else { self.print("Deleted.") }
     }
 
-    /// Writes the bytes at `path` to standard output; says on standard error what to know of them.
+    /// Writes the bytes at `path` to standard output, and notes about them to standard error.
     pub(crate) fn download(&mut self, path: &str) -> Result<(), CommandError> {
         let download = self.api.download(path)?;
         self.out.write_all(&download.bytes)?;
@@ -130,12 +130,12 @@ impl Console {
             let reason = download.truncated_by.map_or_else(String::new, |reason| format!(" ({reason})"));
             notes.push(format!("gw-gateway: there was more of it; only the beginning was kept{reason}\n"));
         }
-        // Nobody is left to be told if that fails.
+        // A failure cannot be reported anywhere.
         let _ = io::stderr().write_all(notes.concat().as_bytes());
         Ok(())
     }
 
-    /// Writes a reply: as it is for a script, `in_words` for a person.
+    /// Writes a reply: unchanged for a script, with `in_words` for a person.
     pub(crate) fn tell<T: DeserializeOwned>(
         &mut self,
         reply: &Reply,
@@ -168,7 +168,7 @@ fn rows<T: Listed>(views: &[T]) -> Vec<Vec<String>> {
     header.into_iter().chain(views.iter().map(|view| columns(view).map(|(_, value)| value).collect())).collect()
 }
 
-/// A value of an enumeration, as the API writes it.
+/// The word that the API uses for a value of an enumeration.
 pub(crate) fn word(value: impl Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
 }
@@ -181,7 +181,7 @@ pub(crate) fn or_dash<T: ToString>(value: Option<&T>) -> String {
     value.map_or_else(|| "-".to_owned(), T::to_string)
 }
 
-/// With commas; a dash if there are none.
+/// The values with commas between them; a dash if there are none.
 pub(crate) fn joined(values: impl IntoIterator<Item = impl ToString>) -> String {
     let values: Vec<String> = values.into_iter().map(|value| value.to_string()).collect();
     if values.is_empty() { "-".to_owned() } else { values.join(", ") }

@@ -13,34 +13,34 @@ use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::output::{CommandError, Console, Listed, Shown, or_dash};
+use super::output::{CommandError, Listed, Output, Shown, or_dash};
 
 /// Width of the longest bar of a waterfall, in characters.
 const BAR: u64 = 40;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Show a request and where its time went.
+    /// Show a request and its waterfall of durations.
     Show {
         /// As in X-Gw-Request-Id.
         id: RequestId,
     },
     /// Search the requests of the last 7 days, the newest first.
-    Search(Box<Search>),
-    /// Write a body that was kept to standard output, as it went over the wire.
-    Body { id: RequestId, side: Side },
-    /// Relay a request that was kept once more, and show what comes of it.
-    Replay(Box<Replay>),
+    Search(Box<SearchArguments>),
+    /// Write a captured body to standard output, unchanged.
+    Body { id: RequestId, side: SideArgument },
+    /// Relay a captured request again, and show the result.
+    Replay(Box<ReplayArguments>),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum Side {
+pub(crate) enum SideArgument {
     Request,
     Response,
 }
 
 #[derive(Args)]
-pub(crate) struct Search {
+pub(crate) struct SearchArguments {
     #[arg(long)]
     account: Option<AccountId>,
     #[arg(long, requires = "account")]
@@ -48,10 +48,10 @@ pub(crate) struct Search {
     /// Requests to the regional apex only.
     #[arg(long, conflicts_with = "account")]
     apex: bool,
-    /// A status like 502, a class like 5xx, or `none`: there was no response.
+    /// A status like 502, a class like 5xx, or `none` for requests without a response.
     #[arg(long)]
     status: Option<String>,
-    /// Code of the gateway's error, like AGENT_UNAVAILABLE.
+    /// Error code of the gateway, like AGENT_UNAVAILABLE.
     #[arg(long)]
     code: Option<String>,
     #[arg(long, value_name = "PATH")]
@@ -59,64 +59,64 @@ pub(crate) struct Search {
     /// Id of a credential (client id) or service key.
     #[arg(long, value_name = "ID")]
     caller_id: Option<String>,
-    /// Not before this: RFC 3339, or how long ago: 90s, 15m, 2h, 3d.
+    /// Earliest time: RFC 3339, or relative to now: 90s, 15m, 2h, 3d.
     #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
     since: Option<String>,
-    /// Before this; the same.
+    /// Latest time, exclusive; the same formats.
     #[arg(long, value_name = "TIME", value_parser = time_or_ago)]
     until: Option<String>,
-    /// Those that took at least so many milliseconds.
+    /// Shortest total duration, in milliseconds.
     #[arg(long, value_name = "MS")]
     min_ms: Option<u32>,
-    /// Most requests.
+    /// Most requests to print.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..))]
     limit: u32,
 }
 
 #[derive(Args)]
-pub(crate) struct Replay {
+pub(crate) struct ReplayArguments {
     id: RequestId,
     #[arg(long)]
     method: Option<String>,
     /// Path and query.
     #[arg(long)]
     target: Option<String>,
-    /// Sets a field, or takes it out if there is no value (`Name:`). Credentials were not kept: give them here.
+    /// Sets a field, or removes it if the value is empty (`Name:`). Credentials are not captured: give them here.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = field)]
     headers: Vec<(String, Option<String>)>,
-    /// A file with another body; `-` is standard input.
+    /// A file with the body to send; `-` is standard input.
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Show { id } => console.show::<RequestView>(&format!("/requests/{id}")),
+            Self::Show { id } => output.show::<RequestView>(&format!("/requests/{id}")),
             Self::Search(search) => {
                 let limit = usize::try_from(search.limit).unwrap_or(usize::MAX);
                 let filter = search.filter();
                 let filter: Vec<(&str, &str)> = filter.iter().map(|(key, value)| (*key, value.as_str())).collect();
-                console.list::<RequestView>("/requests", &filter, Some(limit))
+                output.list::<RequestView>("/requests", &filter, Some(limit))
             }
             Self::Body { id, side } => {
                 let side = match side {
-                    Side::Request => "request",
-                    Side::Response => "response",
+                    SideArgument::Request => "request",
+                    SideArgument::Response => "response",
                 };
-                console.download(&format!("/requests/{id}/body/{side}"))
+                output.download(&format!("/requests/{id}/body/{side}"))
             }
             Self::Replay(replay) => {
                 let path = format!("/requests/{}/replay", replay.id);
                 let edits = replay.edits()?;
-                console.wait_for::<RequestView>(&path, &json!(edits))
+                output.wait_for::<RequestView>(&path, &json!(edits))
             }
         }
     }
 }
 
-impl Search {
-    /// Parameters of the API.
+impl SearchArguments {
+    /// Query parameters of the API.
     fn filter(self) -> Vec<(&'static str, String)> {
         let query = SearchQuery {
             account: self.account.map(String::from),
@@ -148,7 +148,7 @@ impl Search {
     }
 }
 
-impl Replay {
+impl ReplayArguments {
     fn edits(self) -> Result<ReplayEdits, CommandError> {
         use base64::Engine;
         let body = self.body.map(|path| {
@@ -171,7 +171,7 @@ impl Replay {
     }
 }
 
-/// RFC 3339, of that or of a time ago.
+/// Converts a relative time to RFC 3339; returns RFC 3339 unchanged.
 fn time_or_ago(text: &str) -> Result<String, String> {
     if OffsetDateTime::parse(text, &Rfc3339).is_ok() {
         return Ok(text.to_owned());

@@ -4,12 +4,12 @@ use clap::{Args, Subcommand, value_parser};
 use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
 use gw_shared::id::{AccountId, ServiceId};
 
-use super::output::{CommandError, Console, Listed, Shown, joined, word, yes_or_no};
+use super::output::{CommandError, Listed, Output, Shown, joined, word, yes_or_no};
 use super::{Switch, new_list};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make a service. What is not set gets its default.
+    /// Create a service. Omitted settings get their defaults.
     Create {
         account: AccountId,
         service: ServiceId,
@@ -20,37 +20,37 @@ pub(crate) enum Command {
     List { account: AccountId },
     /// Show a service.
     Show { account: AccountId, service: ServiceId },
-    /// Change a service. What is not set stays as it is.
+    /// Change a service. Omitted settings stay unchanged.
     Change {
         account: AccountId,
         service: ServiceId,
         #[command(flatten)]
         settings: Settings,
     },
-    /// Delete a service, and take it off the lists of credentials, keys and agents.
+    /// Delete a service, and remove it from the lists of credentials, keys and agents.
     Delete { account: AccountId, service: ServiceId },
 }
 
 #[derive(Args)]
 pub(crate) struct Settings {
-    /// A way for callers to authenticate; once for each.
+    /// A way for callers to authenticate; repeat for each.
     #[arg(long = "mode", value_name = "MODE")]
     modes: Vec<Mode>,
     #[command(flatten)]
     switch: Switch,
-    /// Requests at once before the rate limit takes hold.
+    /// Requests at once before the rate limit applies.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     burst: Option<u32>,
     /// Requests per minute after that.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     refill_per_minute: Option<u32>,
-    /// Whether requests are recorded.
+    /// Whether requests are logged.
     #[arg(long, value_name = "true|false")]
     request_logging: Option<bool>,
-    /// Whether the bodies of requests are recorded with them.
+    /// Whether request bodies are captured in the log.
     #[arg(long, value_name = "true|false")]
     capture_request_body: Option<bool>,
-    /// Whether the bodies of responses are.
+    /// Whether response bodies are captured in the log.
     #[arg(long, value_name = "true|false")]
     capture_response_body: Option<bool>,
 }
@@ -70,18 +70,18 @@ impl From<Settings> for ServiceChanges {
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, service, settings } => {
                 let new = NewService::new(service.to_string(), settings.into());
-                console.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
+                output.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
             }
-            Self::List { account } => console.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
-            Self::Show { account, service } => console.show::<ServiceView>(&path(&account, &service)),
+            Self::List { account } => output.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),
+            Self::Show { account, service } => output.show::<ServiceView>(&path(&account, &service)),
             Self::Change { account, service, settings } => {
-                console.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
+                output.change::<ServiceView>(&path(&account, &service), &ServiceChanges::from(settings))
             }
-            Self::Delete { account, service } => console.delete(&path(&account, &service)),
+            Self::Delete { account, service } => output.delete(&path(&account, &service)),
         }
     }
 }

@@ -5,30 +5,30 @@ use gw_gateway::control::{Rotation, SigningKeyView};
 use gw_shared::id::SigningKeyId;
 use serde_json::json;
 
-use super::output::{CommandError, Console, Listed, Shown, word};
+use super::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// List the keys: the next, the active, and the retired whose tokens are still good.
+    /// List the published keys: the next key, the active key, and retired keys whose tokens are still valid.
     List,
-    /// Make the key that follows the active one. It signs once every verifier can know it.
+    /// Create the key that follows the active one. It signs once every verifier can know it.
     Rotate {
-        /// Sign with it now, although verifiers may not know it yet: for when the active key is in the wrong hands.
+        /// Sign with the new key at once, although verifiers may not know it yet. For a compromised active key.
         #[arg(long)]
         immediately: bool,
     },
-    /// Withdraw a key that signs no more. The tokens it signed are refused from then on.
+    /// Withdraw a key that no longer signs. Tokens signed by it are refused from then on.
     Delete { kid: SigningKeyId },
 }
 
 impl Command {
-    pub(crate) fn run(self, console: &mut Console) -> Result<(), CommandError> {
+    pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::List => console.list::<SigningKeyView>("/signing-keys", &[], None),
+            Self::List => output.list::<SigningKeyView>("/signing-keys", &[], None),
             Self::Rotate { immediately } => {
-                console.act::<SigningKeyView>("/signing-keys/rotate", Some(&json!(Rotation { immediately })))
+                output.act::<SigningKeyView>("/signing-keys/rotate", Some(&json!(Rotation { immediately })))
             }
-            Self::Delete { kid } => console.delete(&format!("/signing-keys/{kid}")),
+            Self::Delete { kid } => output.delete(&format!("/signing-keys/{kid}")),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Columns, aligned.
+//! Tables with aligned columns.
 
 use std::io::{self, Write};
 
 const GAP: &str = "  ";
 
-/// Writes rows, each column as wide as its widest cell. Nothing is cut off; what would be an order to the terminal is
-/// written as its code, for some cells are what strangers sent.
+/// Writes rows with each column as wide as its widest cell. Nothing is cut off. Control characters are escaped, because
+/// cells may hold data from the network.
 pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()> {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
     let column_count = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -19,7 +19,7 @@ pub(crate) fn write(out: &mut impl Write, rows: &[Vec<String>]) -> io::Result<()
     Ok(())
 }
 
-/// Control characters, and those that turn the direction of what follows (Unicode UAX #9), by their escapes.
+/// Escapes control characters and bidirectional controls (Unicode UAX #9).
 pub(crate) fn harmless(text: &str) -> String {
     let is_harmful = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let escaped = |c: char| if is_harmful(c) { c.escape_unicode().to_string() } else { c.to_string() };

@@ -21,7 +21,7 @@ pub(crate) struct Handshakes {
 }
 
 /// A handshake that is under way; over when dropped.
-pub(crate) struct UnderWay {
+pub(crate) struct HandshakeGuard {
     handshakes: Rc<Handshakes>,
     number: u64,
 }
@@ -55,7 +55,7 @@ impl Handshakes {
     }
 
     /// Counts one in; whether another had to give way for it.
-    pub(crate) fn begin(self: &Rc<Self>, closer: Closer) -> (UnderWay, bool) {
+    pub(crate) fn begin(self: &Rc<Self>, closer: Closer) -> (HandshakeGuard, bool) {
         let mut under_way = self.under_way.borrow_mut();
         let oldest = if under_way.len() >= self.limit { under_way.pop_first() } else { None };
         if let Some((_, closer)) = &oldest {
@@ -64,11 +64,11 @@ impl Handshakes {
         let number = self.next.get();
         self.next.set(number + 1);
         under_way.insert(number, closer);
-        (UnderWay { handshakes: Rc::clone(self), number }, oldest.is_some())
+        (HandshakeGuard { handshakes: Rc::clone(self), number }, oldest.is_some())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for HandshakeGuard {
     fn drop(&mut self) {
         self.handshakes.under_way.borrow_mut().remove(&self.number);
     }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use gw_shared::net::{Closer, Socket};
 use slab::Slab;
 
-use crate::connections::handshakes::UnderWay;
-use crate::limit::Place;
+use crate::connections::handshakes::HandshakeGuard;
+use crate::limit::AddressSlot;
 use crate::limits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
 use crate::telemetry::counters::Counter;
@@ -57,15 +57,15 @@ struct Entry {
     leaving: Cell<bool>,
 }
 
-/// A connection's place in the table; gives it back when dropped.
-pub(crate) struct Registered {
+/// A connection's slot in the table; gives it back when dropped.
+pub(crate) struct ConnectionGuard {
     connections: Rc<Connections>,
     key: usize,
     entry: Rc<Entry>,
     socket: WatchedSocket,
     /// Held while the connection lasts.
-    _place: Option<Place>,
-    _handshake: Option<UnderWay>,
+    _place: Option<AddressSlot>,
+    _handshake: Option<HandshakeGuard>,
 }
 
 impl Connections {
@@ -82,7 +82,7 @@ impl Connections {
     }
 
     /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
-    pub(crate) fn register(self: &Rc<Self>, socket: &Socket, deadline: Instant) -> Option<Registered> {
+    pub(crate) fn register(self: &Rc<Self>, socket: &Socket, deadline: Instant) -> Option<ConnectionGuard> {
         let mut entries = self.entries.borrow_mut();
         if entries.len() - self.evicting.get() >= self.limit - self.slack() {
             self.make_room(&entries);
@@ -107,7 +107,7 @@ impl Connections {
         });
         let key = entries.insert(Rc::clone(&entry));
         let socket = self.socket_memory.watch(socket);
-        Some(Registered { connections: Rc::clone(self), key, entry, socket, _place: None, _handshake: None })
+        Some(ConnectionGuard { connections: Rc::clone(self), key, entry, socket, _place: None, _handshake: None })
     }
 
     /// Places kept free as long as there are idle connections.
@@ -225,7 +225,7 @@ impl Entry {
     }
 }
 
-impl Registered {
+impl ConnectionGuard {
     /// To be called after parts of bodies were sent or received: kernel memory that the peer does not free is counted.
     pub(crate) fn carried(&self) {
         self.socket.carried();
@@ -248,12 +248,12 @@ impl Registered {
     }
 
     /// Counts for its address while it lasts.
-    pub(crate) fn counts_for(&mut self, place: Option<Place>) {
-        self._place = place;
+    pub(crate) fn counts_for(&mut self, slot: Option<AddressSlot>) {
+        self._place = slot;
     }
 
     /// Counts as a handshake until [`Self::has_shaken_hands`].
-    pub(crate) fn shakes_hands(&mut self, handshake: UnderWay) {
+    pub(crate) fn shakes_hands(&mut self, handshake: HandshakeGuard) {
         self._handshake = Some(handshake);
     }
 
@@ -308,7 +308,7 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.connections.entries.borrow_mut().remove(self.key);
         if self.entry.evicted.get() {
@@ -346,18 +346,18 @@ mod tests {
         with_socket(|socket| {
             let (connections, start) = (connections(1), Instant::now());
             let second = Duration::from_secs(1);
-            let registered = connections.register(socket, start + second).unwrap();
+            let guard = connections.register(socket, start + second).unwrap();
             connections.sweep(start);
-            assert!(!registered.entry.stopping.get());
-            registered.busy();
+            assert!(!guard.entry.stopping.get());
+            guard.busy();
             connections.sweep(start + 100 * second);
-            assert!(!registered.entry.stopping.get());
-            registered.idle_until(start + 200 * second);
+            assert!(!guard.entry.stopping.get());
+            guard.idle_until(start + 200 * second);
             connections.sweep(start + 199 * second);
-            assert!(!registered.entry.stopping.get());
+            assert!(!guard.entry.stopping.get());
             connections.sweep(start + 201 * second);
-            assert!(registered.entry.stopping.get());
-            assert_eq!(registered.entry.deadline.get(), Some(start + 201 * second + limits::LINGER));
+            assert!(guard.entry.stopping.get());
+            assert_eq!(guard.entry.deadline.get(), Some(start + 201 * second + limits::LINGER));
         });
     }
 
@@ -415,12 +415,12 @@ mod tests {
         with_socket(|socket| {
             let (connections, now) = (connections(64), Instant::now());
             let register = || connections.register(socket, now);
-            let mut all: Vec<Registered> = (0..62).map(|_| register().unwrap()).collect();
+            let mut all: Vec<ConnectionGuard> = (0..62).map(|_| register().unwrap()).collect();
             all[0].busy();
             all[1].idle_until(now);
             assert_eq!(connections.evicted.value(), 0);
             all.push(register().unwrap());
-            let evicted = |all: &[Registered]| -> Vec<usize> {
+            let evicted = |all: &[ConnectionGuard]| -> Vec<usize> {
                 (0..all.len()).filter(|at| all[*at].entry.evicted.get()).collect()
             };
             assert_eq!((connections.evicted.value(), evicted(&all)), (2, vec![2, 3]));
@@ -430,10 +430,10 @@ mod tests {
             assert_eq!((connections.evicted.value(), evicted(&all)), (4, vec![2, 3, 4, 5]));
             drop(all.drain(2..6).collect::<Vec<_>>());
             assert_eq!((connections.evicting.get(), connections.len()), (0, 60));
-            all.iter().for_each(Registered::busy);
-            while let Some(registered) = register() {
-                registered.busy();
-                all.push(registered);
+            all.iter().for_each(ConnectionGuard::busy);
+            while let Some(guard) = register() {
+                guard.busy();
+                all.push(guard);
             }
             assert_eq!((connections.evicted.value(), connections.len()), (4, 64));
         });

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use super::{Actor, Control, ControlError, Plan};
+use crate::page::{Page, PageQuery};
 use crate::store::{AccountRecord, Record, RecordId, Records, Step};
 
 /// Whose the services, credentials, keys and agents are.
@@ -51,7 +52,7 @@ impl From<&AccountRecord> for AccountView {
 }
 
 impl Control {
-    /// Creates an account, unless it is there; whether it was created.
+    /// Creates an account if it does not exist; the flag says whether it was created.
     pub fn create_account(&self, actor: &Actor, new: &NewAccount) -> Result<(AccountView, bool), ControlError> {
         let id = AccountId::new(&new.id).map_err(ControlError::bad_id("id"))?;
         self.change(actor, |records, now| {
@@ -78,7 +79,7 @@ impl Control {
 
     pub fn accounts(&self, query: &PageQuery) -> Result<Page<AccountView>, ControlError> {
         let state = self.state();
-        Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)
+        Ok(Page::of(state.records.accounts.values(), |record| record.id.as_str(), query, AccountView::from)?)
     }
 
     pub fn account(&self, id: &str) -> Result<AccountView, ControlError> {
@@ -109,14 +110,14 @@ impl Control {
         })
     }
 
-    /// Deletes an account that has nothing left in it.
+    /// Deletes an account that has no services, credentials, service keys or agents left.
     pub fn delete_account(&self, actor: &Actor, id: &str) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let id = &find(records, id)?.id;
             let left = [
                 ("services", records.services.values().any(|record| record.account == *id)),
-                ("credentials", records.credentials.values().any(|record| record.grant.account == *id)),
-                ("service keys", records.service_keys.values().any(|record| record.grant.account == *id)),
+                ("credentials", records.credentials.values().any(|record| record.access.account == *id)),
+                ("service keys", records.service_keys.values().any(|record| record.access.account == *id)),
                 ("agents", records.agents.values().any(|record| record.account == *id)),
             ];
             let left: Vec<&str> = left.into_iter().filter_map(|(what, any)| any.then_some(what)).collect();
@@ -140,7 +141,7 @@ impl Control {
     }
 }
 
-/// The account of this id, which somebody wrote.
+/// The account with this id.
 pub(super) fn find<'a>(records: &'a Records, id: &str) -> Result<&'a AccountRecord, ControlError> {
     records.accounts.get(id).ok_or_else(|| ControlError::not_found("account", id))
 }

@@ -1,4 +1,4 @@
-//! Agents, once they have enrolled.
+//! Enrolled agents.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,8 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account, checked_name};
+use super::{Actor, Control, ControlError, Plan, account, checked_name};
+use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, Record, RecordId, Records, Step};
 use crate::telemetry::counters::TunnelReport;
 
@@ -77,7 +78,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let agents = state.records.agents.values().filter(|record| record.account == *account);
-        Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))
+        Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))?)
     }
 
     pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {
@@ -104,7 +105,7 @@ impl Control {
         })
     }
 
-    /// Lets an agent have its certificate that is waiting for that.
+    /// Approves a pending agent, which can then get its certificate.
     pub fn approve_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
         self.edit_agent(actor, account, id, "agent.approve", json!({}), |_, record| {
             if record.status == EnrollmentStatus::Revoked {
@@ -115,7 +116,7 @@ impl Control {
         })
     }
 
-    /// Cuts an agent off for good: its tunnels end, its certificate and its key are worth nothing.
+    /// Revokes an agent permanently: its tunnels end, and its certificate and key are refused.
     pub fn revoke_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
         self.edit_agent(actor, account, id, "agent.revoke", json!({}), |_, record| {
             record.status = EnrollmentStatus::Revoked;
@@ -165,7 +166,7 @@ impl Control {
         Ok(AgentView::new(&edited, &self.tunnels()))
     }
 
-    /// Every live tunnel.
+    /// All live tunnels.
     pub fn tunnels(&self) -> Vec<TunnelReport> {
         self.reports().into_iter().flat_map(|report| report.tunnels).collect()
     }

@@ -1,4 +1,4 @@
-//! How agents come to their certificates: enrollment tokens, enrollment, certificate requests.
+//! Certificates for agents: enrollment tokens, enrollment, certificate signing requests.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,27 +13,28 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, State, account, checked_name, new_secret};
+use super::{Actor, Control, ControlError, ControlState, Plan, account, checked_name, new_secret};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limit::Bucket;
 use crate::limits;
+use crate::page::{Page, PageQuery};
 use crate::store::{
     AgentRecord, Approval, EnrollmentRecord, EnrollmentTokenRecord, PublicKeyHash, Record, RecordId, Records, Step,
 };
 use crate::tls::pki::CertificateRequest;
 
-/// Lifetime of an enrollment token, unless a shorter one is asked for.
+/// Default and longest lifetime of an enrollment token.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(600);
-/// How long a used or expired token stays in the list.
+/// Time that a used or expired token stays in the list.
 const TOKEN_SHOWN: Duration = Duration::from_secs(24 * 3600);
-/// How long an enrollment may wait for its approval and its first certificate.
+/// Time that an enrollment may wait for approval and its first certificate.
 const ENROLLMENT_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
-/// How long the first certificate can be asked for again, should the reply have been lost.
+/// Time in which an agent can request its first certificate again if the reply was lost.
 const ASK_AGAIN: Duration = Duration::from_secs(3600);
-/// How long after its certificate has expired an agent can still recover with its key.
+/// Time after the expiry of its certificate in which an agent can recover with its key.
 const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
-/// How often an agent should look whether it was approved.
+/// Interval at which an agent polls for approval.
 const POLL_AFTER_SECONDS: u32 = 5;
 
 const TOKEN_PREFIX: &str = "gw_et_";
@@ -89,14 +90,14 @@ pub struct NewEnrollmentToken {
     pub expires_in_seconds: Option<u64>,
 }
 
-/// By what an agent may have a certificate.
+/// How an agent proves that it may get a certificate.
 #[derive(Debug, Clone)]
-pub enum Proof {
-    /// It knows the secret of its enrollment, and may say which one that is.
+pub enum AgentProof {
+    /// The secret of its enrollment, optionally with the enrollment's id.
     Enrollment { id: Option<String>, secret: Secret },
-    /// It signs with the key of its last certificate.
+    /// A signature by the key of its last certificate.
     OldKey(AgentId),
-    /// It asks through a live tunnel.
+    /// A request through a live tunnel, which is already authenticated.
     Tunnel(AgentId),
 }
 
@@ -115,7 +116,7 @@ impl From<&EnrollmentTokenRecord> for EnrollmentTokenView {
 }
 
 impl NewEnrollmentTokenView {
-    /// Adds the port that the gateway listens on.
+    /// Adds the port that the gateway listens on to the URL.
     pub(crate) fn on_port(mut self, port: u16) -> Self {
         if port != 443 {
             self.gateway_url.push_str(&format!(":{port}"));
@@ -123,8 +124,8 @@ impl NewEnrollmentTokenView {
         self
     }
 
-    /// What to paste into a shell on the agent's machine. The token is in the environment, where other users of the
-    /// machine do not see it as they see arguments; the authority's certificate comes along.
+    /// The shell command that enrolls an agent on its machine. The token is passed in the environment, because other
+    /// users of the machine can read arguments. The command also writes the CA certificate to a file.
     pub fn command(&self) -> String {
         let Self { token, gateway_url, ca_certificate, .. } = self;
         let enroll = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway {gateway_url}");
@@ -136,7 +137,7 @@ impl NewEnrollmentTokenView {
 }
 
 impl Control {
-    /// Creates an enrollment token. Its text is in the result and nowhere else.
+    /// Creates an enrollment token. Only the returned view holds its text.
     pub fn create_enrollment_token(
         &self,
         actor: &Actor,
@@ -182,7 +183,7 @@ impl Control {
         })
     }
 
-    /// The authority that agents have to trust for the gateway, unless its certificate is from a file.
+    /// The CA certificate that agents must trust; `None` if the server certificate comes from a file.
     fn development_ca_pem(&self) -> Option<String> {
         let read = files::read_text(&self.development_ca()?);
         read.inspect_err(|error| tracing::warn!(%error, "the enrollment command has no certificate to trust")).ok()
@@ -196,14 +197,14 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let tokens = state.records.enrollment_tokens.values().filter(|record| record.account == *account);
-        Page::of(tokens, |record| record.id.as_str(), query, EnrollmentTokenView::from)
+        Ok(Page::of(tokens, |record| record.id.as_str(), query, EnrollmentTokenView::from)?)
     }
 
     pub fn enrollment_token(&self, account: &str, id: &str) -> Result<EnrollmentTokenView, ControlError> {
         find_token(&self.state().records, account, id).map(EnrollmentTokenView::from)
     }
 
-    /// Withdraws a token. An agent that has used it stays enrolled.
+    /// Withdraws a token. An agent that used it stays enrolled.
     pub fn delete_enrollment_token(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let record = find_token(records, account, id)?;
@@ -218,7 +219,7 @@ impl Control {
         })
     }
 
-    /// Enrolls an agent, using up its token.
+    /// Enrolls an agent and marks its token as used.
     pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
         if request.version != VERSION {
             let theirs: String = request.version.chars().take(40).collect();
@@ -277,7 +278,7 @@ impl Control {
         })
     }
 
-    /// How far an enrollment is.
+    /// The status of an enrollment.
     pub fn enrollment_status(&self, id: &str, secret: &Secret) -> Result<StatusReply, ControlError> {
         let state = self.state();
         let agent = find_enrollment(&state.records, Some(id), secret, Timestamp::now())?;
@@ -288,14 +289,16 @@ impl Control {
         })
     }
 
-    /// Issues a certificate for the key of a certificate request. Nothing else is taken from the request.
-    pub fn sign(&self, proof: &Proof, csr: &str) -> Result<CertificateReply, ControlError> {
+    /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
+    /// request.
+    pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {
         self.sign_at(proof, csr, Timestamp::now())
     }
 
-    fn sign_at(&self, proof: &Proof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
+    fn sign_at(&self, proof: &AgentProof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
         let agent = entitled(&self.state().records, proof, now)?.clone();
-        // The allowance is the agent's own: a request that names an agent and proves nothing must not spend it.
+        // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
+        // allowance.
         if proof.is_proved_already() {
             self.take_issuance(agent.id.clone())?;
         }
@@ -309,14 +312,14 @@ impl Control {
         let not_after = now.after(self.certificate_lifetime);
         let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
         self.change(&Actor::Agent(agent.id.clone()), |records, _| {
-            // Its record may have changed since.
+            // The record may have changed in the meantime.
             let mut agent = entitled(records, proof, now)?.clone();
             check_key(&agent, proof, &key)?;
             if agent.key.as_ref() != Some(&key) {
                 agent.previous_key = agent.key.replace(key);
             }
             agent.certificate_not_after = Some(not_after);
-            if let (Some(enrollment), Proof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+            if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
                 enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
             }
             let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
@@ -338,16 +341,16 @@ impl Control {
         })
     }
 
-    /// Takes one certificate out of the allowance of an agent that is authenticated.
+    /// Takes one certificate from the allowance of an authenticated agent.
     fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
         let (mut state, now) = (self.state(), Instant::now());
-        let State { records, issuance, .. } = &mut *state;
+        let ControlState { records, issuance, .. } = &mut *state;
         issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
         let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(limits::CERTIFICATES, now));
         bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
     }
 
-    /// Drops tokens that can be used no more, and enrollments that nobody approved.
+    /// Deletes expired tokens, and enrollments that expired before they were approved.
     pub(super) fn forget_old_enrollments(&self, now: Timestamp) -> Result<(), ControlError> {
         self.change(&Actor::Gateway, |records, _| {
             let tokens = records
@@ -374,9 +377,9 @@ impl Control {
     }
 }
 
-impl Proof {
-    /// Whether the agent is authenticated before its certificate request is read. An old key authenticates by the
-    /// signature of the request; until that is verified, the request counts only against the client's address.
+impl AgentProof {
+    /// Whether the agent is authenticated before its certificate signing request is parsed. An old key authenticates by
+    /// the signature of the request; until that is verified, the request counts only against the client's address.
     fn is_proved_already(&self) -> bool {
         match self {
             Self::Enrollment { .. } | Self::Tunnel(_) => true,
@@ -393,12 +396,12 @@ impl Proof {
     }
 }
 
-/// The agent that a proof speaks for, if it may have a certificate at `now`.
-fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
+/// The agent that a proof belongs to, if it may get a certificate at `now`.
+fn entitled<'a>(records: &'a Records, proof: &AgentProof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
     let refused = |error| Err(ControlError::Refused(error));
     let agent = match proof {
-        Proof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
-        Proof::OldKey(id) | Proof::Tunnel(id) => {
+        AgentProof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
+        AgentProof::OldKey(id) | AgentProof::Tunnel(id) => {
             records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
         }
     };
@@ -407,7 +410,7 @@ fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&
         EnrollmentStatus::Pending => return refused(Error::EnrollmentPending),
         EnrollmentStatus::Approved => {}
     }
-    if matches!(proof, Proof::OldKey(_))
+    if matches!(proof, AgentProof::OldKey(_))
         && agent.certificate_not_after.is_none_or(|not_after| now > not_after.after(RECOVERY))
     {
         return refused(Error::AgentCertificateExpired);
@@ -415,15 +418,15 @@ fn entitled<'a>(records: &'a Records, proof: &Proof, now: Timestamp) -> Result<&
     Ok(agent)
 }
 
-/// Whether the proof reaches as far as this key.
-fn check_key(agent: &AgentRecord, proof: &Proof, key: &PublicKeyHash) -> Result<(), ControlError> {
+/// Checks that the proof covers this key.
+fn check_key(agent: &AgentRecord, proof: &AgentProof, key: &PublicKeyHash) -> Result<(), ControlError> {
     let known = |known: &Option<PublicKeyHash>| known.as_ref() == Some(key);
     let reaches = match proof {
-        // For its first key; asked again, for the same.
-        Proof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
-        // The request is signed by this key: it must be the one whose certificate has expired.
-        Proof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
-        Proof::Tunnel(_) => true,
+        // For the agent's first key, and for the same key again.
+        AgentProof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
+        // The request is signed by this key, so it must be the key of the last certificate or of the one before.
+        AgentProof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
+        AgentProof::Tunnel(_) => true,
     };
     if reaches { Ok(()) } else { Err(ControlError::Refused(Error::EnrollmentInvalid)) }
 }
@@ -457,7 +460,7 @@ fn find_token<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a E
         .ok_or_else(|| ControlError::not_found("enrollment token", id))
 }
 
-/// Id and secret of `gw_et_{id}.{secret}`.
+/// Splits `gw_et_{id}.{secret}` into id and secret.
 pub(crate) fn parse_token(token: &str) -> Option<(EnrollmentTokenId, &str)> {
     let (id, secret) = token.strip_prefix(TOKEN_PREFIX)?.split_once('.')?;
     Some((EnrollmentTokenId::new(id).ok()?, secret))

@@ -1,4 +1,4 @@
-//! Where workers have the control plane do what blocks: one thread, one errand after another.
+//! Runs blocking work of the workers on one control thread, in order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,52 +13,52 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limits;
 
-/// How often the control plane looks what is due.
+/// Interval of the maintenance of the records.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(60);
-/// How often what was freed is returned to the kernel.
+/// Interval at which freed memory is returned to the kernel.
 const GIVE_BACK_INTERVAL: Duration = Duration::from_secs(2);
 
-enum Errand {
+enum Job {
     Work(Box<dyn FnOnce(&Control) + Send>),
     Stop,
 }
 
-/// The way to the control plane. Cheap to clone; never blocks.
+/// Submits jobs to the control thread. Cheap to clone; submitting never blocks.
 #[derive(Clone)]
-pub(crate) struct Desk(Sender<Errand>);
+pub(crate) struct Executor(Sender<Job>);
 
-/// The other end; served by a thread of its own.
-pub(crate) struct Errands(Receiver<Errand>);
+/// The queue of submitted jobs, served by the control thread.
+pub(crate) struct JobQueue(Receiver<Job>);
 
-pub(crate) fn desk() -> (Desk, Errands) {
-    let (sender, receiver) = crossbeam_channel::bounded(limits::ERRANDS);
-    (Desk(sender), Errands(receiver))
+pub(crate) fn executor() -> (Executor, JobQueue) {
+    let (sender, receiver) = crossbeam_channel::bounded(limits::CONTROL_JOBS);
+    (Executor(sender), JobQueue(receiver))
 }
 
-impl Desk {
-    /// Has `work` done and waits for what comes of it. Refuses at once when too much is waiting already.
-    pub(crate) async fn ask<T: Send + 'static>(
+impl Executor {
+    /// Runs `work` on the control thread and waits for its result. Fails at once when the queue is full.
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         let work = Box::new(move |control: &Control| {
-            // Whoever asked may have left.
+            // The task that waits may have been cancelled.
             let _ = reply.send(work(control));
         });
-        self.0.try_send(Errand::Work(work)).map_err(|_| Error::Overloaded("overloaded"))?;
-        // Dropped unanswered: the work panicked, or the gateway stops.
+        self.0.try_send(Job::Work(work)).map_err(|_| Error::Overloaded("overloaded"))?;
+        // The sender is dropped when the work panics or the gateway stops.
         answer.await.map_err(|_| Error::Overloaded("not able to do this now"))?.map_err(refusal)
     }
 
-    /// Ends the thread behind it, once what waits is done.
+    /// Stops the control thread after the jobs that are already queued.
     pub(crate) fn close(&self) {
-        // Fails only when it has ended.
-        let _ = self.0.send(Errand::Stop);
+        // Fails only when the thread has ended.
+        let _ = self.0.send(Job::Stop);
     }
 }
 
-/// What an agent or caller is told of it.
+/// The error that an agent or caller gets; other errors are logged here.
 fn refusal(error: ControlError) -> Error {
     match error {
         ControlError::Refused(error) => error,
@@ -70,9 +70,9 @@ fn refusal(error: ControlError) -> Error {
     }
 }
 
-impl Errands {
-    /// Does errands, and what is due, until the desk is closed. Given back, to be served again: what is left there
-    /// meanwhile waits.
+impl JobQueue {
+    /// Runs jobs and periodic maintenance until the executor is closed. Returns the queue, so that jobs submitted
+    /// meanwhile wait until it is served again.
     pub(crate) fn serve(self, control: &Arc<Control>) -> Self {
         let mut next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
         let mut next_give_back = Instant::now() + GIVE_BACK_INTERVAL;
@@ -90,13 +90,13 @@ impl Errands {
                 next_maintenance = Instant::now() + MAINTENANCE_INTERVAL;
             }
             match self.0.recv_deadline(next_maintenance.min(next_give_back)) {
-                Ok(Errand::Work(work)) => {
+                Ok(Job::Work(work)) => {
                     if catch_unwind(AssertUnwindSafe(|| work(control))).is_err() {
-                        tracing::error!("an errand of the control plane panicked");
+                        tracing::error!("a job of the control plane panicked");
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return self,
+                Ok(Job::Stop) | Err(RecvTimeoutError::Disconnected) => return self,
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What there is of everything, for those who watch the gateway as a whole.
+//! Counts of records and the next expiries, for monitoring.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,21 +9,21 @@ use crate::clock::Timestamp;
 use crate::hostname::tenant_label;
 use crate::telemetry::counters::WorkerReport;
 
-/// Numbers of the records, and what is about to expire.
+/// Counts of the records, and the next expiries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Labels of the services that are enabled, in order.
+    /// Labels of the enabled services, sorted.
     pub services: Vec<String>,
-    /// Agents by what is the matter with them: `pending`, `approved`, `expired` (its certificate is) or `revoked`.
+    /// Number of agents by status: `pending`, `approved`, `expired` (its certificate has expired) or `revoked`.
     pub agents: BTreeMap<&'static str, u64>,
-    /// The first expiry among the certificates of agents that have a tunnel.
+    /// The first expiry among the certificates of agents with a tunnel.
     pub first_agent_expiry: Option<Timestamp>,
-    /// When the server certificate expires, or an authority in its chain.
+    /// Expiry of the server certificate or of an authority in its chain, whichever comes first.
     pub server_certificate_expiry: Option<Timestamp>,
 }
 
 impl Control {
-    /// Takes stock at `now`; `reports` say which agents have tunnels.
+    /// Computes the inventory at `now`; `reports` lists the tunnels of the agents.
     pub fn inventory(&self, reports: &[WorkerReport], now: Timestamp) -> Inventory {
         let connected: BTreeSet<&str> =
             reports.iter().flat_map(|report| &report.tunnels).map(|tunnel| tunnel.agent_id.as_str()).collect();

@@ -1,28 +1,28 @@
-//! The control plane: the records, the certificate authority, and what they tell the workers. Ordinary blocking code,
-//! off the cores.
+//! The control plane: the records and the certificate authority, and the messages that update the workers. Ordinary
+//! blocking code that runs outside the worker threads.
 //!
-//! Every change goes one way: `Control::change` plans it on the records in memory, commits it to the store together
-//! with its entry in the audit log, and only then has the workers act on it and answers.
+//! Every change takes the same path: `Control::change` plans it on the records in memory, commits it to the store
+//! together with its audit entry, then publishes the new directory to the workers and returns.
 
-mod access;
 mod account;
 mod agent;
+mod audit;
+mod caller_secret;
 mod enrollment;
 mod executor;
-mod grant;
 mod inventory;
 mod name;
-mod page;
 mod replay;
 mod service;
 mod signing_key;
+mod workers;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::files;
@@ -31,37 +31,35 @@ use gw_shared::identity::secret::Secret;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
+pub use audit::AuditEntryView;
+pub use caller_secret::{
+    CallerSecret, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    ServiceKeyView,
+};
 pub(crate) use enrollment::parse_token;
-pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
-pub(crate) use executor::{Desk, Errands, desk};
-pub use grant::{CredentialView, GrantChanges, Grants, NewCredentialView, NewGrant, NewServiceKeyView, ServiceKeyView};
+pub use enrollment::{AgentProof, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+pub(crate) use executor::{Executor, JobQueue, executor};
 pub use inventory::Inventory;
 use name::checked_name;
-pub(crate) use page::{LIMIT_DEFAULT, LIMIT_MAX};
-pub use page::{Page, PageQuery};
-pub(crate) use replay::not_captured;
+pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
+pub(crate) use workers::Workers;
 
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
-use crate::limit::{Bucket, Rate};
-use crate::mailbox::Message;
-use crate::ownership::WorkerId;
-use crate::store::{
-    AuditEntry, AuditQuery, Directory, NumberedEntry, Record, Records, SqliteStore, Step, Store, StoreError,
-};
-use crate::telemetry::counters::{Scrape, WorkerReport};
+use crate::limit::Bucket;
+use crate::page::InvalidLimit;
+use crate::rate::Rate;
+use crate::store::{AuditEntry, Directory, Record, Records, SqliteStore, Step, Store, StoreError};
+use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
 use crate::tls::pki::{Authority, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
-use crate::worker::Peers;
 
-/// How long a worker may take to report.
-const REPORT_WITHIN: Duration = Duration::from_secs(2);
-/// 43 of base62 hold 256 bits: the length of every secret we make.
+/// Length of every generated secret: 43 base62 characters hold 256 bits.
 pub(crate) const SECRET_LENGTH: usize = 43;
 
 /// Administration of one gateway process.
@@ -71,33 +69,34 @@ pub struct Control {
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
     certificate_lifetime: Duration,
-    state: Mutex<State>,
+    state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
     admin_token: Secret,
     admin_hosts: Vec<String>,
-    peers: Arc<Peers>,
+    workers: Arc<dyn Workers>,
 }
 
-/// The records, and where they are kept: always the same.
-struct State {
+/// The records and the store. Both always hold the same data.
+struct ControlState {
     records: Records,
-    /// `None` while another process has it.
+    /// `None` while another process has the store open.
     store: Option<Box<dyn Store>>,
-    /// Certificates that each agent may still have: each costs a write to the disk, which is everybody's.
+    /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
     issuance: HashMap<AgentId, Bucket>,
-    /// The last snapshots that workers were given: held on to, so that freeing a whole one falls to none of them that keeps up.
+    /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
+    /// snapshot.
     published: [Arc<Directory>; 2],
-    /// Told that the records have changed.
+    /// Receives a message after each change of the records.
     watcher: Option<Sender<()>>,
 }
 
-/// In whose name something changes.
+/// The originator of a change, as the audit log names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Actor {
-    /// Who holds the admin token.
+    /// The holder of the admin token.
     Admin,
-    /// The gateway itself: rotation by age, what has expired.
+    /// The gateway itself: key rotation by age, deletion of expired records.
     Gateway,
     Agent(AgentId),
     EnrollmentToken(EnrollmentTokenId),
@@ -118,7 +117,7 @@ impl fmt::Display for Actor {
 pub enum ControlError {
     #[error("no {kind} {id}")]
     NotFound { kind: &'static str, id: String },
-    /// What is wrong with a value, by the name of its field.
+    /// An invalid value, with the name of its field.
     #[error("{field}: {message}")]
     Invalid { field: &'static str, message: String },
     #[error("{0}")]
@@ -127,7 +126,7 @@ pub enum ControlError {
     HandedOver,
     #[error("the gateway stopped before the replay ended")]
     Stopping,
-    /// An agent asked for what it may not have.
+    /// The request of an agent was refused.
     #[error("{0}")]
     Refused(crate::error::Error),
     #[error(transparent)]
@@ -158,6 +157,12 @@ impl ControlError {
     }
 }
 
+impl From<InvalidLimit> for ControlError {
+    fn from(error: InvalidLimit) -> Self {
+        Self::invalid("limit", error.to_string())
+    }
+}
+
 impl From<LogError> for ControlError {
     fn from(error: LogError) -> Self {
         match error {
@@ -167,20 +172,20 @@ impl From<LogError> for ControlError {
     }
 }
 
-/// A change that was decided on and not made yet.
+/// A planned change that is not made yet.
 struct Plan<T> {
-    /// None: everything is as wanted already.
+    /// Empty if nothing needs to change.
     steps: Vec<Step>,
     action: &'static str,
     account: Option<AccountId>,
     target: String,
     detail: serde_json::Value,
-    /// What whoever asked gets once it is made.
+    /// The result for the caller once the change is made.
     output: T,
 }
 
 impl<T> Plan<T> {
-    /// Nothing to do.
+    /// A plan without any change.
     fn already(output: T) -> Self {
         Self {
             steps: Vec::new(),
@@ -194,10 +199,10 @@ impl<T> Plan<T> {
 }
 
 impl Control {
-    /// Opens the data folder: records, authority, admin token; makes what is not there.
-    pub(crate) fn open(config: &Config, peers: Arc<Peers>) -> Result<Self, ControlError> {
+    /// Opens the data folder with records, authority and admin token, and creates what is missing.
+    pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
         files::create_private_dir(&config.data_dir)?;
-        // First: it says whether another process uses the folder.
+        // Must come first: it fails if another process uses the folder.
         let store_path = config.data_dir.join("gw.sqlite");
         let store = SqliteStore::open(&store_path)?;
         let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
@@ -213,7 +218,7 @@ impl Control {
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
-            state: Mutex::new(State {
+            state: Mutex::new(ControlState {
                 records: store.load()?,
                 store: Some(Box::new(store)),
                 issuance: HashMap::new(),
@@ -224,10 +229,11 @@ impl Control {
             tls,
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
             admin_hosts: config.admin_hosts.clone(),
-            peers,
+            workers,
         };
         if let Err(error) = control.maintain(Timestamp::now()) {
-            // What is due can wait, as on a full disk; without any key there would be no tokens at all.
+            // Maintenance can wait, for example on a full disk. Without any signing key, however, no token can be
+            // issued.
             if control.state().records.signing_keys.is_empty() {
                 return Err(error);
             }
@@ -236,7 +242,7 @@ impl Control {
         Ok(control)
     }
 
-    /// What workers start with.
+    /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
         Ok((Arc::new(self.directory(&self.state().records)), Arc::new(self.tls.load()?)))
     }
@@ -249,12 +255,12 @@ impl Control {
         &self.admin_token
     }
 
-    /// Names, besides those of this machine, by which browsers reach the console.
+    /// Additional host names by which browsers reach the console.
     pub(crate) fn admin_hosts(&self) -> &[String] {
         &self.admin_hosts
     }
 
-    /// The certificate that callers and agents have to trust, if it is not of a public authority.
+    /// The CA certificate that callers and agents must trust; `None` if the server certificate comes from a file.
     pub(crate) fn development_ca(&self) -> Option<PathBuf> {
         self.tls.development_ca()
     }
@@ -264,16 +270,12 @@ impl Control {
         self.state().records.clone()
     }
 
-    /// Looks at the records where they are. Nothing changes meanwhile: look, and go.
+    /// Reads the records in place. Holds the lock meanwhile, so `look` must be short.
     pub(crate) fn look_at<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
         look(&self.state().records)
     }
 
-    pub fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, ControlError> {
-        Ok(self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(query)?)
-    }
-
-    /// Puts a record in place as it is, without the rules that the other methods keep. For tests.
+    /// Stores a record as it is, without the checks of the other methods. For tests.
     #[doc(hidden)]
     pub fn put(&self, record: Record) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
@@ -288,15 +290,15 @@ impl Control {
         })
     }
 
-    /// What is due by `now` without anybody asking: a new signing key, records whose time is over.
+    /// Runs the maintenance that is due at `now`: rotates the signing key and deletes expired records.
     pub(crate) fn maintain(&self, now: Timestamp) -> Result<(), ControlError> {
         self.rotate_signing_key_by_age(now)?;
         self.forget_old_signing_keys(now)?;
         self.forget_old_enrollments(now)
     }
 
-    /// Makes a change: plans it, stores it with its audit entry, has every worker act on it. When this returns it is
-    /// durable, and workers follow at once; on an error nothing has changed.
+    /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On success the change is
+    /// durable and the workers apply it at once; on an error nothing has changed.
     fn change<T>(
         &self,
         actor: &Actor,
@@ -311,13 +313,13 @@ impl Control {
         let entry = AuditEntry {
             at: now,
             actor: actor.to_string(),
-            action: plan.action,
+            action: plan.action.into(),
             account: plan.account,
             target: plan.target,
             detail: plan.detail,
         };
         state.store.as_mut().ok_or(ControlError::HandedOver)?.commit(&plan.steps, &entry)?;
-        tracing::info!(actor = entry.actor, action = entry.action, target = entry.target, "changed");
+        tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
         for step in plan.steps {
             state.records.apply(step);
         }
@@ -325,31 +327,33 @@ impl Control {
         Ok(plan.output)
     }
 
-    /// Has every worker act on the records. Takes them locked, so that of two changes the later snapshot arrives later.
-    fn publish(&self, state: &mut State) {
+    /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their
+    /// changes.
+    fn publish(&self, state: &mut ControlState) {
         let directory = Arc::new(self.directory(&state.records));
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
-        self.tell_workers(|| Message::Directory(Arc::clone(&directory)));
+        self.workers.publish_directory(&directory);
         if let Some(watcher) = &state.watcher {
-            // Full: told already. Disconnected: not wanted any more.
+            // Full: a message is already waiting. Disconnected: the watch has ended.
             let _ = watcher.try_send(());
         }
     }
 
-    /// A channel that has a message whenever the records have changed since the last one. There is one at a time.
+    /// A channel with one message if the records have changed since the last message was received. Only one watch
+    /// exists at a time.
     pub(crate) fn watch_changes(&self) -> Receiver<()> {
         let (watcher, changes) = crossbeam_channel::bounded(1);
         self.state().watcher = Some(watcher);
         changes
     }
 
-    /// Ends the channel of [`Self::watch_changes`]: changes are not known here any more.
+    /// Closes the channel of [`Self::watch_changes`], because changes are no longer made in this process.
     pub(crate) fn end_watch(&self) {
         self.state().watcher = None;
     }
 
-    /// Has workers act on the records of the process that has the store now.
+    /// Publishes the records received from the process that now has the store.
     pub(crate) fn follow(&self, records: Vec<Record>) {
         let mut state = self.state();
         if state.store.is_none() {
@@ -358,12 +362,12 @@ impl Control {
         }
     }
 
-    /// Closes the store, for another process to open. Until it is opened again, nothing can be changed here.
+    /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
     pub(crate) fn close_store(&self) {
         self.state().store = None;
     }
 
-    /// Opens the store again and takes over what another process may have changed.
+    /// Reopens the store and loads changes made by another process.
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
         let store = SqliteStore::open(&self.store_path)?;
         let mut state = self.state();
@@ -377,69 +381,42 @@ impl Control {
         self.state().store.is_some()
     }
 
-    /// Reads the server certificate again. On failure the old one stays in use.
+    /// Reloads the server certificate. On failure the old one stays in use.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
         let certificates = Arc::new(self.tls.reload()?);
-        self.tell_workers(|| Message::Certificates(Arc::clone(&certificates)));
+        self.workers.publish_certificates(&certificates);
         Ok(())
     }
 
-    /// Asks every worker for its counters and tunnels; those that do not answer in time are missing.
+    /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.
     pub fn reports(&self) -> Vec<WorkerReport> {
         self.scrape(false)
     }
 
-    /// The same, with the counts of every service.
+    /// As [`Self::reports`], with the counters of every service.
     pub fn reports_with_services(&self) -> Vec<WorkerReport> {
         self.scrape(true)
     }
 
     fn scrape(&self, with_services: bool) -> Vec<WorkerReport> {
-        let mut received = self.ask_workers(|reply| Message::Scrape(Scrape { reply, with_services }));
+        let mut received = self.workers.reports(with_services);
         received.sort_by_key(|report: &WorkerReport| report.worker);
         received
     }
 
-    /// Asks every worker; the answers of those that answer in time.
-    pub(crate) fn ask_workers<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
-        self.ask_workers_within(REPORT_WITHIN, question)
-    }
-
-    /// As [`Self::ask_workers`], with another time limit for all answers together.
-    pub(crate) fn ask_workers_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
-        let deadline = Instant::now() + within;
-        let (reply, answers) = crossbeam_channel::bounded(self.peers.mailboxes.len());
-        self.tell_workers(|| question(reply.clone()));
-        drop(reply);
-        std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
-    }
-
-    /// How many there are.
+    /// The number of workers.
     pub fn workers(&self) -> usize {
-        self.peers.mailboxes.len()
+        self.workers.count()
     }
 
-    pub(crate) fn tell_workers(&self, message: impl Fn() -> Message) {
-        for mailbox in &self.peers.mailboxes {
-            // Fails only for a worker that has ended.
-            let _ = mailbox.post_blocking(message());
-        }
-    }
-
-    pub(crate) fn tell_worker(&self, worker: WorkerId, message: Message) {
-        if let Some(mailbox) = self.peers.mailboxes.get(worker.0) {
-            // Fails only for a worker that has ended.
-            let _ = mailbox.post_blocking(message);
-        }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held left the store as SQLite's transactions leave it, whole; records are applied after.
+    fn state(&self) -> MutexGuard<'_, ControlState> {
+        // A panic that poisons the lock leaves the store consistent (SQLite transactions); records are applied after
+        // the commit.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn directory(&self, records: &Records) -> Directory {
-        Directory::new(records, &self.region, self.peers.mailboxes.len())
+        Directory::new(records, &self.region, self.workers.count())
     }
 }
 

@@ -1,11 +1,11 @@
-//! Names that administrators and agents give to things, as pages, terminals and logs show them.
+//! Validation of the names of records, which are shown on pages, in terminals and in logs.
 
 use super::ControlError;
 
 const LENGTH_MAX: usize = 100;
 
-/// Trims and checks a name. Refused are control characters, line and paragraph separators, and controls of the
-/// bidirectional algorithm (Unicode UAX #9), with which a name would be shown as another one.
+/// Trims and checks a name. Refuses control characters, line and paragraph separators, and bidirectional controls
+/// (Unicode UAX #9), which can make a name look like another one.
 pub(super) fn checked_name(name: &str) -> Result<String, ControlError> {
     let name = name.trim();
     if let Some(refused) = name.chars().find(|character| is_refused(*character)) {
@@ -23,7 +23,7 @@ pub(super) fn checked_name(name: &str) -> Result<String, ControlError> {
 }
 
 fn is_refused(character: char) -> bool {
-    // General category Cc; Zl and Zp; Bidi_Control.
+    // General category Cc; then Zl and Zp; then Bidi_Control.
     character.is_control()
         || matches!(character, '\u{2028}' | '\u{2029}')
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

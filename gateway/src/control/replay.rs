@@ -1,6 +1,7 @@
-//! Requests that were kept, to be relayed again.
+//! Replay of captured requests.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,8 +9,9 @@ use bytes::Bytes;
 use gw_shared::http::InvalidHead;
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::uri::PathAndQuery;
+use http::Method;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use utoipa::ToSchema;
@@ -17,10 +19,27 @@ use utoipa::ToSchema;
 use super::{Actor, Control, ControlError};
 use crate::hostname::tenant_label;
 use crate::limits;
-use crate::mailbox::Message;
 use crate::ownership;
-use crate::relay::Replay;
 use crate::telemetry::request_log::CapturedRequest;
+
+/// Fields of a replayed request that its body decides.
+pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [header::EXPECT, header::TRANSFER_ENCODING, header::CONTENT_LENGTH];
+
+/// A captured request to relay again.
+pub(crate) struct Replay {
+    pub(crate) original: RequestId,
+    /// Label of the service.
+    pub(crate) label: String,
+    pub(crate) hostname: Authority,
+    pub(crate) method: Method,
+    pub(crate) target: PathAndQuery,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// Client address of the original.
+    pub(crate) caller: IpAddr,
+    /// Receives the id of the new request once that has ended. Dropping the receiver cancels the request.
+    pub(crate) reply: oneshot::Sender<RequestId>,
+}
 
 /// What is to be different this time. What is left out stays as it was.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -54,8 +73,8 @@ pub struct ReplayField {
 }
 
 impl Control {
-    /// Has a request relayed again, by the normal path: limits count, and what comes of it is in the log, under the id
-    /// that is sent once it has ended. Who drops the receiver ends it.
+    /// Relays a captured request again, by the normal path: rate limits apply, and the request log records it. The
+    /// receiver gets the id of the new request when it has ended; dropping the receiver cancels the request.
     pub(crate) fn replay(
         &self,
         actor: &Actor,
@@ -83,7 +102,7 @@ impl Control {
             None => method,
             Some(method) => method.parse().map_err(|_| ControlError::invalid("method", "a method, like POST"))?,
         };
-        if method == http::Method::CONNECT {
+        if method == Method::CONNECT {
             return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
@@ -106,14 +125,14 @@ impl Control {
             caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
             reply,
         };
-        let owner = ownership::owner(&service.hostname, self.workers());
-        let posted = self.peers.mailboxes[owner.0].post(Message::Replay(Box::new(replay)));
+        let owner = ownership::owner(&service.hostname, self.workers.count());
+        let posted = self.workers.replay(owner, Box::new(replay));
         posted.map_err(|_| ControlError::Conflict("the gateway is overloaded or stopping; try again".to_owned()))?;
         Ok(ended)
     }
 }
 
-/// Why a request that is in the log cannot be relayed again.
+/// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
     let message = format!("request {id} was not kept: capture_request_body was off, or it was not relayed");
     ControlError::Conflict(message)
@@ -134,7 +153,8 @@ impl ReplayEdits {
         }
     }
 
-    /// Target and fields. What was masked in them when they were kept is not what was received: it must be given anew.
+    /// The target and fields to send. A value that was masked in the log must be given in the edits, because the
+    /// original is not stored.
     fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
@@ -176,7 +196,7 @@ impl ReplayEdits {
 }
 
 fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
-    // http::uri drops a fragment in silence.
+    // The parser of http::uri silently drops a fragment.
     let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
     let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
     parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))

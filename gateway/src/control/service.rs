@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan, account};
+use super::{Actor, Control, ControlError, Plan, account};
 use crate::hostname::Region;
-use crate::limit::Rate;
+use crate::page::{Page, PageQuery};
+use crate::rate::Rate;
 use crate::store::{Modes, Record, RecordId, Records, ServiceRecord, Step};
 
 /// A way for callers to authenticate.
@@ -23,10 +24,10 @@ pub enum Mode {
     ServiceKey,
 }
 
-/// Most services on one list. An agent's has to fit a message of the control stream.
+/// Most services on one list. The list of an agent must fit a message of the control stream.
 const LIST_MAX: usize = 500;
 
-/// A service id, for the description of lists of them.
+/// A service id, for the schema of lists of services.
 #[derive(ToSchema)]
 #[schema(as = ServiceId, value_type = String, pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
 #[expect(dead_code, reason = "describes, is never made")]
@@ -128,7 +129,7 @@ impl ServiceView {
 }
 
 impl NewService {
-    /// A service with `settings`.
+    /// A new service with `settings`.
     pub fn new(id: String, settings: ServiceChanges) -> Self {
         let ServiceChanges {
             modes,
@@ -165,7 +166,7 @@ impl NewService {
 }
 
 impl ServiceChanges {
-    /// `record` with these settings.
+    /// A copy of `record` with these settings.
     fn applied_to(&self, record: &ServiceRecord) -> Result<ServiceRecord, ControlError> {
         let mut changed = record.clone();
         if let Some(modes) = &self.modes {
@@ -192,7 +193,8 @@ impl ServiceChanges {
 }
 
 impl Control {
-    /// Creates a service; whether it was created. One that is there already and is as wanted is left alone.
+    /// Creates a service; the flag says whether it was created. An existing service with the same settings stays
+    /// unchanged.
     pub fn create_service(
         &self,
         actor: &Actor,
@@ -241,7 +243,7 @@ impl Control {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let services = state.records.services.values().filter(|record| record.account == *account);
-        Page::of(services, |record| record.id.as_str(), query, |record| ServiceView::new(record, &self.region))
+        Ok(Page::of(services, |record| record.id.as_str(), query, |record| ServiceView::new(record, &self.region))?)
     }
 
     pub fn service(&self, account: &str, id: &str) -> Result<ServiceView, ControlError> {
@@ -273,19 +275,21 @@ impl Control {
         })
     }
 
-    /// Deletes a service, and takes it off every list: a later service of the same name begins with nobody allowed.
+    /// Deletes a service and removes it from every list, so that a later service of the same name starts without
+    /// access.
     pub fn delete_service(&self, actor: &Actor, account: &str, id: &str) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
             let service = find(records, account, id)?;
             let (account, id) = (&service.account, &service.id);
             let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
-            for mut record in records.credentials.values().filter(|record| record.grant.account == *account).cloned() {
-                if record.grant.allowed_services.remove(id) {
+            for mut record in records.credentials.values().filter(|record| record.access.account == *account).cloned() {
+                if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(Record::Credential(record)));
                 }
             }
-            for mut record in records.service_keys.values().filter(|record| record.grant.account == *account).cloned() {
-                if record.grant.allowed_services.remove(id) {
+            for mut record in records.service_keys.values().filter(|record| record.access.account == *account).cloned()
+            {
+                if record.access.allowed_services.remove(id) {
                     steps.push(Step::Put(Record::ServiceKey(record)));
                 }
             }
@@ -318,7 +322,7 @@ fn find<'a>(records: &'a Records, account: &str, id: &str) -> Result<&'a Service
     records.services.get(&(account.clone(), id)).ok_or_else(missing)
 }
 
-/// Checks a list of services that somebody wrote: each must exist in the account.
+/// Checks a list of service ids: each must exist in the account.
 pub(super) fn checked_list(
     records: &Records,
     account: &AccountId,

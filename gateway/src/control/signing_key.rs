@@ -1,4 +1,4 @@
-//! Keys that sign access tokens: published before they sign, and until their last token has expired.
+//! Keys that sign access tokens: published before they sign, and until the last token they signed has expired.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, Page, PageQuery, Plan};
+use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
 use crate::limits;
+use crate::page::{Page, PageQuery};
 use crate::store::{Record, RecordId, Records, SigningKey, SigningKeyRecord, Step};
 
-/// How long a new key is published before it signs: longer than anybody caches the set (`max-age` of the JWKS).
+/// Time that a new key is published before it signs. Longer than the `max-age` of the JWKS, so that every cache has it.
 const PUBLISHED_AHEAD: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -49,12 +50,12 @@ pub struct Rotation {
 }
 
 impl Control {
-    /// Makes the key that follows the active one. One that is waiting already is that key.
+    /// Creates the key that follows the active one; returns the waiting key if there is one.
     pub fn rotate_signing_key(&self, actor: &Actor, rotation: &Rotation) -> Result<SigningKeyView, ControlError> {
         self.change(actor, |records, now| {
             let waiting = records.signing_keys.values().find(|key| key.active_from > now);
             let active_from = if rotation.immediately {
-                // After every key that signs already, were it made in this very second.
+                // Must be later than every key that signs already, even if that key was created in the same second.
                 let signing = records.signing_keys.values().map(|key| key.active_from).filter(|from| *from <= now);
                 signing.max().map_or(now, |latest| now.max(latest.after(Duration::from_secs(1))))
             } else {
@@ -83,7 +84,7 @@ impl Control {
         })
     }
 
-    /// Drops the keys whose last token has expired.
+    /// Deletes the keys whose last token has expired.
     pub(super) fn forget_old_signing_keys(&self, now: Timestamp) -> Result<(), ControlError> {
         self.change(&Actor::Gateway, |records, _| {
             let old: Vec<SigningKeyId> = records
@@ -106,10 +107,10 @@ impl Control {
     pub fn signing_keys(&self, query: &PageQuery) -> Result<Page<SigningKeyView>, ControlError> {
         let (state, now) = (self.state(), Timestamp::now());
         let records = &state.records;
-        Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))
+        Ok(Page::of(records.signing_keys.values(), |key| key.id.as_str(), query, |key| view(records, key, now))?)
     }
 
-    /// Withdraws a key that does not sign any more. The tokens it signed are refused from now on.
+    /// Withdraws a key that no longer signs. Tokens signed by it are refused from now on.
     pub fn delete_signing_key(&self, actor: &Actor, kid: &str) -> Result<(), ControlError> {
         self.change(actor, |records, now| {
             let key = records.signing_keys.get(kid).ok_or_else(|| ControlError::not_found("signing key", kid))?;
@@ -139,14 +140,14 @@ fn rotated(records: &Records, record: SigningKeyRecord, now: Timestamp) -> Plan<
     }
 }
 
-/// When the next key takes over from `key`, if there is one.
+/// The time at which the next key replaces `key`, if there is a next key.
 fn superseded_at(records: &Records, key: &SigningKeyRecord) -> Option<Timestamp> {
     let order = |key: &SigningKeyRecord| (key.active_from, key.id.clone());
     records.signing_keys.values().filter(|other| order(other) > order(key)).map(|other| other.active_from).min()
 }
 
-/// Whether every token of `key` has expired: also those of the longest lifetime that can be configured, because it may
-/// have been longer than it is now.
+/// Whether every token of `key` has expired. Assumes the longest lifetime that can be configured, because the
+/// configured lifetime may have been longer in the past.
 fn is_forgotten(records: &Records, key: &SigningKeyRecord, now: Timestamp) -> bool {
     superseded_at(records, key).is_some_and(|at| now > at.after(limits::TOKEN_LIFETIME_MAX))
 }

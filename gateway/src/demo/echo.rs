@@ -1,4 +1,4 @@
-//! The demo's backend: answers what was asked, on tokio, like any backend that somebody would write.
+//! The demo's backend: an ordinary HTTP server on tokio that echoes requests.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,12 +16,12 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::json;
 
-/// Bytes of one piece of `/bytes/N`.
+/// Bytes of one chunk of `/bytes/N`.
 const PIECE: usize = 64 * 1024;
-/// Most of a request body that `/` repeats.
+/// Longest request body that `/` echoes.
 const ECHO_MAX: usize = 1024 * 1024;
 
-/// Starts the backend on a port of the kernel's choice, for as long as the process runs.
+/// Starts the backend on a free port. It runs as long as the process.
 pub(crate) fn start() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -49,7 +49,7 @@ fn router() -> Router {
         .fallback(echo)
 }
 
-/// Method, target, headers and body, as JSON.
+/// Method, target, headers and body of the request, as JSON.
 async fn echo(request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Ok(body) = axum::body::to_bytes(body, ECHO_MAX).await else {
@@ -91,7 +91,7 @@ async fn slow(Query(Slow { ms }): Query<Slow>) -> String {
     format!("slept {ms} ms\n")
 }
 
-/// One event a second, for ever.
+/// One event a second, without end.
 async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
     let ticks = stream::unfold(0u64, |number| async move {
         if number > 0 {
@@ -104,7 +104,7 @@ async fn events() -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
 
 async fn status(Path(code): Path<u16>) -> Response {
     match StatusCode::from_u16(code) {
-        // An interim status is no answer.
+        // An interim status cannot be a final response.
         Ok(status) if !status.is_informational() => (status, format!("{status}\n")).into_response(),
         _ => (StatusCode::NOT_FOUND, "give a status from 200 to 999\n").into_response(),
     }

@@ -1,5 +1,5 @@
-//! The product with nothing to configure: one process with a gateway, an agent that reaches it over loopback, and a
-//! small backend. The only file that runs an agent.
+//! A demo without configuration: one process with a gateway, an agent that reaches it over loopback, and a small
+//! backend. No other module of the gateway runs an agent.
 
 mod echo;
 
@@ -17,35 +17,36 @@ use serde::Serialize;
 
 use crate::config::{Config, HandOver};
 use crate::control::{
-    AccountChanges, Actor, Control, ControlError, Grants, NewAccount, NewEnrollmentToken, NewGrant, NewService,
-    PageQuery, ServiceChanges,
+    AccountChanges, Actor, CallerSecret, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
+    NewService, ServiceChanges,
 };
 use crate::hostname::Region;
-use crate::limit::Rate;
+use crate::page::PageQuery;
 use crate::process::server::{Gateway, Signals, StartError};
+use crate::rate::Rate;
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
-/// What can be changed about a demo.
+/// Options of a demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// 0 lets the kernel choose.
+    /// 0 means a free port.
     pub port: u16,
     pub admin_port: u16,
-    /// The echo backend if there is none.
+    /// The built-in echo backend if `None`.
     pub backend: Option<String>,
-    /// Configuration of the agent, which says what its backends are; `backend` is not looked at then.
+    /// Configuration file of the agent, with its backends; `backend` is ignored then.
     pub agent_config: Option<PathBuf>,
-    /// A fresh temporary folder if there is none.
+    /// A new temporary folder if `None`.
     pub data_dir: Option<PathBuf>,
     /// At least 1.
     pub workers: usize,
     pub rate: Rate,
     pub hand_over: HandOver,
-    /// What `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS` would say.
+    /// Value of `GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS`.
     pub slots: Option<u32>,
-    /// Where gateway and agent send spans.
+    /// Where gateway and agent export spans.
     pub traces: Option<Settings>,
-    /// Changes the rest of the configuration.
+    /// Adjusts the rest of the configuration.
     pub adjust: fn(&mut Config),
 }
 
@@ -72,11 +73,11 @@ pub struct Demo {
     gateway: Gateway,
     agent: AgentHandle,
     pub about: About,
-    /// Removed, with all in it, when the demo ends.
+    /// Removed with its contents when the demo ends.
     _temporary: Option<tempfile::TempDir>,
 }
 
-/// What one needs to know to use a demo; with `--json`, printed as one line.
+/// Addresses and secrets for using a demo; printed as one line with `--json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct About {
     pub base_url: String,
@@ -112,11 +113,11 @@ pub enum DemoError {
 const ACCOUNT: &str = "demo";
 const SERVICE: &str = "echo";
 const AGENT: &str = "demo";
-/// Longest wait for the agent's tunnel, which takes some milliseconds.
+/// Longest wait for the agent's tunnel, which normally takes some milliseconds.
 const TUNNEL_WITHIN: Duration = Duration::from_secs(20);
 
 impl Demo {
-    /// Starts everything; requests can be served when this returns.
+    /// Starts all parts; requests can be served when this returns.
     pub fn start(options: &Options) -> Result<Self, DemoError> {
         let (data_dir, temporary) = match &options.data_dir {
             Some(path) => (path.clone(), None),
@@ -158,21 +159,21 @@ impl Demo {
         &self.agent
     }
 
-    /// Runs until it is told to stop, then ends gateway and agent.
+    /// Runs until a stop signal, then stops gateway and agent.
     pub fn run_until_stopped(self) -> io::Result<()> {
         Signals::listen()?.run(self.gateway, None)?;
         self.agent.drain();
         Ok(())
     }
 
-    /// Ends gateway and agent, running requests first.
+    /// Stops gateway and agent after the running requests.
     pub fn stop(self) {
         self.gateway.drain();
         self.agent.drain();
     }
 }
 
-/// What a demo has to offer: one of each kind.
+/// One record of each kind for the demo.
 struct Seeded {
     hostname: String,
     client_id: ClientId,
@@ -182,7 +183,7 @@ struct Seeded {
 }
 
 impl Seeded {
-    /// Creates it, or takes over what an earlier demo left in the same folder; secrets are new each time.
+    /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new each time.
     fn new(control: &Control, options: &Options) -> Result<Self, DemoError> {
         let actor = &Actor::Admin;
         control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned(), capture_allowed: None })?;
@@ -196,19 +197,19 @@ impl Seeded {
             }
             existing => existing?,
         };
-        // Our own only: whoever keeps the folder may have enrolled others.
+        // Only the demo's own agent: the user may have enrolled others in the same folder.
         for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
-        let credential = fresh_grant::<CredentialRecord>(control)?;
-        let key = fresh_grant::<ServiceKeyRecord>(control)?;
+        let credential = fresh_secret::<CredentialRecord>(control)?;
+        let key = fresh_secret::<ServiceKeyRecord>(control)?;
         let services = vec![SERVICE.to_owned()];
         let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
         let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
         Ok(Self {
             hostname: service.hostname,
             client_id: credential.credential.client_id,
-            // Both were made just now.
+            // Always present in a new secret's view.
             client_secret: credential.client_secret.unwrap_or_default(),
             service_key: key.service_key.unwrap_or_default(),
             enrollment_token: Secret::new(token.token),
@@ -216,17 +217,17 @@ impl Seeded {
     }
 }
 
-/// The demo's grant of this kind, with a secret that is new.
-fn fresh_grant<G: Grants>(control: &Control) -> Result<G::NewView, ControlError> {
+/// A caller secret of the demo, new or rotated.
+fn fresh_secret<G: CallerSecret>(control: &Control) -> Result<G::NewView, ControlError> {
     let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
-    let grant = NewGrant { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewGrant::default() };
-    match control.create_grant::<G>(actor, ACCOUNT, &grant)? {
+    let access = NewCallerSecret { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewCallerSecret::default() };
+    match control.create_caller_secret::<G>(actor, ACCOUNT, &access)? {
         (view, true) => Ok(view),
         (view, false) => control.rotate_secret::<G>(actor, ACCOUNT, &G::id_of(&view)),
     }
 }
 
-/// Enrolls the agent as any agent enrolls: over HTTPS, with a token.
+/// Enrolls the agent over HTTPS with a token, as any agent does.
 fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
     let port = gateway.address().port();
     let options = gw_agent::identity::enroll::Options {
@@ -235,7 +236,7 @@ fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) ->
         state_dir: state_dir.to_owned(),
         ca_file: Some(ca_file.to_owned()),
         name: Some(AGENT.to_owned()),
-        // What an earlier demo in this folder left.
+        // Replaces the state of an earlier demo.
         force: true,
         connect_to: Some((Ipv4Addr::LOCALHOST.to_string(), port)),
     };
@@ -244,7 +245,7 @@ fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) ->
 }
 
 impl About {
-    /// Writes what a person would want to try next.
+    /// Writes example commands.
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
         let Self { base_url, tenant_url, service_key, client_id, client_secret, admin_url, admin_token, .. } = self;
         let ca = self.ca_file.display();

@@ -9,125 +9,78 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
-use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, Version};
-use gw_shared::http::{Connection, InvalidHead, Part, UnreadHead};
+use gw_shared::http::head::{self, Framing, RequestHead, Version};
+use gw_shared::http::{Connection, Part, UnreadHead};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::header::HeaderMap;
 use http::{Method, StatusCode};
 
-use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
+use super::Refusals;
 use crate::client_address::Peer;
-use crate::connections::Registered;
+use crate::connections::ConnectionGuard;
 use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
+use crate::http1;
+use crate::lifecycle::Lifecycle;
 use crate::limits;
-use crate::relay::{self, Outcome};
-use crate::upstream::ResponseHead;
-use crate::worker::Core;
+use crate::route::Router;
 
-/// Largest rest of a request body that is read and thrown away to keep a connection, in bytes.
+/// Longest rest of a request body that is read and dropped to keep a connection, in bytes.
 const DISCARD_MAX: u64 = 64 * 1024;
 
-/// Serves one connection until either side ends it: requests one after another, answered in order.
-pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
+/// Serves one connection until either side ends it: requests one after another, responses in the same order.
+pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
     let mut buffer = BytesMut::new();
-    let mut refusals = Refusals::new(&core, peer);
-    let peer = Peer::new(peer, Some(registered.socket_use()));
-    registered.expect_by(Instant::now() + limits::HEAD);
+    let mut refusals = Refusals::new(&router, peer);
+    let peer = Peer::new(peer, Some(guard.socket_use()));
+    guard.expect_by(Instant::now() + limits::HEAD);
     loop {
-        let head = match read_or_refuse(&stream, &mut buffer, &registered, limits::REQUEST_HEAD).await {
+        let head = match http1::read_head_or_refuse(&stream, &mut buffer, &guard, limits::REQUEST_HEAD).await {
             Ok(Some(head)) => head,
             Ok(None) => break,
-            Err(refused) => return refuse_unread(&core, &stream, refused, &peer, &registered).await,
+            Err(refused) => return refuse_unread(&router, &stream, refused, &peer, &guard).await,
         };
-        registered.busy();
-        match serve_request(&core, &stream, &mut buffer, head, &peer, &registered).await {
-            // In a drain too, if the response has promised it: the next one says that the connection ends.
+        guard.busy();
+        match serve_request(&router, &stream, &mut buffer, head, &peer, &guard).await {
+            // Also in a drain, if the response announced a persistent connection: the next response announces the
+            // close.
             Next::KeepAlive => {}
             Next::Refused if !refusals.count() => {
-                core.counters.abused("refusals");
-                return linger(&stream, &registered).await;
+                router.observers.counters.abused("refusals");
+                return http1::linger(&stream, &guard).await;
             }
-            // Of those that were sent at once, none waits for anything: others get their turn in between.
+            // Pipelined refusals never wait for I/O: yield between them.
             Next::Refused => runtime::yield_now().await,
-            Next::Close => return linger(&stream, &registered).await,
+            Next::Close => return http1::linger(&stream, &guard).await,
             Next::Abort => return,
         }
-        registered.idle_until(Instant::now() + limits::IDLE);
+        guard.idle_until(Instant::now() + limits::IDLE);
     }
-    registered.closes();
-    // The caller may be gone already.
+    guard.closes();
+    // Fails if the caller has closed the connection.
     let _ = stream.close().await;
 }
 
-/// What becomes of a connection after a request.
+/// What happens to a connection after a request.
 enum Next {
     KeepAlive,
-    /// The same, after a refusal to a stranger.
+    /// Keep the connection, and count the refusal of an unauthenticated request.
     Refused,
-    /// The response is whole; what the caller still sends is of no use.
+    /// The response is complete; the rest of the request is not read.
     Close,
-    /// The response is not whole. The connection ends without `close_notify` (RFC 8446 §6.1) and by a reset, since some
-    /// callers take any other end for the end of a body that has no length.
+    /// The response is incomplete. The connection ends with a reset and without `close_notify` (RFC 8446 §6.1): some
+    /// callers take any other end for the end of a body without a length.
     Abort,
 }
 
-/// Reads one request head; `None` when the caller has nothing more to ask, or took too long to.
-pub(crate) async fn read_head(
-    stream: &TlsStream,
-    buffer: &mut BytesMut,
-    registered: &Registered,
-    head_limits: HeadLimits,
-) -> Result<Option<RequestHead>, InvalidHead> {
-    read_or_refuse(stream, buffer, registered, head_limits).await.map_err(|refused| refused.invalid)
-}
-
-/// Refused head, with its received bytes.
-struct RefusedHead {
-    invalid: InvalidHead,
-    received: Bytes,
-}
-
-/// As [`read_head`]; keeps a head that is refused.
-async fn read_or_refuse(
-    stream: &TlsStream,
-    buffer: &mut BytesMut,
-    registered: &Registered,
-    head_limits: HeadLimits,
-) -> Result<Option<RequestHead>, RefusedHead> {
-    let mut scanner = HeadScanner::default();
-    let mut begun = false;
-    loop {
-        match scanner.find_end(buffer, head_limits) {
-            Ok(Some(end)) => {
-                let received = buffer.split_to(end).freeze();
-                let parsed = head::parse_request(&received, head_limits);
-                return parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received });
-            }
-            Ok(None) => {}
-            Err(invalid) => return Err(RefusedHead { invalid, received: buffer.split().freeze() }),
-        }
-        if buffer.is_empty() {
-            // An idle connection keeps no buffer.
-            *buffer = BytesMut::new();
-        } else if !begun {
-            begun = true;
-            registered.expect_by(Instant::now() + limits::HEAD);
-        }
-        match std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await {
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return Ok(None),
-        }
-    }
-}
-
 async fn serve_request(
-    core: &Rc<Core>,
+    router: &Router,
     stream: &TlsStream,
     buffer: &mut BytesMut,
     head: RequestHead,
     peer: &Peer,
-    registered: &Registered,
+    guard: &ConnectionGuard,
 ) -> Next {
     let awaits_continue = Cell::new(head.expects_continue);
     let mut body = Body {
@@ -136,10 +89,10 @@ async fn serve_request(
         decoder: BodyDecoder::new(head.framing),
         awaits_continue: &awaits_continue,
         switched: false,
-        registered,
+        guard,
     };
     let mut response = Response {
-        core,
+        lifecycle: &router.lifecycle,
         stream,
         version: head.version,
         is_head: head.method == Method::HEAD,
@@ -150,12 +103,12 @@ async fn serve_request(
         body_ended: false,
         switched: false,
         awaits_continue: Some(&awaits_continue),
-        registered,
+        guard,
     };
-    let outcome = relay::relay(core, head, peer, &mut body, &mut response).await;
+    let outcome = router.serve(head, peer, &mut body, &mut response).await;
     let keep_alive = response.keep_alive;
-    // The response is written: what is left to read of the request has a time limit again.
-    registered.expect_by(Instant::now() + limits::LINGER);
+    // After the response, the rest of the request has a time limit again.
+    guard.expect_by(Instant::now() + limits::LINGER);
     match outcome {
         Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
         Outcome::Refused if keep_alive && body.discard().await => Next::Refused,
@@ -178,93 +131,50 @@ async fn serve_request(
     }
 }
 
-/// Answers a request that could not be understood, and closes: nothing after it can be trusted to be a request.
+/// Refuses a request whose head is invalid, and closes: bytes after it cannot be trusted to be a request.
 async fn refuse_unread(
-    core: &Rc<Core>,
+    router: &Router,
     stream: &TlsStream,
-    refused: RefusedHead,
+    refused: http1::RefusedHead,
     peer: &Peer,
-    registered: &Registered,
+    guard: &ConnectionGuard,
 ) {
-    registered.expect_by(Instant::now() + limits::LINGER);
+    guard.expect_by(Instant::now() + limits::LINGER);
     let head = UnreadHead::of_http1(&refused.received);
-    let mut response = error_sink(core, stream, registered, false);
-    // The caller may not wait for the answer; the connection closes either way.
-    let _ = relay::refuse_unread(core, head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
-    linger(stream, registered).await;
-}
-
-/// Answers before a request could be understood, and closes: nothing after it can be trusted to be a request.
-pub(crate) async fn refuse_and_close(core: &Rc<Core>, stream: &TlsStream, error: &Error, registered: &Registered) {
-    core.counters.refused(error);
-    registered.expect_by(Instant::now() + limits::LINGER);
-    // The caller may not wait for the answer; the connection closes either way.
-    let _ = write_error(core, stream, error, registered, false).await;
-    linger(stream, registered).await;
-}
-
-/// Answers a request without a body that another is to follow.
-pub(crate) async fn answer(
-    core: &Rc<Core>,
-    stream: &TlsStream,
-    error: &Error,
-    registered: &Registered,
-) -> Result<(), CallerGone> {
-    write_error(core, stream, error, registered, true).await
-}
-
-async fn write_error(
-    core: &Rc<Core>,
-    stream: &TlsStream,
-    error: &Error,
-    registered: &Registered,
-    keep_alive: bool,
-) -> Result<(), CallerGone> {
-    let mut response = error_sink(core, stream, registered, keep_alive);
-    response.whole(core.dated(error.response(core.ids.next_id()))).await
-}
-
-fn error_sink<'a>(core: &'a Core, stream: &'a TlsStream, registered: &'a Registered, keep_alive: bool) -> Response<'a> {
-    Response {
-        core,
+    let mut response = Response {
+        lifecycle: &router.lifecycle,
         stream,
         version: Version::Http11,
         is_head: false,
-        keep_alive,
+        keep_alive: false,
         framing: Framing::None,
         out: Vec::new(),
         begun: false,
         body_ended: false,
         switched: false,
         awaits_continue: None,
-        registered,
-    }
+        guard,
+    };
+    // The caller may not wait for the answer; the connection closes either way.
+    let _ = router.refuse_unread(head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
+    http1::linger(stream, guard).await;
 }
 
-/// Closes after a response to a request that was not read to its end: what still arrives is thrown away for a while,
-/// because closing with unread data resets the connection and can take the response with it (RFC 9112 §9.6).
-async fn linger(stream: &TlsStream, registered: &Registered) {
-    registered.expect_by(Instant::now() + limits::LINGER);
-    registered.closes();
-    if stream.close().await.is_ok() {
-        stream.closer().linger(limits::LINGER_BYTES).await;
-    }
-}
-
-/// A request body, and the watch on its caller.
+/// The body of one request.
 struct Body<'a> {
     stream: &'a TlsStream,
     buffer: &'a mut BytesMut,
     decoder: BodyDecoder,
-    /// The caller may be waiting for `100 Continue`, and send nothing before.
+    /// The caller may wait for `100 Continue` before it sends the body.
     awaits_continue: &'a Cell<bool>,
-    /// The bytes are of another protocol.
+    /// An upgrade took place: the bytes are not HTTP.
     switched: bool,
-    registered: &'a Registered,
+    guard: &'a ConnectionGuard,
 }
 
 impl Body<'_> {
-    /// Reads the rest of the body away if that is cheaper than a new connection; whether the next request can follow.
+    /// Reads the rest of the body if that costs less than a new connection. Returns whether the next request can
+    /// follow.
     async fn discard(&mut self) -> bool {
         if self.awaits_continue.get() && !self.decoder.is_done() {
             return false;
@@ -284,21 +194,21 @@ impl Body<'_> {
             }
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
                 Ok(1..) => {
-                    self.registered.carried();
+                    self.guard.carried();
                     self.awaits_continue.set(false);
                 }
-                // Of another protocol this direction has ended; the other may go on.
+                // After an upgrade, this direction has ended and the other may continue.
                 Ok(0) if self.switched => self.decoder.finish().map_err(BodyError::Malformed)?,
                 Ok(0) | Err(_) => return Poll::Ready(Err(BodyError::Gone)),
             }
         }
     }
 
-    /// Reads ahead a little, to see the end of the connection behind what was pipelined. Beyond that, what is not read
-    /// stays with the caller, and the connection is looked at from outside.
+    /// Reads ahead up to a limit, to notice the end of the connection behind pipelined requests. Beyond the limit,
+    /// bytes stay in the kernel and the socket is watched for a hang-up.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<CallerGone> {
         if self.switched && self.decoder.is_done() {
-            return self.registered.poll_broken(cx).map(|()| CallerGone);
+            return self.guard.poll_broken(cx).map(|()| CallerGone);
         }
         while self.buffer.len() < limits::READ_AHEAD {
             match ready!(self.stream.poll_read_buf(cx, self.buffer)) {
@@ -306,7 +216,7 @@ impl Body<'_> {
                 Ok(0) | Err(_) => return Poll::Ready(CallerGone),
             }
         }
-        self.registered.poll_hung_up(cx).map(|()| CallerGone)
+        self.guard.poll_hung_up(cx).map(|()| CallerGone)
     }
 }
 
@@ -331,22 +241,22 @@ impl RequestBody for Body<'_> {
 
 /// The response to one request.
 struct Response<'a> {
-    core: &'a Core,
+    lifecycle: &'a Lifecycle,
     stream: &'a TlsStream,
     version: Version,
     is_head: bool,
     /// The connection can take another request after this response.
     keep_alive: bool,
     framing: Framing,
-    /// Head and other small pieces, until they leave together with what follows them.
+    /// Head and other small pieces that are sent together with the next data.
     out: Vec<u8>,
     begun: bool,
     /// The end of the body was written with its last piece.
     body_ended: bool,
-    /// What is written is of another protocol.
+    /// An upgrade took place: the written bytes are not HTTP.
     switched: bool,
     awaits_continue: Option<&'a Cell<bool>>,
-    registered: &'a Registered,
+    guard: &'a ConnectionGuard,
 }
 
 impl Response<'_> {
@@ -357,7 +267,7 @@ impl Response<'_> {
             (Ok(None) | Err(_), Version::Http10) => Framing::UntilClose,
         };
         let framing = announced.of_response(head.status, if self.is_head { &Method::HEAD } else { &Method::GET });
-        // The stream that it came on has ended already.
+        // The upstream stream ended with the head.
         if framing.has_body() && !head.has_body { Framing::Length(0) } else { framing }
     }
 
@@ -370,7 +280,7 @@ impl Response<'_> {
         };
         let mut pieces = [&self.out, start, data, end].map(IoSlice::new);
         self.stream.write_all(&mut pieces).await.map_err(|_| CallerGone)?;
-        self.registered.carried();
+        self.guard.carried();
         self.out.clear();
         self.body_ended = last;
         Ok(())
@@ -379,7 +289,7 @@ impl Response<'_> {
 
 impl ResponseSink for Response<'_> {
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
-        // HTTP/1.0 has none (RFC 9110 §15.2). A switch is no interim response: [`Self::head`] announces it.
+        // HTTP/1.0 has no interim responses (RFC 9110 §15.2). 101 is written by [`Self::head`].
         if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
@@ -401,9 +311,9 @@ impl ResponseSink for Response<'_> {
             return Ok(());
         }
         self.framing = self.framing_of(&head);
-        // Whether a body that was not called for will come, nobody can tell.
+        // No 100 was sent, so a body may or may not follow: close.
         let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
-        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.core.is_draining();
+        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.lifecycle.is_draining();
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Connection::Close,
             (true, Version::Http10) => Connection::KeepAlive,
@@ -415,7 +325,7 @@ impl ResponseSink for Response<'_> {
     }
 
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone> {
-        // An empty chunk would be the last; a response without a body has nothing to put data into.
+        // An empty chunk would end the body. A response without a body drops data.
         if data.is_empty() || !self.framing.has_body() {
             return Ok(());
         }
@@ -427,7 +337,7 @@ impl ResponseSink for Response<'_> {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }
         self.flush().await?;
-        // The end of our half: the caller's may go on.
+        // Ends this direction; the direction from the caller may continue.
         if self.switched { self.stream.close().await.map_err(|_| CallerGone) } else { Ok(()) }
     }
 
@@ -446,6 +356,6 @@ impl ResponseSink for Response<'_> {
 
     fn begin_refusal(&mut self, request_is_readable: bool) {
         self.keep_alive &= request_is_readable;
-        self.registered.expect_by(Instant::now() + limits::HEAD);
+        self.guard.expect_by(Instant::now() + limits::HEAD);
     }
 }

@@ -1,5 +1,5 @@
-//! Callers that speak HTTP/2 (RFC 9113). Each request is a task of its own and goes to its own service's owner, so a
-//! connection may be shared by the tenants that the certificate covers (RFC 9113 §9.1.1).
+//! Callers that speak HTTP/2 (RFC 9113). Each request is a task and goes to the owner of its service, so one connection
+//! can carry requests of all tenants that the certificate covers (RFC 9113 §9.1.1).
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -23,20 +23,16 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::HeaderMap;
 use http::{Method, Request, Response, StatusCode};
 
+use super::Refusals;
 use super::upload_window::UploadWindow;
-use super::{BodyError, CallerGone, Refusals, RequestBody, ResponseSink};
 use crate::client_address::Peer;
-use crate::connections::Registered;
+use crate::connections::ConnectionGuard;
 use crate::error::Error;
+use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
 use crate::http2::frame_meter::{CALLER, Meter, Metered};
 use crate::limit::Bucket;
 use crate::limits;
-use crate::relay::{self, Outcome};
-use crate::upstream::ResponseHead;
-use crate::worker::Core;
-
-/// ALPN protocol (RFC 9113 §3.3).
-pub(crate) const ALPN: &[u8] = b"h2";
+use crate::route::Router;
 
 fn settings() -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
@@ -53,8 +49,8 @@ fn settings() -> h2::server::Builder {
 }
 
 /// Serves one connection until either side ends it.
-pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, registered: Registered) {
-    registered.expect_by(Instant::now() + limits::HEAD);
+pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
+    guard.expect_by(Instant::now() + limits::HEAD);
     let peer_end = stream.socket().closer();
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
     let meter = Rc::new(Meter::new(CALLER, Instant::now()));
@@ -63,13 +59,13 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
         Ok(http2) => http2,
         Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
     };
-    registered.idle_until(Instant::now() + limits::IDLE);
+    guard.idle_until(Instant::now() + limits::IDLE);
     let connection = Rc::new(Connection {
-        peer: Peer::new(peer, Some(registered.socket_use())),
-        registered,
+        peer: Peer::new(peer, Some(guard.socket_use())),
+        guard,
         open: Cell::new(0),
         resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-        refusals: RefCell::new(Refusals::new(&core, peer)),
+        refusals: RefCell::new(Refusals::new(&router, peer)),
         abuse: Cell::new(None),
         meter,
         driver: RefCell::default(),
@@ -81,12 +77,12 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
                 return Poll::Ready(Either::Left(reason));
             }
             upload_window.look(&mut http2, connection.open.get());
-            connection.registered.carried();
+            connection.guard.carried();
             loop {
                 match ready!(http2.poll_accept(cx)) {
                     Some(Ok((request, respond))) => {
-                        let (core, open) = (Rc::clone(&core), connection.begin());
-                        runtime::spawn(serve_request(core, request, respond, open));
+                        let (router, open) = (Rc::clone(&router), connection.begin());
+                        runtime::spawn(serve_request(router, request, respond, open));
                     }
                     Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
                     None => return Poll::Ready(Either::Right(None)),
@@ -94,18 +90,18 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         });
         match next.await {
-            // GOAWAY; what runs still ends.
+            // Sends GOAWAY; running requests finish.
             Either::Left(End::Goodbye) => http2.graceful_shutdown(),
             Either::Left(End::Abuse(reason)) => {
-                core.counters.abused(reason);
+                router.observers.counters.abused(reason);
                 tracing::debug!(%peer, "connection ended: too many {reason}");
-                connection.registered.expect_by(Instant::now() + limits::LINGER);
+                connection.guard.expect_by(Instant::now() + limits::LINGER);
                 http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
             }
             Either::Right(None) => break,
             Either::Right(Some(error)) => {
                 if error.is_go_away() && error.is_library() {
-                    core.counters.abused("http2");
+                    router.observers.counters.abused("http2");
                     ending.abuse = true;
                 }
                 tracing::debug!(%peer, %error, "HTTP/2 ended");
@@ -113,57 +109,57 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: IpAddr, regis
             }
         }
     }
-    connection.registered.closes();
+    connection.guard.closes();
     drop(http2);
     if ending.abuse {
-        // It has sent more than was read, and is to see why that was enough.
-        connection.registered.expect_by(Instant::now() + limits::LINGER);
+        // More bytes were received than read: deliver the GOAWAY before the close resets the connection.
+        connection.guard.expect_by(Instant::now() + limits::LINGER);
         peer_end.linger(limits::LINGER_BYTES).await;
     }
 }
 
-/// What the requests of one connection share.
+/// State that the requests of one connection share.
 struct Connection {
     peer: Peer,
-    registered: Registered,
+    guard: ConnectionGuard,
     /// Requests being served.
     open: Cell<usize>,
-    /// Requests that the caller may still take back.
+    /// Bounds the requests that the caller resets.
     resets: RefCell<Bucket>,
-    /// Refusals that a caller who has not said who it is still gets.
+    /// Bounds the refusals of unauthenticated requests.
     refusals: RefCell<Refusals>,
-    /// What the caller has done too much of.
+    /// The limit that the caller exceeded.
     abuse: Cell<Option<&'static str>>,
     meter: Rc<Meter>,
     driver: RefCell<Option<Waker>>,
 }
 
-/// Why a connection is to be ended.
+/// Why a connection ends.
 enum End {
     Goodbye,
-    /// The caller has sent too many of these.
+    /// The caller exceeded this limit.
     Abuse(&'static str),
 }
 
-/// How the connection's end was announced so far.
+/// Which ends of the connection were announced.
 #[derive(Default)]
 struct Ending {
     goodbye: bool,
     abuse: bool,
 }
 
-/// A request being served, counted.
+/// A counted request.
 struct Open(Rc<Connection>);
 
 impl Connection {
     fn begin(self: &Rc<Self>) -> Open {
         self.meter.became_request();
         self.open.set(self.open.get() + 1);
-        self.registered.busy();
+        self.guard.busy();
         Open(Rc::clone(self))
     }
 
-    /// Ready, once each, when the connection is to be ended and why.
+    /// Ready once for each reason to end the connection.
     fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<End> {
         if let Some(abuse) = self.abuse()
             && !ending.abuse
@@ -175,7 +171,7 @@ impl Connection {
         if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
             *driver = Some(cx.waker().clone());
         }
-        if !ending.goodbye && self.registered.poll_leave(cx).is_ready() {
+        if !ending.goodbye && self.guard.poll_leave(cx).is_ready() {
             ending.goodbye = true;
             return Poll::Ready(End::Goodbye);
         }
@@ -197,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// The caller took a request back. Each costs us more than it costs the caller (CVE-2023-44487).
+    /// Counts a request that the caller reset. A reset costs the gateway more than the caller (CVE-2023-44487).
     fn count_reset(&self) {
         if self.resets.borrow_mut().take(Instant::now()).is_err() {
             self.end_for("resets");
@@ -210,15 +206,20 @@ impl Drop for Open {
         let open = self.0.open.get() - 1;
         self.0.open.set(open);
         if open == 0 && self.0.abuse().is_none() {
-            self.0.registered.idle_until(Instant::now() + limits::IDLE);
+            self.0.guard.idle_until(Instant::now() + limits::IDLE);
         }
     }
 }
 
-async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: SendResponse<Bytes>, connection: Open) {
+async fn serve_request(
+    router: Rc<Router>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    connection: Open,
+) {
     let (parts, mut body) = request.into_parts();
     if is_to_be_empty(&parts.method, &parts.headers) && !ends_without_data(&mut body).await {
-        // The h2 crate has reset the stream, or the caller has; else dropping it does.
+        // The h2 crate or the caller has reset the stream; otherwise dropping it does.
         return connection.0.count_reset();
     }
     let has_body = !body.is_end_stream();
@@ -227,18 +228,18 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
         Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
     let mut body = Body { body: Incoming::new(body), unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
-        Ok(head) => relay::relay(&core, head, &connection.0.peer, &mut body, &mut response).await,
+        Ok(head) => router.serve(head, &connection.0.peer, &mut body, &mut response).await,
         Err(refused) => {
             let (invalid, parts) = *refused;
             let error = Error::invalid_head(invalid.clone());
             if let InvalidHead::Malformed(reason) = invalid {
                 tracing::debug!(reason, "malformed request of HTTP/2");
-                core.counters.refused(&error);
+                router.observers.counters.refused(&error);
                 stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 return connection.0.count_refusal();
             }
             let head = UnreadHead::of_http2(parts);
-            relay::refuse_unread(&core, head, &connection.0.peer, &error, &mut response).await
+            router.refuse_unread(head, &connection.0.peer, &error, &mut response).await
         }
     };
     match outcome {
@@ -250,7 +251,7 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
         Outcome::Cut => {
             // Flushes queued DATA first, because RST_STREAM discards it.
             runtime::yield_now().await;
-            // Where it does not, the reset that the drop of the stream brings (CANCEL) leaves behind the head.
+            // If the connection is blocked, dropping the stream resets it with CANCEL behind the head.
             if !connection.0.meter.is_blocked() {
                 stream.borrow_mut().reset(Reason::INTERNAL_ERROR);
             }
@@ -259,13 +260,13 @@ async fn serve_request(core: Rc<Core>, request: Request<RecvStream>, respond: Se
     }
 }
 
-/// Whether a request announces a body of no bytes. Bytes after an extended CONNECT are no body.
+/// Whether a request announces an empty body. Bytes after an extended CONNECT are not a body.
 fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
     *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
 }
 
-/// Waits until a body that was announced as empty has ended, trailers aside, before anything of its request goes on:
-/// data contradicts the announcement (RFC 9113 §8.1.1). As for a head, there is a time limit.
+/// Waits until a body that was announced as empty has ended, trailers aside, before the request is served: data would
+/// contradict the announcement (RFC 9113 §8.1.1). Has the time limit of a head.
 async fn ends_without_data(body: &mut RecvStream) -> bool {
     if body.is_end_stream() {
         return true;
@@ -282,7 +283,7 @@ async fn ends_without_data(body: &mut RecvStream) -> bool {
     runtime::timeout(limits::HEAD, ends).await.unwrap_or(false)
 }
 
-/// Our half of a stream.
+/// The response direction of a stream.
 enum Stream {
     /// No final head was sent.
     Asked(SendResponse<Bytes>),
@@ -309,7 +310,7 @@ impl Stream {
 
 struct Body<'a> {
     body: Incoming,
-    /// Of the part that was returned last, to be given back to the caller's window when the next one is asked for.
+    /// Bytes of the last returned part; released to the caller's window when the next part is requested.
     unreleased: usize,
     stream: &'a RefCell<Stream>,
 }
@@ -324,8 +325,8 @@ impl Body<'_> {
 }
 
 impl Body<'_> {
-    /// Reads on for a while after a response that did not wait for the whole request: the reset that ends what is left
-    /// makes some callers forget the response.
+    /// Reads on for a while after a response that precedes the end of its request: some callers drop the response when
+    /// the rest of the request is reset.
     async fn discard(mut self) {
         if self.is_done() {
             return;
@@ -337,7 +338,7 @@ impl Body<'_> {
                 discarded += data.len();
             }
         };
-        // What takes longer is reset.
+        // A longer rest is reset.
         let _ = runtime::timeout(limits::LINGER, read_on).await;
     }
 }
@@ -371,7 +372,7 @@ impl RequestBody for Body<'_> {
     }
 
     async fn gone(&mut self) -> CallerGone {
-        // While the next hop does not take the body: what arrives of it takes no more memory than its bytes.
+        // While the next hop does not read the body, received data is gathered in no more memory than its bytes.
         self.body.gather_while(std::future::poll_fn(|cx| self.stream.borrow_mut().poll_reset(cx))).await
     }
 
@@ -380,13 +381,13 @@ impl RequestBody for Body<'_> {
     }
 
     fn switch_protocols(&mut self) {
-        // The stream goes on as it is.
+        // Stops watching; the stream continues.
     }
 }
 
 struct Sink<'a> {
     is_head: bool,
-    /// The stream was ended with its head.
+    /// The stream ended with its head.
     ended: bool,
     stream: &'a RefCell<Stream>,
     meter: &'a Meter,
@@ -403,7 +404,7 @@ impl Sink<'_> {
 
 impl ResponseSink for Sink<'_> {
     async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
-        // HTTP/2 has none (RFC 9113 §8.6).
+        // An upgraded stream has no length (RFC 9113 §8.6).
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(());
         }
@@ -464,7 +465,7 @@ impl ResponseSink for Sink<'_> {
     }
 
     async fn flush(&mut self) -> Result<(), CallerGone> {
-        // The connection's task sends what there is.
+        // The task of the connection sends queued frames.
         Ok(())
     }
 
@@ -474,7 +475,7 @@ impl ResponseSink for Sink<'_> {
 
     fn begin_refusal(&mut self, _request_is_readable: bool) {}
 
-    /// A caller that opens no window for it is not waited for.
+    /// Does not wait for a caller without an open window.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
         let head =

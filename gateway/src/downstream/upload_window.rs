@@ -1,4 +1,4 @@
-//! How large the windows for the request bodies of one HTTP/2 connection are: they follow the path to the caller.
+//! Size of the windows for request bodies of one HTTP/2 connection: follows the path to the caller.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ impl UploadWindow {
         Self { gauge, tuner: WindowTuner::default(), next_look: Instant::now() + window::INTERVAL }
     }
 
-    /// Called whenever the connection is about to be driven: looks now and then, and changes what should be otherwise.
+    /// Adjusts the windows once an interval. Called before the connection is polled.
     pub(super) fn look(&mut self, connection: &mut h2::server::Connection<Metered, Bytes>, streams: usize) {
         let now = Instant::now();
         if now < self.next_look {
@@ -30,10 +30,10 @@ impl UploadWindow {
         let Ok(info) = self.gauge.read() else { return };
         let rtt = info.shortest_rtt.unwrap_or_default();
         let traffic = Traffic { received: info.received, sent: 0, rtt };
-        // What the streams hold is not looked at: the connection's window bounds it.
-        let demand = Demand { streams, held: &[] };
+        // The bytes held by single streams are not measured: the window of the connection bounds them.
+        let demand = Demand { streams, unread: &[] };
         let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
-        // Refused while the caller has not acknowledged the last change: then at one of the next looks.
+        // Fails until the caller has acknowledged the last change; retried at a later interval.
         if wanted != self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {
             self.tuner.set(wanted);
         }

@@ -1,4 +1,154 @@
-//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker, TLS.
+//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker, TLS handshake, protocol.
 
-pub(crate) mod accept;
+mod acceptor;
+mod hand_over;
 pub(crate) mod proxy_protocol;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::BytesMut;
+use gw_shared::net::tls::{ClientHello, Greeting};
+use gw_shared::net::{Socket, TlsStream};
+use gw_shared::{runtime, tunnel as protocol};
+
+pub(crate) use self::acceptor::Acceptor;
+pub(crate) use self::hand_over::{HandedOver, Load};
+use self::proxy_protocol::Announcement;
+use crate::client_address::TrustedProxies;
+use crate::config::HandOver;
+use crate::connections::handshakes::Handshakes;
+use crate::connections::{ConnectionGuard, Connections};
+use crate::current::Current;
+use crate::downstream;
+use crate::hostname::Region;
+use crate::limit::{AddressSlot, Arrivals};
+use crate::limits;
+use crate::mailbox::Post;
+use crate::ownership::WorkerId;
+use crate::route::Router;
+use crate::store::Directory;
+use crate::telemetry::counters::Counters;
+use crate::tls::{ALPN_HTTP2, ServerConfigs};
+use crate::tunnel::{self, Tunnels, grace};
+
+/// Takes in the connections of one worker.
+pub(crate) struct Ingress {
+    pub(crate) worker: WorkerId,
+    pub(crate) workers: usize,
+    pub(crate) region: Region,
+    pub(crate) trusted_proxies: TrustedProxies,
+    pub(crate) hand_over: HandOver,
+    pub(crate) acceptor: Acceptor,
+    pub(crate) arrivals: Rc<Arrivals>,
+    pub(crate) connections: Rc<Connections>,
+    pub(crate) handshakes: Rc<Handshakes>,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) certificates: Rc<Current<ServerConfigs>>,
+    pub(crate) load: Arc<dyn Load>,
+    /// Mailboxes of all workers.
+    pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
+    pub(crate) router: Rc<Router>,
+    pub(crate) tunnels: Rc<Tunnels>,
+    pub(crate) counters: Rc<Counters>,
+}
+
+impl Ingress {
+    /// Reads the beginning of a new connection and finds the worker that serves it.
+    async fn greet(self: Rc<Self>, fd: OwnedFd, peer: SocketAddr) {
+        // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
+        let mut slot = None;
+        if !self.trusted_proxies.contains(peer.ip()) {
+            let Some(admitted) = self.admit(peer) else { return };
+            slot = Some(admitted);
+        }
+        let Ok(socket) = Socket::from_fd(fd) else { return };
+        if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
+            tracing::debug!(%error, "no TCP keep-alive");
+        }
+        let Some(mut guard) = self.register(&socket) else { return };
+        let (peer, received) = if self.trusted_proxies.contains(peer.ip()) {
+            match proxy_protocol::read(&socket).await {
+                Ok(Announcement { source, rest }) => (source.unwrap_or(peer), rest),
+                Err(error) => return self.handshake_failed(peer, &error),
+            }
+        } else {
+            (peer, BytesMut::new())
+        };
+        if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
+            let Some(admitted) = self.admit(peer) else { return };
+            slot = Some(admitted);
+        }
+        guard.counts_for(slot);
+        let greeting = match Greeting::read(socket, received).await {
+            Ok(greeting) => greeting,
+            Err(error) => return self.handshake_failed(peer, &error),
+        };
+        if !is_tunnel(&greeting.hello) {
+            grace::wait_for_tunnels(&self.tunnels, &greeting.hello, &guard).await;
+        }
+        let Some(owner) = self.worker_for(&greeting.hello) else {
+            return self.welcome(greeting, peer, guard).await;
+        };
+        drop(guard);
+        self.hand_over(owner, greeting, peer).await;
+    }
+
+    /// Counts a new connection for its address, unless the address has too many.
+    fn admit(&self, peer: SocketAddr) -> Option<AddressSlot> {
+        let admitted = self.arrivals.admit(peer.ip(), Instant::now());
+        admitted.map_err(|too_many| self.counters.turned_away.increment(too_many.reason())).ok()
+    }
+
+    /// Registers a connection with the worker's connections and handshakes; `None` if the worker has too many.
+    fn register(&self, socket: &Socket) -> Option<ConnectionGuard> {
+        let Some(mut guard) = self.connections.register(socket, Instant::now() + limits::HANDSHAKE) else {
+            self.counters.shed.increment();
+            self.counters.turned_away.increment("full");
+            return None;
+        };
+        let (handshake, another_gave_way) = self.handshakes.begin(socket.closer());
+        if another_gave_way {
+            self.counters.gave_way("handshake");
+        }
+        guard.shakes_hands(handshake);
+        Some(guard)
+    }
+
+    /// Does the TLS handshake and serves the protocol that the ClientHello names.
+    async fn welcome(self: Rc<Self>, greeting: Greeting, peer: SocketAddr, mut guard: ConnectionGuard) {
+        let tunnel = is_tunnel(&greeting.hello);
+        let certificates = self.certificates.get();
+        let config = if tunnel { &certificates.tunnel } else { &certificates.public };
+        let peer_end = greeting.socket.closer();
+        let handshake = self.handshakes.one_a_turn(|| peer_end.is_hung_up(), greeting.accept(config.clone()));
+        let left = || Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer did not wait for an answer"));
+        let stream: TlsStream = match handshake.await.unwrap_or_else(left) {
+            Ok(stream) => stream,
+            Err(error) => return self.handshake_failed(peer, &error),
+        };
+        guard.has_shaken_hands();
+        // A new task: the connection does not keep the memory of this future.
+        let router = || Rc::clone(&self.router);
+        if tunnel {
+            runtime::spawn(tunnel::handshake::serve(Rc::clone(&self.tunnels), stream, peer, guard));
+        } else if stream.speaks(ALPN_HTTP2) {
+            runtime::spawn(downstream::h2::serve(router(), stream, peer.ip(), guard));
+        } else {
+            runtime::spawn(downstream::h1::serve(router(), stream, peer.ip(), guard));
+        }
+    }
+
+    fn handshake_failed(&self, peer: SocketAddr, error: &io::Error) {
+        self.counters.handshake_failures.increment();
+        tracing::debug!(%peer, %error, "handshake failed");
+    }
+}
+
+fn is_tunnel(hello: &ClientHello) -> bool {
+    hello.alpn.iter().any(|protocol| protocol == protocol::ALPN)
+}

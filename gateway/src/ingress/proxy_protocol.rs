@@ -1,6 +1,6 @@
-//! Version 2 of the PROXY protocol: how a proxy that passes TCP on says whose connection it is.
+//! Version 2 of the PROXY protocol: a TCP proxy announces the client of a connection.
 //!
-//! Source: haproxy's proxy-protocol.txt §2.2. Version 1, which is text, is not accepted.
+//! Source: haproxy's proxy-protocol.txt §2.2. Version 1, a text format, is not accepted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,16 +11,16 @@ use ppp::v2::{Addresses, Header, PROTOCOL_PREFIX, ParseError, Protocol};
 
 use crate::limits;
 
-/// How a connection from a proxy begins.
+/// The beginning of a connection from a proxy.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Announcement {
-    /// Who connected to the proxy; `None` if it does not say, or speaks for itself.
+    /// The client of the proxy; `None` if the proxy announces none or connects for itself.
     pub(crate) source: Option<SocketAddr>,
-    /// What was received of the connection that follows.
+    /// Received bytes behind the header.
     pub(crate) rest: BytesMut,
 }
 
-/// What a proxy sent begins like a header and is none that we take.
+/// Invalid header of a proxy.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum InvalidHeader {
     #[error("PROXY header: {0}")]
@@ -37,7 +37,7 @@ impl From<InvalidHeader> for io::Error {
     }
 }
 
-/// Reads a header from `socket` if the connection begins with one; it need not.
+/// Reads the optional header at the beginning of `socket`.
 pub(crate) async fn read(socket: &Socket) -> io::Result<Announcement> {
     let mut received = BytesMut::new();
     loop {
@@ -55,7 +55,7 @@ pub(crate) async fn read(socket: &Socket) -> io::Result<Announcement> {
     }
 }
 
-/// What stands in front of the connection proper.
+/// The bytes before the connection proper.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Preface {
     pub(crate) source: Option<SocketAddr>,
@@ -63,9 +63,9 @@ pub(crate) struct Preface {
     pub(crate) length: usize,
 }
 
-/// `None` if it takes more bytes to tell.
+/// `None` if more bytes are needed.
 pub(crate) fn parse(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
-    /// Low half of the byte after the signature, with version 2 in the other: the proxy speaks for itself.
+    /// Byte 13 of a LOCAL header of version 2: the proxy connects for itself.
     const LOCAL: u8 = 0x20;
 
     let signature = received.len().min(PROTOCOL_PREFIX.len());
@@ -78,7 +78,7 @@ pub(crate) fn parse(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
         return Err(InvalidHeader::TooLong(announced));
     }
     let length = PROTOCOL_PREFIX.len() + 4 + announced;
-    // Of a LOCAL header, the family and what follows is to be skipped unseen; the parser would look.
+    // The rest of a LOCAL header is skipped unparsed.
     if command == LOCAL {
         return Ok((received.len() >= length).then_some(Preface { source: None, length }));
     }
@@ -89,7 +89,7 @@ pub(crate) fn parse(received: &[u8]) -> Result<Option<Preface>, InvalidHeader> {
     }
 }
 
-/// Families and transports other than TCP over IP are valid and tell us nothing.
+/// Families and transports other than TCP over IP are valid and announce no client.
 fn source(header: &Header<'_>) -> Option<SocketAddr> {
     if header.protocol != Protocol::Stream {
         return None;
@@ -116,12 +116,12 @@ mod tests {
         [PROTOCOL_PREFIX, &[command, family], &length, payload].concat()
     }
 
-    /// From 198.51.100.7:4660 to 192.0.2.1:443, then `rest`.
+    /// A header that announces 198.51.100.7:4660 → 192.0.2.1:443, followed by `rest`.
     fn tcp4(rest: &[u8]) -> Vec<u8> {
         [&[198, 51, 100, 7, 192, 0, 2, 1, 0x12, 0x34, 0x01, 0xbb], rest].concat()
     }
 
-    /// The announced source, `-` if there is none, of a header that is whole exactly when its last byte has come.
+    /// The announced source, or `-`. Asserts that the header is complete exactly with its last byte.
     fn announced(header: &[u8]) -> String {
         for end in 0..header.len() {
             assert_eq!(parse(&header[..end]), Ok(None), "{end} bytes");
@@ -147,10 +147,10 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_can_speak_for_itself_or_not_say() {
+    fn a_header_can_announce_no_client() {
         const LOCAL: u8 = 0x20;
         assert_eq!(announced(&header(LOCAL, 0x00, b"")), "-");
-        // Whatever else it says then.
+        // The rest of the header has no effect.
         for (family, payload) in [(TCP4, tcp4(b"")), (TCP4, Vec::new()), (0xff, b"anything".to_vec())] {
             assert_eq!(announced(&header(LOCAL, family, &payload)), "-");
         }
@@ -168,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn other_beginnings_are_no_header() {
+    fn other_bytes_are_not_a_header() {
         for beginning in [&b"\x16"[..], b"\x16\x03\x01\x02", b"GET / HTTP/1.1\r\n", b"PROXY TCP4 ", b"\r\n\r\nx"] {
             assert_eq!(parse(beginning), Ok(Some(Preface { source: None, length: 0 })));
         }
     }
 
     #[test]
-    fn malformed_headers_say_what_is_wrong() {
+    fn errors_of_malformed_headers_name_the_mistake() {
         for (command, family, payload, expected) in [
             (0x11, TCP4, tcp4(b""), "version 10"),
             (0x22, TCP4, tcp4(b""), "command 2"),
@@ -188,7 +188,7 @@ mod tests {
             let error = parse(&header(command, family, &payload)).unwrap_err().to_string();
             assert!(error.starts_with("PROXY header: ") && error.contains(expected), "{error}");
         }
-        // What is too long is refused before it comes.
+        // A header that is too long is rejected before it is received.
         let long = header(PROXY, TCP4, &[0; limits::PROXY_HEADER + 1]);
         assert_eq!(parse(&long[..16]), Err(InvalidHeader::TooLong(limits::PROXY_HEADER + 1)));
     }

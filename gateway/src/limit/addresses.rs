@@ -1,4 +1,4 @@
-//! Limits per client address, for whoever has not said yet who they are.
+//! Limits per client address, for clients that have not authenticated.
 
 use std::collections::hash_map::RandomState;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,21 +10,21 @@ use super::{Bucket, Rate};
 use crate::limits;
 use crate::ownership::{self, WorkerId};
 
-/// A bucket for each client address that was heard of lately.
+/// A bucket for each recently seen client address.
 ///
-/// Bounded: a flood from more addresses than [`limits::ADDRESSES`] makes it forget those silent for longest, whose
-/// buckets have had the most time to fill again.
+/// Bounded: beyond [`limits::ADDRESSES`] the least recently used address is forgotten; its bucket had the most time to
+/// refill.
 pub(crate) struct AddressLimits {
     rate: Rate,
-    /// Callers choose the keys: they are hashed so that nobody can choose collisions.
+    /// Callers choose the keys: keyed hashing prevents chosen collisions.
     buckets: LruCache<AddressKey, Bucket, RandomState>,
 }
 
-/// What counts as one client.
+/// An address that counts as one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum AddressKey {
     V4(Ipv4Addr),
-    /// The /64 that RFC 4291 §2.5.4 gives to one link: whoever has one address of it has them all.
+    /// The /64 of one link (RFC 4291 §2.5.4): a client that has one of its addresses has all of them.
     V6([u8; 8]),
 }
 
@@ -40,8 +40,18 @@ impl From<IpAddr> for AddressKey {
     }
 }
 
+/// Places in the hash table of a full table. hashbrown fills seven eighths, half of them possibly with removed entries,
+/// before it cleans up.
+const PLACES: usize = limits::ADDRESSES.get() * 16 / 7;
+/// Bytes of a full table: entries with their two links, and for each place of the hash table two pointers and a byte.
+const TABLE_BYTES: usize =
+    limits::ADDRESSES.get() * (AddressLimits::ENTRY + 2 * size_of::<usize>()) + PLACES * (2 * size_of::<usize>() + 1);
+
+// Bounds the memory of a flood of addresses.
+const _: () = assert!(PLACES.is_power_of_two() && TABLE_BYTES <= 3 * 1024 * 1024 / 2);
+
 impl AddressKey {
-    /// The worker out of `workers` (at least one) that counts what this client asks of the platform.
+    /// The worker out of `workers` (at least one) that counts the apex requests of this client.
     pub(crate) fn owner(self, workers: usize) -> WorkerId {
         match self {
             Self::V4(address) => ownership::owner(address.octets(), workers),
@@ -50,20 +60,20 @@ impl AddressKey {
     }
 }
 
-/// An address has used up what it may.
+/// The bucket of an address is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Exhausted {
-    /// When one more will be admitted.
+    /// Time until one more request is admitted.
     pub(crate) until_one: Duration,
-    /// When as many as at first will be.
+    /// Time until the bucket is full.
     pub(crate) until_full: Duration,
 }
 
 impl AddressLimits {
-    /// Bytes of what is remembered of one address.
+    /// Bytes of one entry.
     pub(crate) const ENTRY: usize = size_of::<(AddressKey, Bucket)>();
 
-    /// `rate` is every address's own.
+    /// A table in which each address has its own bucket of this `rate`.
     pub(crate) fn new(rate: Rate) -> Self {
         Self { rate, buckets: LruCache::with_hasher(limits::ADDRESSES, RandomState::new()) }
     }
@@ -73,10 +83,10 @@ impl AddressLimits {
         bucket.take(now).map_err(|until_one| Exhausted { until_one, until_full: bucket.until_full(now) })
     }
 
-    /// What [`Self::take`] would refuse with, if it would. Takes nothing and remembers no address that was unknown, so
-    /// asking before each request costs those nothing who are not limited.
+    /// The refusal that [`Self::take`] would return, if any. Takes nothing and adds no address: a check before each
+    /// request costs clients that are not limited nothing.
     pub(crate) fn is_exhausted(&mut self, address: IpAddr, now: Instant) -> Option<Exhausted> {
-        // Who keeps asking is not forgotten.
+        // An address that keeps asking stays in the table.
         let bucket = self.buckets.get(&address.into())?;
         let until_one = bucket.until_one(now);
         (!until_one.is_zero()).then(|| Exhausted { until_one, until_full: bucket.until_full(now) })
@@ -100,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_gets_what_is_configured_and_not_one_more() {
+    fn an_address_gets_exactly_its_rate() {
         let (mut limits, start, client) = (limits(60), Instant::now(), address("192.0.2.1"));
         for _ in 0..60 {
             assert_eq!(limits.is_exhausted(client, start), None);
@@ -122,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_addresses_stays_bounded_and_frees_nobody_who_keeps_trying() {
+    fn a_flood_of_addresses_is_bounded_and_keeps_active_addresses_limited() {
         let (mut limits, now, stubborn) = (limits(1), Instant::now(), address("192.0.2.1"));
         limits.take(stubborn, now).unwrap();
         let capacity = u32::try_from(limits::ADDRESSES.get()).unwrap();
@@ -134,20 +144,20 @@ mod tests {
             }
         }
         assert_eq!(limits.buckets.len(), limits::ADDRESSES.get());
-        // The first of the flood was silent since.
+        // The first address of the flood is the least recently used one.
         limits.take(address("2001:db8::"), now).unwrap();
         assert_eq!(limits.buckets.len(), limits::ADDRESSES.get());
     }
 
     #[test]
-    fn asking_remembers_nobody() {
+    fn a_check_adds_no_address() {
         let mut limits = limits(1);
         assert_eq!(limits.is_exhausted(address("192.0.2.1"), Instant::now()), None);
         assert!(limits.buckets.is_empty());
     }
 
     #[test]
-    fn one_client_is_one_ipv4_address_or_one_ipv6_network_of_64_bits() {
+    fn a_client_is_an_ipv4_address_or_an_ipv6_64_bit_network() {
         let key = |text: &str| AddressKey::from(address(text));
         assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
         assert_ne!(key("::ffff:192.0.2.1"), key("::ffff:192.0.2.2"));

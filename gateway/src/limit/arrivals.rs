@@ -1,4 +1,5 @@
-//! How many connections one client address has, and how fast it opens them: asked before anything is spent on one.
+//! Connections per client address: how many are open, and the rate of new ones. Checked before a connection costs
+//! anything.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,20 +9,20 @@ use std::time::Instant;
 
 use super::{AddressKey, AddressLimits, Rate};
 
-/// What one worker has of each client address. Bounded by the connections that it may have.
+/// Connections of each client address on one worker. Bounded by the number of connections.
 pub(crate) struct Arrivals {
     per_address: usize,
     open: RefCell<HashMap<AddressKey, usize>>,
     rate: RefCell<AddressLimits>,
 }
 
-/// One connection of an address; no longer counted when dropped.
-pub(crate) struct Place {
+/// One counted connection of an address; released when dropped.
+pub(crate) struct AddressSlot {
     arrivals: Rc<Arrivals>,
     address: AddressKey,
 }
 
-/// What an address has had too much of.
+/// The limit that an address has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TooMany {
     Open,
@@ -29,7 +30,7 @@ pub(crate) enum TooMany {
 }
 
 impl TooMany {
-    /// As metrics name it.
+    /// Name of the reason in metrics.
     pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Open => "address_connections",
@@ -39,20 +40,20 @@ impl TooMany {
 }
 
 impl Arrivals {
-    /// Each address may have `per_address` connections, and new ones at `rate`.
+    /// Allows each address `per_address` connections, and new ones at `rate`.
     pub(crate) fn new(per_address: usize, rate: Rate) -> Rc<Self> {
         Rc::new(Self { per_address, open: RefCell::default(), rate: RefCell::new(AddressLimits::new(rate)) })
     }
 
-    /// Counts a new connection in.
-    pub(crate) fn admit(self: &Rc<Self>, address: IpAddr, now: Instant) -> Result<Place, TooMany> {
+    /// Counts a new connection.
+    pub(crate) fn admit(self: &Rc<Self>, address: IpAddr, now: Instant) -> Result<AddressSlot, TooMany> {
         let place = self.keep(address)?;
         self.rate.borrow_mut().take(address, now).map_err(|_| TooMany::New)?;
         Ok(place)
     }
 
-    /// Counts in a connection that another worker has admitted.
-    pub(crate) fn keep(self: &Rc<Self>, address: IpAddr) -> Result<Place, TooMany> {
+    /// Counts a connection that another worker has admitted.
+    pub(crate) fn keep(self: &Rc<Self>, address: IpAddr) -> Result<AddressSlot, TooMany> {
         let address = address.into();
         let mut open = self.open.borrow_mut();
         let of_address = open.entry(address).or_default();
@@ -60,11 +61,11 @@ impl Arrivals {
             return Err(TooMany::Open);
         }
         *of_address += 1;
-        Ok(Place { arrivals: Rc::clone(self), address })
+        Ok(AddressSlot { arrivals: Rc::clone(self), address })
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressSlot {
     fn drop(&mut self) {
         let mut open = self.arrivals.open.borrow_mut();
         if let Some(of_address) = open.get_mut(&self.address) {
@@ -73,7 +74,7 @@ impl Drop for Place {
                 open.remove(&self.address);
             }
         }
-        // A flood leaves no table of its size behind.
+        // Shrinks the table after a flood.
         if open.len() < open.capacity() / 8 {
             open.shrink_to_fit();
         }
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_so_many_and_gets_back_what_ended() {
+    fn connections_of_an_address_are_bounded_and_released() {
         let arrivals = Arrivals::new(2, Rate::new(100, 100).unwrap());
         let (now, client) = (Instant::now(), address("192.0.2.1"));
         let first = arrivals.admit(client, now).unwrap();
@@ -106,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn new_ones_come_at_a_rate_and_what_is_refused_is_not_open() {
+    fn new_connections_are_limited_by_rate_and_refused_ones_do_not_count() {
         let arrivals = Arrivals::new(1000, Rate::new(2, 60).unwrap());
         let (now, client) = (Instant::now(), address("2001:db8::1"));
-        // A network of 64 bits is one client.
+        // Addresses of one /64 count as one client.
         let admit = |now| arrivals.admit(address("2001:db8::2"), now).err();
         let _open = [arrivals.admit(client, now).unwrap(), arrivals.admit(client, now).unwrap()];
         assert_eq!(admit(now), Some(TooMany::New));
@@ -118,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_addresses_leaves_nothing_behind() {
+    fn a_flood_of_addresses_leaves_no_memory_behind() {
         let arrivals = Arrivals::new(1, Rate::new(1, 1).unwrap());
-        let places: Vec<Place> = (0..10_000u32).map(|n| arrivals.keep(IpAddr::V4(n.into())).unwrap()).collect();
+        let places: Vec<AddressSlot> = (0..10_000u32).map(|n| arrivals.keep(IpAddr::V4(n.into())).unwrap()).collect();
         assert_eq!(arrivals.open.borrow().len(), 10_000);
         drop(places);
         assert!(arrivals.open.borrow().capacity() < 100);

@@ -1,59 +1,11 @@
-//! A token bucket on a clock that the caller brings.
+//! Token bucket without a clock of its own.
 //!
-//! Kept as the generic cell rate algorithm does (ITU-T I.371): one instant, the time at which the bucket would be full
-//! again, says everything. Integer nanoseconds, so nothing drifts.
+//! State as in the generic cell rate algorithm (ITU-T I.371): one instant, at which the bucket will be full. Integer
+//! nanoseconds do not drift.
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-/// Capacity and refill of a bucket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
-pub struct Rate {
-    burst: u32,
-    refill_per_minute: u32,
-}
-
-/// A rate as it is written down.
-#[derive(Deserialize)]
-struct Unchecked {
-    burst: u32,
-    refill_per_minute: u32,
-}
-
-impl TryFrom<Unchecked> for Rate {
-    type Error = &'static str;
-
-    fn try_from(Unchecked { burst, refill_per_minute }: Unchecked) -> Result<Self, Self::Error> {
-        Self::new(burst, refill_per_minute).ok_or("burst and refill_per_minute must be at least 1")
-    }
-}
-
-impl Rate {
-    /// `burst` requests at once and `refill_per_minute` sustained; `None` if either is zero.
-    pub const fn new(burst: u32, refill_per_minute: u32) -> Option<Self> {
-        if burst == 0 || refill_per_minute == 0 { None } else { Some(Self { burst, refill_per_minute }) }
-    }
-
-    pub const fn burst(self) -> u32 {
-        self.burst
-    }
-
-    pub const fn refill_per_minute(self) -> u32 {
-        self.refill_per_minute
-    }
-
-    /// Time for one request to be refilled, rounded up: never more than the rate is given.
-    fn interval(self) -> Duration {
-        Duration::from_nanos(60_000_000_000u64.div_ceil(u64::from(self.refill_per_minute)))
-    }
-
-    /// Time for an empty bucket to fill.
-    fn time_to_fill(self) -> Duration {
-        self.interval() * self.burst
-    }
-}
+use crate::rate::Rate;
 
 /// The bucket of one service.
 #[derive(Debug, Clone)]
@@ -77,7 +29,7 @@ impl Bucket {
         self.rate
     }
 
-    /// Takes one request out, or says after what time there will be one.
+    /// Takes one request, or returns the time until there is one.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         let wait = self.until_one(now);
         if wait.is_zero() {
@@ -88,29 +40,29 @@ impl Bucket {
         }
     }
 
-    /// After what time there will be a request to take; zero if there is one.
+    /// Time until there is a request to take; zero if there is one.
     pub fn until_one(&self, now: Instant) -> Duration {
         (self.until_full(now) + self.rate.interval()).saturating_sub(self.rate.time_to_fill())
     }
 
-    /// After what time there will be the whole burst again; zero if there is.
+    /// Time until the whole burst is available; zero if it is.
     pub fn until_full(&self, now: Instant) -> Duration {
         self.full_at.saturating_duration_since(now)
     }
 
-    /// Whether a new bucket would be no different.
+    /// Whether the bucket is equal to a new one.
     pub fn is_full(&self, now: Instant) -> bool {
         self.until_full(now).is_zero()
     }
 
-    /// Goes on with another rate. What was taken stays taken, as far as the new capacity goes.
+    /// Changes the rate and keeps consumed requests, up to the new capacity.
     pub fn set_rate(&mut self, rate: Rate, now: Instant) {
         if rate == self.rate {
             return;
         }
         let missing = self.until_full(now).as_nanos();
-        let requests_missing = missing.div_ceil(self.rate.interval().as_nanos()).min(u128::from(rate.burst));
-        self.full_at = now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst);
+        let requests_missing = missing.div_ceil(self.rate.interval().as_nanos()).min(u128::from(rate.burst()));
+        self.full_at = now + rate.interval() * u32::try_from(requests_missing).unwrap_or(rate.burst());
         self.rate = rate;
     }
 }
@@ -149,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_as_told_is_enough_and_less_is_not() {
+    fn the_reported_wait_is_exact() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(2, 7), start);
         bucket.take(start).unwrap();
@@ -160,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_takes_nothing() {
+    fn a_query_takes_no_request() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(2, 60), start);
         assert_eq!((bucket.until_one(start), bucket.until_full(start)), (Duration::ZERO, Duration::ZERO));
@@ -175,13 +127,13 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_goes_on_where_another_was() {
+    fn a_bucket_continues_at_the_level_of_another() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(10, 60), start);
         (0..7).for_each(|_| bucket.take(start).unwrap());
         let mut next = Bucket::filling(bucket.rate(), bucket.until_full(start), start);
         assert_eq!((0..10).filter(|_| next.take(start).is_ok()).count(), 3);
-        // Nothing makes it emptier than empty.
+        // A bucket is never emptier than empty.
         let empty = Bucket::filling(rate(10, 60), Duration::from_hours(1), start);
         assert_eq!(
             (empty.until_one(start), empty.until_full(start)),
@@ -190,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn changing_the_rate_gives_nothing_back() {
+    fn a_change_of_rate_returns_no_requests() {
         let start = Instant::now();
         let mut bucket = Bucket::new(rate(10, 60), start);
         (0..10).for_each(|_| bucket.take(start).unwrap());
@@ -202,11 +154,11 @@ mod tests {
     }
 
     proptest! {
-        /// Against the textbook: a level that fills with time, in exact fractions of a request.
+        /// Compares with a model: a level that refills with time, in exact fractions of a request.
         #[test]
         fn agrees_with_a_model(
             burst in 1u32..50,
-            // Rates whose interval is whole nanoseconds, so that the model can be exact.
+            // Rates with an interval of whole nanoseconds, which the model represents exactly.
             refill in prop::sample::select(vec![1u32, 6, 60, 300, 600, 6000]),
             gaps in prop::collection::vec(prop_oneof![Just(0u64), 0u64..3_000_000_000], 1..300),
         ) {

@@ -1,21 +1,18 @@
-//! Levels of the services' buckets, as one process leaves them to the next: in a message of a takeover, or in a file from
-//! a stop to the next start.
+//! Levels of the services' buckets, handed from one process to the next: in a message of a takeover, or in a file
+//! between a stop and a start.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::Sender;
 use gw_shared::files;
 use serde::{Deserialize, Serialize};
 
 use super::Rate;
-use crate::control::Control;
 use crate::limits;
-use crate::mailbox::Message;
 
-/// Age beyond which a file is not used.
+/// Age beyond which a file is ignored.
 const AGE_MAX: Duration = Duration::from_hours(24);
 /// Longest file, in bytes.
 const FILE_MAX: u64 = limits::LEVELS as u64 * limits::LEVEL_BYTES as u64 + 1024;
@@ -26,7 +23,7 @@ pub(crate) struct Level {
     /// Label of the service.
     pub(crate) service: String,
     pub(crate) rate: Rate,
-    /// Time until the bucket is full, rounded up: never less than was taken.
+    /// Time until the bucket is full, rounded up.
     pub(crate) until_full_ms: u64,
 }
 
@@ -37,7 +34,7 @@ struct Stored {
     levels: Vec<Level>,
 }
 
-/// Why a file is not used.
+/// Why a file is ignored.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error(transparent)]
@@ -52,23 +49,13 @@ enum Unusable {
     TooOld(Duration),
 }
 
-/// Keeps at most [`limits::LEVELS`]: those that take longest to be full.
+/// Keeps at most [`limits::LEVELS`] levels: those with the longest time until full.
 pub(crate) fn bounded(mut levels: Vec<Level>) -> Vec<Level> {
     if levels.len() > limits::LEVELS {
         levels.select_nth_unstable_by_key(limits::LEVELS, |level| std::cmp::Reverse(level.until_full_ms));
         levels.truncate(limits::LEVELS);
     }
     levels
-}
-
-/// Asks the workers for their levels. Logs how many workers did not answer.
-pub(crate) fn of_workers(control: &Control, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
-    let levels = control.ask_workers_within(limits::LEVELS_WITHIN, question);
-    let missing = control.workers() - levels.len();
-    if missing > 0 {
-        tracing::warn!("levels of {missing} workers are missing: their limits start full");
-    }
-    levels.concat()
 }
 
 /// Removes the file after a start. Used once: after a crash the file would be out of date.
@@ -87,8 +74,8 @@ pub(crate) fn store(path: &Path, levels: Vec<Level>, now: SystemTime) -> io::Res
     files::write_private(path, &serde_json::to_vec(&stored)?)
 }
 
-/// The levels of a file as of `now`, refilled for the time since it was written. None if there is no file or it cannot be
-/// used; the log says why.
+/// Reads the levels of a file, refilled for the time since it was written until `now`. Empty if there is no file or it
+/// is unusable, which is logged.
 pub(crate) fn load(path: &Path, now: SystemTime) -> Vec<Level> {
     match read(path, now) {
         Ok(levels) => levels,
@@ -152,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_right_are_not_used() {
+    fn implausible_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("levels");
         let stopped = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
@@ -166,7 +153,7 @@ mod tests {
             assert!(matches!(read(&path, stopped), Err(Unusable::Corrupt(_))), "{text}");
             assert_eq!(load(&path, stopped), []);
         }
-        // A rate of nothing is refused where rates are read.
+        // A rate of zero is rejected when rates are parsed.
         let zero = "{\"written_at_ms\":0,\"levels\":[{\"service\":\"a\",\"rate\":{\"burst\":0,\
                     \"refill_per_minute\":1},\"until_full_ms\":1}]}";
         std::fs::write(&path, zero).unwrap();

@@ -1,6 +1,7 @@
-//! The buckets of the services that one worker owns. While one process takes over from another they are in one of the
-//! two, and requests of both are taken out of them there.
+//! Buckets of the services that one worker owns. During a takeover one of the two processes has the buckets, and
+//! requests of both are charged there.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,30 +10,28 @@ use std::time::{Duration, Instant};
 use gw_shared::runtime;
 use tokio::sync::watch;
 
-use super::{Bucket, Level};
+use super::{Bucket, Level, PredecessorCharge, SuccessorBuckets};
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::ownership::WorkerId;
-use crate::process::takeover::{Charges, Take};
 use crate::store::{Directory, Service};
-use crate::worker::Core;
 
-/// A request that was authenticated and then admitted by its service's bucket, on the service's owner.
+/// A request that was authenticated, and admitted by the bucket of its service on the owner of the service.
 pub(crate) struct Admitted(pub(crate) Authenticated);
 
-/// Bounded by the number of services: only requests of existing ones come here.
+/// Bounded by the number of services: requests of unknown services are refused before admission.
 pub(crate) struct Buckets {
     by_label: HashMap<Arc<str>, Bucket>,
     place: Place,
 }
 
-/// Where requests are taken out of buckets.
+/// The process that has the buckets.
 enum Place {
     Here,
-    /// Here, once the predecessor has told their levels.
+    /// This process, once the predecessor has sent their levels.
     Coming(watch::Sender<()>),
-    /// In the process that has taken over from this one.
-    AtSuccessor(Charges),
+    /// The process that took over from this one.
+    AtSuccessor(SuccessorBuckets),
 }
 
 impl Buckets {
@@ -48,8 +47,7 @@ impl Buckets {
         Self { by_label: HashMap::new(), place: Place::Coming(watch::Sender::new(())) }
     }
 
-    /// Takes over the levels of the services that `worker` owns. Has no effect once another process has
-    /// taken over.
+    /// Continues the levels of the services that `worker` owns. Has no effect once another process has taken over.
     pub(crate) fn take_over(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
         let ours = levels.iter().filter_map(|level| {
             let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
@@ -58,15 +56,15 @@ impl Buckets {
         });
         if !matches!(self.place, Place::AtSuccessor(_)) {
             self.by_label.extend(ours);
-            // Dropped, the sender wakes those that wait.
+            // Dropping the sender wakes the waiting requests.
             self.place = Place::Here;
         }
     }
 
-    /// Leaves the buckets to the process that takes over: the levels of those that are not full.
-    pub(crate) fn hand_over(&mut self, charges: Charges, now: Instant) -> Vec<Level> {
+    /// Leaves the buckets to the process that takes over; returns the levels of those that are not full.
+    pub(crate) fn hand_over(&mut self, successor: SuccessorBuckets, now: Instant) -> Vec<Level> {
         let levels = self.levels(now);
-        self.place = Place::AtSuccessor(charges);
+        self.place = Place::AtSuccessor(successor);
         self.by_label.clear();
         levels
     }
@@ -82,12 +80,12 @@ impl Buckets {
         filling.map(level).collect()
     }
 
-    /// Whether [`Self::admit`] decides; otherwise [`admit`] does, which may wait.
+    /// Whether [`Self::admit`] can decide. Otherwise use [`admit`], which may wait.
     pub(crate) fn are_here(&self) -> bool {
         matches!(self.place, Place::Here)
     }
 
-    /// Admits a request where the buckets are here.
+    /// Admits a request while this process has the buckets.
     pub(crate) fn admit(&mut self, request: Authenticated, now: Instant) -> Result<Admitted, Error> {
         debug_assert!(self.are_here(), "the buckets are in another process");
         self.take(&request.service, now).map_err(|retry_after| Error::RateLimited { retry_after })?;
@@ -103,54 +101,55 @@ impl Buckets {
         bucket.take(now)
     }
 
-    /// Forgets the buckets of services that are gone, and full ones: a new bucket would be no different.
+    /// Removes the buckets of deleted services, and full buckets: they are equal to new ones.
     pub(crate) fn retain(&mut self, directory: &Directory, now: Instant) {
         self.by_label.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
     }
 }
 
 /// Admits a request, wherever its bucket is.
-pub(crate) async fn admit(core: &Core, request: Authenticated) -> Result<Admitted, Error> {
-    take(core, &request.service).await?;
+pub(crate) async fn admit(buckets: &RefCell<Buckets>, request: Authenticated) -> Result<Admitted, Error> {
+    take(buckets, &request.service).await?;
     Ok(Admitted(request))
 }
 
-async fn take(core: &Core, service: &Service) -> Result<(), Error> {
+async fn take(buckets: &RefCell<Buckets>, service: &Service) -> Result<(), Error> {
     loop {
-        let (mut coming, at_successor) = match &core.buckets.borrow().place {
+        let (mut coming, at_successor) = match &buckets.borrow().place {
             Place::Here => (None, None),
             Place::Coming(levels) => (Some(levels.subscribe()), None),
-            Place::AtSuccessor(charges) => (None, Some(charges.clone())),
+            Place::AtSuccessor(successor) => (None, Some(successor.clone())),
         };
         if let Some(levels) = &mut coming {
-            // An error is the end of the wait, too.
+            // A dropped sender ends the wait, too.
             let _ = levels.changed().await;
-        } else if let Some(charges) = at_successor {
-            return charges.take(&service.label).await;
+        } else if let Some(successor) = at_successor {
+            return successor.take(&service.label).await;
         } else {
-            let taken = core.buckets.borrow_mut().take(service, Instant::now());
+            let taken = buckets.borrow_mut().take(service, Instant::now());
             return taken.map_err(|retry_after| Error::RateLimited { retry_after });
         }
     }
 }
 
-/// Takes a request of the predecessor out of its bucket.
-pub(crate) fn serve_predecessor(core: &Rc<Core>, request: Take) {
-    let Some(service) = core.directory().service(&request.service).cloned() else {
-        // Deleted: it has no bucket, and the predecessor is told that it is gone.
-        return request.answer(None);
+/// Admits a request of the predecessor by the bucket of its service.
+pub(crate) fn admit_for_predecessor(buckets: &Rc<RefCell<Buckets>>, directory: &Directory, request: PredecessorCharge) {
+    let PredecessorCharge { service, answer } = request;
+    let Some(service) = directory.service(&service).cloned() else {
+        // The service was deleted: it has no bucket, and no tunnel will take the request.
+        return answer(None);
     };
-    if core.buckets.borrow().are_here() {
-        let taken = core.buckets.borrow_mut().take(&service, Instant::now());
-        return request.answer(taken.err());
+    if buckets.borrow().are_here() {
+        let taken = buckets.borrow_mut().take(&service, Instant::now());
+        return answer(taken.err());
     }
-    let core = Rc::clone(core);
+    let buckets = Rc::clone(buckets);
     runtime::spawn(async move {
-        match take(&core, &service).await {
-            Ok(()) => request.answer(None),
-            Err(Error::RateLimited { retry_after }) => request.answer(Some(retry_after)),
-            // The predecessor sees the end of this process soon.
-            Err(_) => request.answer(Some(Duration::from_secs(1))),
+        match take(&buckets, &service).await {
+            Ok(()) => answer(None),
+            Err(Error::RateLimited { retry_after }) => answer(Some(retry_after)),
+            // The predecessor will see the end of this process.
+            Err(_) => answer(Some(Duration::from_secs(1))),
         }
     });
 }

@@ -1,7 +1,13 @@
-//! How much memory this process may use.
+//! Memory that this process may use.
 
 use std::fs;
 use std::path::Path;
+
+/// Bytes that relayed requests may hold in all unless configured: a quarter of [`limit`]. Close to it, windows shrink to
+/// [`gw_shared::tunnel::window::LEAST`]; requests without room for that are refused (503).
+pub(crate) fn default_relay_memory() -> usize {
+    limit() / 4
+}
 
 /// Bytes: the machine's, or less if a control group (cgroup v2 or v1) says so.
 pub(crate) fn limit() -> usize {

@@ -6,11 +6,11 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use futures_util::FutureExt;
 use gw_shared::id::RequestIds;
 use gw_shared::runtime::{self, Driver, DriverError};
@@ -22,20 +22,20 @@ use tokio::sync::oneshot;
 
 use crate::admin::{self, Admin};
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Desk, Errands};
-use crate::limit::levels;
+use crate::control::{self, Control, ControlError, Executor, JobQueue};
+use crate::limit::{Level, SuccessorBuckets, levels};
 use crate::limits;
-use crate::mailbox::{Message, Succeeded, mailbox};
+use crate::mailbox::mailbox;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::process::listeners::{Inherited, ListenError, Listeners};
-use crate::process::takeover::{self, Predecessor, Program, Successor, TakeoverError};
+use crate::process::takeover::{Predecessor, Program, Successor, TakeoverError};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::{LogError, RequestLog};
-use crate::telemetry::timeseries::{Recording, Series};
+use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
-use crate::tunnel::grace::Expected;
-use crate::worker::{self, Peers, Policy, Setup};
+use crate::tunnel::grace::TunnelGrace;
+use crate::worker::{self, Message, Peers, Setup, Succeeded};
 
 /// How often a drain looks whether the last request has ended: in its first second, and later.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
@@ -48,10 +48,11 @@ const ADMIN_ENDS_WITHIN: Duration = Duration::from_secs(2);
 /// A running gateway. Dropping it stops it at once; see [`Gateway::drain`].
 pub struct Gateway {
     control: Arc<Control>,
+    peers: Arc<Peers>,
     request_log: Arc<RequestLog>,
     series: Arc<Series>,
     /// Of `series`; `None` only while draining.
-    recording: Option<Recording>,
+    sampler: Option<Sampler>,
     address: SocketAddr,
     admin_address: SocketAddr,
     /// Given up in a drain.
@@ -60,9 +61,9 @@ pub struct Gateway {
     drain_within: Duration,
     levels_path: PathBuf,
     workers: Vec<JoinHandle<()>>,
-    desk: Desk,
-    /// The threads of the control plane. One ends when `desk` is closed; what waits there then can be taken on.
-    errands: Option<JoinHandle<Errands>>,
+    executor: Executor,
+    /// The threads of the control plane. One ends when `executor` is closed; what waits there then can be taken on.
+    jobs: Option<JoinHandle<JobQueue>>,
     admin: Option<AdminThread>,
     /// Of spans.
     exporter: Option<Exporter>,
@@ -117,15 +118,14 @@ impl Gateway {
         let listeners = Listeners::open(config, inherited)?;
         let address = listeners.address().map_err(ListenError::from)?;
         let admin_address = listeners.admin_address().map_err(ListenError::from)?;
-        let expected = match &mut predecessor {
-            Some(predecessor) => Expected::new(predecessor.take_store()?, Instant::now()),
-            None => Expected::default(),
+        let tunnel_grace = match &mut predecessor {
+            Some(predecessor) => TunnelGrace::new(predecessor.take_store()?, Instant::now()),
+            None => TunnelGrace::default(),
         };
 
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
-        let busy = (0..config.workers).map(|_| AtomicU32::new(0)).collect();
-        let peers = Arc::new(Peers { mailboxes, busy });
-        let control = Arc::new(Control::open(config, Arc::clone(&peers))?);
+        let peers = Peers::new(mailboxes);
+        let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
         let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
@@ -135,49 +135,53 @@ impl Gateway {
             Some(_) => None,
             None => Some(Arc::new(levels::load(&levels_path, SystemTime::now()))),
         };
-        let (desk, errands) = control::desk();
-        let expected = Arc::new(expected);
+        let (executor, jobs) = control::executor();
+        let tunnel_grace = Arc::new(tunnel_grace);
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (up, ups) = crossbeam_channel::bounded(config.workers);
-        let socket_budget = Arc::new(SocketBudget::new(limits::socket_memory(config.relay_memory), config.workers));
+        let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
+        let shared_config = Arc::new(config.clone());
         let mut workers = Vec::with_capacity(config.workers);
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
         for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
             let setup = Setup {
                 id: WorkerId(number),
-                inbox,
                 peers: Arc::clone(&peers),
                 listeners: share,
                 listeners_are_ours: listeners.are_ours,
-                region: config.region.clone(),
                 directory: Arc::clone(&directory),
                 certificates: Arc::clone(&certificates),
-                expected: Arc::clone(&expected),
+                tunnel_grace: Arc::clone(&tunnel_grace),
                 levels: levels.clone(),
-                policy: policy(config),
-                desk: desk.clone(),
+                config: Arc::clone(&shared_config),
+                executor: executor.clone(),
                 log: request_log.queue(),
                 traces: traces.clone(),
                 socket_budget: Arc::clone(&socket_budget),
                 connection_limit: connections_per_worker(descriptors, config.workers),
-                up: up.clone(),
             };
-            let driver = driver.clone();
+            let (driver, up) = (driver.clone(), up.clone());
             workers.push(spawn(format!("gw-worker-{number}"), move || {
-                if let Err(error) = worker::run(setup, &driver) {
+                if let Err(error) = worker::run(setup, inbox, up, &driver) {
                     tracing::error!(worker = number, %error, "worker did not start");
                 }
             })?);
         }
         drop(up);
         if ups.iter().count() < config.workers {
-            control.tell_workers(|| Message::Stop);
+            peers.tell_all(|| Message::Stop);
             return Err(StartError::Worker);
         }
+        let reports = {
+            let control = Arc::clone(&control);
+            move || control.reports_with_services()
+        };
+        let sampler = Sampler::start(Arc::clone(&series), reports).map_err(StartError::Thread)?;
         let mut gateway = Self {
-            recording: Some(Recording::start(Arc::clone(&series), Arc::clone(&control)).map_err(StartError::Thread)?),
+            sampler: Some(sampler),
             series,
             control,
+            peers,
             request_log,
             address,
             admin_address,
@@ -186,22 +190,22 @@ impl Gateway {
             drain_within: config.drain,
             levels_path,
             workers,
-            desk,
-            errands: None,
+            executor,
+            jobs: None,
             admin: None,
             exporter,
             predecessor: None,
             has_successor: false,
             _pressure_watch: watch_tcp_memory(&socket_budget)?,
         };
-        gateway.serve_errands(errands)?;
+        gateway.serve_jobs(jobs)?;
         gateway.serve_admin()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. With a predecessor there
         // is no file.
         levels::remove(&gateway.levels_path);
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway");
         if let Some(predecessor) = predecessor {
-            gateway.predecessor = Some(predecessor.serving(&gateway.control)?);
+            gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
         }
         Ok(gateway)
     }
@@ -234,7 +238,7 @@ impl Gateway {
         let mut successor = Successor::start(program, listeners)?;
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
-        let errands = self.pause_control_plane();
+        let jobs = self.pause_control_plane();
         let given = match successor.give_store(self.live_tunnels()) {
             Ok(()) => {
                 self.give_buckets(successor);
@@ -252,7 +256,7 @@ impl Gateway {
             tracing::error!(%error, "the store does not open again: requests are served, but nothing can be changed");
         }
         // After a success too: what waits is told to try again.
-        let resumed = errands.map_or(Ok(()), |errands| self.serve_errands(errands));
+        let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
         let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
         if let Err(error) = resumed {
             tracing::error!(%error, "the control plane does not go on");
@@ -262,39 +266,48 @@ impl Gateway {
     }
 
     /// Lets the control plane finish what it is doing and closes the store. What comes meanwhile waits.
-    fn pause_control_plane(&mut self) -> Option<Errands> {
+    fn pause_control_plane(&mut self) -> Option<JobQueue> {
         if let Some(admin) = self.admin.take() {
             admin.stop();
         }
-        self.desk.close();
-        let errands = self.errands.take().and_then(joined);
+        self.executor.close();
+        let jobs = self.jobs.take().and_then(joined);
         self.control.close_store();
-        errands
+        jobs
     }
 
     /// Has the successor admit all requests from here on, those of this process included.
     fn give_buckets(&self, successor: Successor) {
-        let (charges, asked) = takeover::charges();
-        let levels = levels::of_workers(&self.control, |levels| {
-            Message::Succeeded(Box::new(Succeeded { charges: charges.clone(), levels }))
-        });
-        if let Err(error) = successor.follow(levels, asked, &self.control) {
+        let (buckets, charges) = SuccessorBuckets::new();
+        let levels =
+            self.bucket_levels(|levels| Message::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
+        if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
             tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
-            self.control.tell_workers(|| Message::End);
+            self.peers.tell_all(|| Message::End);
         }
+    }
+
+    /// Asks the workers for the levels of their buckets. Logs how many workers did not answer.
+    fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
+        let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
+        let missing = self.workers.len() - levels.len();
+        if missing > 0 {
+            tracing::warn!("levels of {missing} workers are missing: their limits start full");
+        }
+        levels.concat()
     }
 
     /// Keeps the levels of rate limits for the next start.
     fn keep_levels(&self) {
-        let levels = levels::of_workers(&self.control, Message::ReportLevels);
+        let levels = self.bucket_levels(Message::ReportLevels);
         if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
             tracing::error!(path = %self.levels_path.display(), %error, "rate limits will start full");
         }
     }
 
-    fn serve_errands(&mut self, errands: Errands) -> Result<(), StartError> {
+    fn serve_jobs(&mut self, jobs: JobQueue) -> Result<(), StartError> {
         let control = Arc::clone(&self.control);
-        self.errands = Some(spawn("gw-errands".to_owned(), move || errands.serve(&control))?);
+        self.jobs = Some(spawn("gw-executor".to_owned(), move || jobs.serve(&control))?);
         Ok(())
     }
 
@@ -327,7 +340,7 @@ impl Gateway {
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
-        self.control.tell_workers(|| Message::Drain { successor });
+        self.peers.tell_all(|| Message::Drain { successor });
         self.listeners = None;
         self.wait_within(self.drain_within, || {
             if !successor {
@@ -339,17 +352,17 @@ impl Gateway {
             // It hears only from here what the successor says. Nothing is ever sent: this is the wait for its end.
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
-        self.control.tell_workers(|| Message::End);
+        self.peers.tell_all(|| Message::End);
         self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
         if !successor {
             self.keep_levels();
         }
         // While the workers still answer: what happened last is in it.
-        if let Some(recording) = self.recording.take() {
-            recording.stop();
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
         }
-        self.control.tell_workers(|| Message::Stop);
-        self.desk.close();
+        self.peers.tell_all(|| Message::Stop);
+        self.executor.close();
         if let Some(admin) = self.admin.take() {
             admin.stop();
         }
@@ -359,15 +372,15 @@ impl Gateway {
         if let Some(exporter) = self.exporter.take() {
             exporter.stop(limits::SPANS_END);
         }
-        self.errands.take().map(joined);
+        self.jobs.take().map(joined);
         self.request_log.close();
     }
 
     /// Once no request runs on any worker, ends the connections without one: nothing else is left to wait for.
     fn end_quiet_connections(&self) {
-        let quiet = self.control.ask_workers(Message::ReportQuiet);
+        let quiet = self.peers.ask_all(Message::ReportQuiet);
         if quiet.len() == self.control.workers() && !quiet.contains(&false) {
-            self.control.tell_workers(|| Message::EndQuiet);
+            self.peers.tell_all(|| Message::EndQuiet);
         }
     }
 
@@ -400,8 +413,8 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.control.tell_workers(|| Message::Stop);
-        self.desk.close();
+        self.peers.tell_all(|| Message::Stop);
+        self.executor.close();
     }
 }
 
@@ -555,21 +568,6 @@ fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<(
     });
     if let Err(error) = served {
         tracing::error!(%error, "the admin listener ended");
-    }
-}
-
-pub(crate) fn policy(config: &Config) -> Policy {
-    Policy {
-        hand_over: config.hand_over,
-        trusted_proxies: config.trusted_proxies.clone(),
-        agent_mtls: config.agent_mtls,
-        token_lifetime: config.token_lifetime,
-        relay_memory: (config.relay_memory / config.workers.max(1)).max(limits::RELAY_MEMORY_LEAST),
-        token_requests: config.token_requests,
-        enrollment_requests: config.enrollment_requests,
-        auth_failures: config.auth_failures,
-        new_connections: config.new_connections,
-        connections_per_address: config.connections_per_address,
     }
 }
 

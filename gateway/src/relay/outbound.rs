@@ -1,4 +1,4 @@
-//! The request as the agent gets it.
+//! The request head as the agent receives it.
 
 use bytes::Bytes;
 use gw_shared::http::fields::{
@@ -15,21 +15,21 @@ use http::{Method, Request};
 use crate::client_address::Peer;
 use crate::error::{Error, request_id_value};
 
-/// Fields that a request gets here, at most: four of where it came from, its id, its trace.
+/// Fields that a request gets here, at most: four about its origin, its id, its trace.
 const ADDED_FIELDS: usize = 6;
 
-/// What ends at this hop is gone, what we add is there (RFC 9110 §7.6).
+/// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6).
 pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<Request<()>, Error> {
     let RequestHead { method, target, authority, version, headers, framing, upgrade, .. } = request;
-    // The authority has the value of Host. Fields of the gateway are its credentials, or forged.
-    // X-Forwarded-* and X-Gw-Request-Id are set below in their place. A name with `_` in place of `-` is another field
-    // to `insert`.
+    // Removed: `Host` (the authority has its value), fields of the gateway (credentials or forged), and names that a
+    // backend may read as forwarding fields because they have `_` in place of `-`. X-Forwarded-* and X-Gw-Request-Id
+    // are set below in their place.
     let is_forged = |name: &HeaderName| {
         fields::is_own(name) && *name != X_GW_REQUEST_ID || name.as_str().contains('_') && fields::is_forwarding(name)
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
     let mut headers = fields::end_to_end(headers, ends_here, ADDED_FIELDS);
-    // Nothing that follows a request to switch protocols is a body of it.
+    // Bytes after an upgrade request are not its body.
     set_content_length(&mut headers, if upgrade.is_some() { Framing::None } else { framing });
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {
@@ -64,7 +64,7 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
     Ok(outbound)
 }
 
-/// Appends to a comma-separated field, keeping what earlier hops wrote in front.
+/// Appends to a comma-separated field and keeps the values of earlier hops in front.
 fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
     if !headers.contains_key(&name) {
         headers.insert(name, value);

@@ -1,94 +1,76 @@
-//! Requests that were kept, relayed again: the way of every other, but that an administrator stands in for the caller.
+//! Replays of captured requests: relayed as any other request, with an administrator in place of the caller.
 
-use std::net::IpAddr;
 use std::rc::Rc;
 
 use bytes::Bytes;
 use gw_shared::http::{Framing, Part, RequestHead, Version};
 use gw_shared::id::RequestId;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use http::uri::{Authority, PathAndQuery};
-use http::{Method, Response};
+use http::Response;
+use http::header::{self, HeaderMap, HeaderValue};
 use tokio::sync::oneshot;
 
-use super::{Exchange, find, refuse, set_out, stream};
+use super::Relay;
+use super::stream::stream;
 use crate::auth::Authenticated;
 use crate::client_address::Peer;
-use crate::downstream::{BodyError, CallerGone, RequestBody, ResponseSink};
+use crate::control::{REPLAY_FRAMING, Replay};
 use crate::error::Error;
-use crate::request_scope::Journey;
-use crate::upstream::ResponseHead;
-use crate::worker::Core;
+use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink};
+use crate::request_scope::{RequestScope, Stage, refuse};
+use crate::upstream::UpstreamRequest;
 
-/// Fields of a replayed request that follow from its body, whatever was kept.
-pub(crate) const REPLAY_FRAMING: [HeaderName; 3] = [header::EXPECT, header::TRANSFER_ENCODING, header::CONTENT_LENGTH];
-
-/// What to send, for whom.
-pub(crate) struct Replay {
-    pub(crate) original: RequestId,
-    /// Label of the service, and the host that is asked for it.
-    pub(crate) label: String,
-    pub(crate) hostname: Authority,
-    pub(crate) method: Method,
-    pub(crate) target: PathAndQuery,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    /// Who sent the original.
-    pub(crate) caller: IpAddr,
-    /// Told the id of the new request once that has ended. Who no longer waits for it has left, as a caller can.
-    pub(crate) reply: oneshot::Sender<RequestId>,
-}
-
-/// Relays it. The response goes to the log, and nowhere else.
-pub(crate) async fn replay(core: Rc<Core>, replay: Replay) {
-    let Replay { original, label, hostname, method, target, mut headers, body, caller, mut reply } = replay;
-    for name in REPLAY_FRAMING {
-        headers.remove(name);
+impl Relay {
+    /// Relays a captured request. The response is recorded and then dropped.
+    pub(crate) async fn replay(self: Rc<Self>, replay: Replay) {
+        let Replay { original, label, hostname, method, target, mut headers, body, caller, mut reply } = replay;
+        for name in REPLAY_FRAMING {
+            headers.remove(name);
+        }
+        if !body.is_empty() {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        }
+        let framing = if body.is_empty() { Framing::None } else { Framing::Length(body.len() as u64) };
+        let mut captured = CapturedBody { rest: Some(body), reply: &mut reply };
+        let request = RequestHead {
+            method,
+            target,
+            authority: hostname,
+            version: Version::Http11,
+            headers,
+            framing,
+            keep_alive: true,
+            expects_continue: false,
+            upgrade: None,
+        };
+        let scope = RequestScope::begin_replay(&self.observers, &request, original, caller);
+        let id = scope.id;
+        let outcome = match self.open_replay(&scope, &label, request) {
+            Ok(request) => stream(&scope, request, &mut captured, &mut Discard::default()).await,
+            Err(error) => refuse(&scope, &error, &mut Discard::default()).await,
+        };
+        scope.account(outcome);
+        drop(scope);
+        self.observers.recorder.borrow_mut().flush();
+        // Fails when the administrator has left.
+        let _ = reply.send(id);
     }
-    if !body.is_empty() {
-        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+
+    fn open_replay(&self, scope: &RequestScope, label: &str, request: RequestHead) -> Result<UpstreamRequest, Error> {
+        let directory = self.directory.get();
+        let service = self.find(scope, &directory, label, &request)?;
+        let authenticated = Authenticated::administrator(service);
+        scope.note(Stage::Authenticated(Some(&authenticated.by)));
+        self.admit_and_open(scope, authenticated, request, &Peer::new(scope.client, None))
     }
-    let framing = if body.is_empty() { Framing::None } else { Framing::Length(body.len() as u64) };
-    let mut kept = Kept { rest: Some(body), reply: &mut reply };
-    let request = RequestHead {
-        method,
-        target,
-        authority: hostname,
-        version: Version::Http11,
-        headers,
-        framing,
-        keep_alive: true,
-        expects_continue: false,
-        upgrade: None,
-    };
-    let journey = Journey::again(&core, &request, original, caller);
-    let id = journey.id;
-    let outcome = match open(&journey, &label, request) {
-        Ok(exchange) => stream(&journey, exchange, &mut kept, &mut Discard::default()).await,
-        Err(error) => refuse(&journey, &error, &mut Discard::default()).await,
-    };
-    journey.ends(outcome);
-    drop(journey);
-    core.recorder.borrow_mut().flush();
-    // Whoever asked may have left.
-    let _ = reply.send(id);
 }
 
-fn open(journey: &Journey, label: &str, request: RequestHead) -> Result<Exchange, Error> {
-    let directory = journey.core.directory();
-    let service = find(journey, &directory, label, &request)?;
-    let authenticated = Authenticated::administrator(service);
-    journey.authenticated(Some(&authenticated.by));
-    set_out(journey, authenticated, request, &Peer::new(journey.client, None))
-}
-
-/// A body that is here already, of somebody who waits.
-struct Kept<'a> {
+/// A captured body. Its caller is gone once the receiver of `reply` is dropped.
+struct CapturedBody<'a> {
     rest: Option<Bytes>,
     reply: &'a mut oneshot::Sender<RequestId>,
 }
 
-impl RequestBody for Kept<'_> {
+impl RequestBody for CapturedBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         Ok(self.rest.take().filter(|body| !body.is_empty()).map_or(Part::End, Part::Data))
     }
@@ -105,7 +87,7 @@ impl RequestBody for Kept<'_> {
     fn switch_protocols(&mut self) {}
 }
 
-/// Takes a response and shows it nobody.
+/// Drops a response.
 #[derive(Default)]
 struct Discard {
     begun: bool,

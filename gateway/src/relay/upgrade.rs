@@ -1,44 +1,46 @@
-//! Requests to switch to another protocol (RFC 9110 §7.8, RFC 8441).
+//! Upgrade requests (RFC 9110 §7.8, RFC 8441).
 
 use std::cell::Cell;
 
 use futures_util::future::{Either, select};
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::Version;
 
-use super::{Ended, Outcome, conclude, pass_on, receive_body, receive_head, refuse};
-use crate::downstream::{CallerGone, RequestBody, ResponseSink};
+use super::stream::{Ended, conclude, pass_on, receive_body, receive_head};
 use crate::error::Error;
-use crate::request_scope::Journey;
-use crate::upstream::{Exchange, Upload};
+use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseSink};
+use crate::request_scope::{RequestScope, refuse};
+use crate::upstream::{Upload, UpstreamRequest};
 
-/// Relays the request. If the backend agrees, both halves are carried until
-/// each has ended: one may end long before the other.
-pub(super) async fn switch(
-    journey: &Journey,
-    exchange: Exchange,
+/// Carries an upgrade request. If the backend switches, carries both directions until each has ended; one may end long
+/// before the other.
+pub(super) async fn stream_upgrade(
+    scope: &RequestScope,
+    request: UpstreamRequest,
     version: Version,
     body: &mut impl RequestBody,
     response: &mut impl ResponseSink,
 ) -> Outcome {
-    let Exchange { mut upload, response: pending } = exchange;
+    let UpstreamRequest { mut upload, response: pending } = request;
     let received = {
-        let head = std::pin::pin!(receive_head(journey, pending, response));
+        let head = std::pin::pin!(receive_head(scope, pending, response));
         match select(head, std::pin::pin!(body.gone())).await {
             Either::Left((received, _)) => received,
             Either::Right((CallerGone, _)) => return Outcome::CallerGone,
         }
     };
-    // Counts among the requests in flight as long as it is kept: until both halves have ended.
+    // `download` counts as a request in flight until both directions have ended.
     let (head, mut download) = match received {
         Ok(received) => received,
-        Err(ended) => return conclude(journey, ended, response).await,
+        Err(ended) => return conclude(scope, ended, response).await,
     };
     let switched = head.upgrade.is_some();
     if !switched && version == Version::Http2 && head.status.is_success() {
         drop(download);
-        // To a caller of HTTP/2 it would mean that the backend has switched (RFC 8441 §5).
-        let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
-        return refuse(journey, &error, response).await;
+        // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
+        let error =
+            Error::from_agent(Some(AgentErrorCode::BackendInvalidResponse), "the backend did not switch protocols");
+        return refuse(scope, &error, response).await;
     }
     if response.head(head).await.is_err() {
         return Outcome::CallerGone;
@@ -46,15 +48,15 @@ pub(super) async fn switch(
     if switched {
         body.switch_protocols();
     } else {
-        // An ordinary response: nothing more will be sent.
+        // An ordinary response: the request has no more data.
         let _ = upload.finish(None).await;
         upload = Upload::None;
     }
     let (received, passed_on) = (Cell::new(false), Cell::new(false));
     let ended = {
-        let down = std::pin::pin!(receive_body(journey, &mut download, response));
+        let down = std::pin::pin!(receive_body(scope, &mut download, response));
         let up = std::pin::pin!(async {
-            if pass_on(journey, body, upload).await.is_err() {
+            if pass_on(scope, body, upload).await.is_err() {
                 return Ended::CallerGone;
             }
             passed_on.set(true);
@@ -72,5 +74,5 @@ pub(super) async fn switch(
             Either::Left((ended, _)) | Either::Right((ended, _)) => ended,
         }
     };
-    conclude(journey, ended, response).await
+    conclude(scope, ended, response).await
 }

@@ -6,21 +6,19 @@ use std::sync::Arc;
 use gw_shared::id::{AccountId, AgentId, ClientId, KeyId, ServiceId, SigningKeyId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 
-use super::{Grant, Modes, Records};
-use crate::auth::jwt;
+use super::signing_key::{self, SigningKey};
+use super::{Modes, Records, SecretAccess};
 use crate::clock::Timestamp;
 use crate::hostname::{Region, tenant_label};
-use crate::limit::Rate;
 use crate::ownership::{self, WorkerId};
+use crate::rate::Rate;
 
-pub use crate::auth::jwt::SigningKey;
-
-/// What admission needs to know, indexed the way it asks.
+/// The data that admission needs, indexed for its lookups.
 #[derive(Default)]
 pub struct Directory {
     services: HashMap<Arc<str>, Arc<Service>>,
-    service_keys: HashMap<KeyId, Grant>,
-    credentials: HashMap<ClientId, Grant>,
+    service_keys: HashMap<KeyId, SecretAccess>,
+    credentials: HashMap<ClientId, SecretAccess>,
     agents: HashMap<AgentId, Agent>,
     signing_keys: HashMap<SigningKeyId, SigningKey>,
     jwks: bytes::Bytes,
@@ -28,12 +26,12 @@ pub struct Directory {
 
 #[derive(Debug)]
 pub struct Service {
-    /// `{account}--{service}`: the first label of the hostname, and the name by which workers know the service.
+    /// `{account}--{service}`: the first label of the hostname, and the name of the service within workers.
     pub label: Arc<str>,
     pub hostname: String,
-    /// `aud` of its tokens: `https://{hostname}`, never with a port.
+    /// `aud` of the service's tokens: `https://{hostname}`, never with a port.
     pub audience: String,
-    /// The worker that holds this service's bucket and tunnels.
+    /// The worker that holds the bucket and the tunnels of this service.
     pub owner: WorkerId,
     pub account: AccountId,
     pub id: ServiceId,
@@ -44,7 +42,7 @@ pub struct Service {
     pub captures: Captures,
 }
 
-/// Which messages are kept with the log.
+/// Which bodies are captured in the request log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Captures {
     pub requests: bool,
@@ -56,13 +54,13 @@ pub struct Agent {
     pub account: AccountId,
     pub services: BTreeSet<ServiceId>,
     pub status: EnrollmentStatus,
-    /// When its newest certificate expires; `None` while it has none.
+    /// Expiry of the newest certificate; `None` while there is none.
     pub certificate_not_after: Option<Timestamp>,
 }
 
 impl Directory {
-    /// Indexes `records` for `workers` workers. Services whose hostname DNS has no room for cannot be reached and are
-    /// left out; the control plane does not take them in the first place.
+    /// Indexes `records` for `workers` workers. Omits services whose hostname is too long for DNS; the control plane
+    /// refuses to create them.
     pub fn new(records: &Records, region: &Region, workers: usize) -> Self {
         let services = records.services.values().filter_map(|record| {
             let label: Arc<str> = tenant_label(&record.account, &record.id)?.into();
@@ -87,8 +85,8 @@ impl Directory {
             };
             Some((label, Arc::new(service)))
         });
-        let service_keys = records.service_keys.values().map(|record| (record.id.clone(), record.grant.clone()));
-        let credentials = records.credentials.values().map(|record| (record.id.clone(), record.grant.clone()));
+        let service_keys = records.service_keys.values().map(|record| (record.id.clone(), record.access.clone()));
+        let credentials = records.credentials.values().map(|record| (record.id.clone(), record.access.clone()));
         let agents = records.agents.values().map(|record| {
             let agent = Agent {
                 account: record.account.clone(),
@@ -105,7 +103,7 @@ impl Directory {
             credentials: credentials.collect(),
             agents: agents.collect(),
             signing_keys: signing_keys.map(|key| (key.id.clone(), key)).collect(),
-            jwks: jwt::key_set(records.signing_keys.values()),
+            jwks: signing_key::key_set(records.signing_keys.values()),
         }
     }
 
@@ -113,11 +111,11 @@ impl Directory {
         self.services.get(label)
     }
 
-    pub fn service_key(&self, id: &str) -> Option<(&KeyId, &Grant)> {
+    pub fn service_key(&self, id: &str) -> Option<(&KeyId, &SecretAccess)> {
         self.service_keys.get_key_value(id)
     }
 
-    pub fn credential(&self, id: &str) -> Option<(&ClientId, &Grant)> {
+    pub fn credential(&self, id: &str) -> Option<(&ClientId, &SecretAccess)> {
         self.credentials.get_key_value(id)
     }
 
@@ -125,7 +123,7 @@ impl Directory {
         self.agents.get(id)
     }
 
-    /// Hostnames of what an agent serves.
+    /// Hostnames of the services of an agent.
     pub fn hostnames(&self, agent: &Agent) -> Vec<String> {
         let label = |service| tenant_label(&agent.account, service);
         let services = agent.services.iter().filter_map(|service| self.service(&label(service)?));
@@ -136,7 +134,7 @@ impl Directory {
         self.signing_keys.get(id)
     }
 
-    /// The key that signs at `now`: of those that may, the latest. If none may yet, because the clock was set back, the
+    /// The latest of the keys that may sign at `now`. If none may sign yet, because the clock was set back, the
     /// earliest.
     pub fn active_signing_key(&self, now: Timestamp) -> Option<&SigningKey> {
         let order = |key: &&SigningKey| (key.active_from, key.id.clone());
@@ -144,28 +142,28 @@ impl Directory {
         active.or_else(|| self.signing_keys.values().min_by_key(order))
     }
 
-    /// The public keys as a JWK Set (RFC 7517 §5), JSON.
+    /// The public keys as JSON of a JWK Set (RFC 7517 §5).
     pub fn jwks(&self) -> &bytes::Bytes {
         &self.jwks
     }
 }
 
-impl Grant {
-    /// Whether its holder may use `service` now.
-    pub(crate) fn opens(&self, service: &Service) -> bool {
+impl SecretAccess {
+    /// Whether the secret gives access to `service`.
+    pub(crate) fn permits(&self, service: &Service) -> bool {
         self.enabled && self.account == service.account && self.allowed_services.contains(&service.id)
     }
 }
 
 impl Agent {
-    /// Whether this agent may serve `service` now.
+    /// Whether this agent may serve `service`.
     pub fn may_serve(&self, service: &Service) -> bool {
         self.status == EnrollmentStatus::Approved
             && self.account == service.account
             && self.services.contains(&service.id)
     }
 
-    /// Whether its newest certificate has expired.
+    /// Whether the newest certificate has expired.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.certificate_not_after.is_some_and(|not_after| not_after <= now)
     }

@@ -1,65 +1,63 @@
-//! What is kept, and where: an interface, with SQLite as its first implementation, and the snapshots that workers read
-//! instead of a database.
+//! Storage of the records: an interface with one implementation on SQLite, and the directory snapshots that workers
+//! read instead of a database.
 
 mod directory;
 mod records;
+mod signing_key;
 mod sqlite;
+
+use std::borrow::Cow;
 
 use gw_shared::id::AccountId;
 
-pub use directory::{Agent, Captures, Directory, Service, SigningKey};
+pub use directory::{Agent, Captures, Directory, Service};
 pub use records::{
-    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Grant, Modes,
-    PublicKeyHash, Record, RecordId, Records, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
+    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
+    PublicKeyHash, Record, RecordId, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
 };
+pub use signing_key::SigningKey;
 pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
 
-/// Where records are kept.
+/// Durable storage of records and of the audit log.
 pub trait Store: Send {
-    /// Everything, in one consistent reading.
+    /// Loads all records in one consistent read.
     fn load(&self) -> Result<Records, StoreError>;
-    /// Takes all steps and appends the entry to the audit log. Either all of it takes effect, and then survives a
-    /// crash, or none.
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction.
     fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError>;
-    /// Entries of the audit log, the newest first.
+    /// Returns entries of the audit log, the newest first.
     fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
 }
 
-/// Who changed what, when.
+/// An entry of the audit log: one change or one read of captured data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditEntry {
     pub at: Timestamp,
     /// `admin`, `gateway`, `agent ag_…`, `enrollment-token …`.
     pub actor: String,
     /// For example `service.create`.
-    pub action: &'static str,
-    /// The account it belongs to, if any.
+    pub action: Cow<'static, str>,
+    /// The account that the target belongs to, if any.
     pub account: Option<AccountId>,
-    /// Identity of what was changed.
+    /// Identity of the changed record.
     pub target: String,
-    /// What it was changed to, as the administration API would show it. No secrets.
+    /// The requested change, as JSON of the administration API. Contains no secrets.
     pub detail: serde_json::Value,
 }
 
-/// An entry as it is kept. Numbers grow.
+/// A stored entry with its number. Later entries have higher numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumberedEntry {
     pub number: i64,
-    pub at: Timestamp,
-    pub actor: String,
-    pub action: String,
-    pub account: Option<String>,
-    pub target: String,
-    pub detail: serde_json::Value,
+    pub entry: AuditEntry,
 }
 
-/// Which entries.
+/// Selects entries of the audit log.
 #[derive(Debug, Clone)]
 pub struct AuditQuery {
     pub account: Option<String>,
-    /// Entries before this one.
+    /// Only entries with a lower number.
     pub before: Option<i64>,
     pub limit: usize,
 }

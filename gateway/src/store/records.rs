@@ -1,5 +1,4 @@
-//! What is kept, and the whole of it in memory. Records say how things are; what may change and how is the control
-//! plane's to decide.
+//! The records and the collection of all records in memory. The control plane checks changes; records only hold data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +8,12 @@ use gw_shared::identity::secret::{Secret, SecretHash};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
-use crate::limit::Rate;
+use crate::rate::Rate;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountRecord {
     pub id: AccountId,
-    /// The plan includes keeping bodies: services that are set to do.
+    /// The plan of the account includes the capture of bodies.
     #[serde(default)]
     pub capture_allowed: bool,
     pub created_at: Timestamp,
@@ -44,11 +43,11 @@ pub struct ServiceRecord {
     pub created_at: Timestamp,
 }
 
-/// What a secret opens: the part that credentials and service keys have in common.
+/// The access that a secret gives: the common part of credentials and service keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Grant {
+pub struct SecretAccess {
     pub account: AccountId,
-    /// What people call it; no two of one kind in one account have the same.
+    /// Display name; unique among the records of one kind in an account.
     #[serde(default)]
     pub name: Option<String>,
     pub secret: SecretHash,
@@ -63,7 +62,7 @@ pub struct Grant {
 pub struct CredentialRecord {
     pub id: ClientId,
     #[serde(flatten)]
-    pub grant: Grant,
+    pub access: SecretAccess,
 }
 
 /// A key that callers send with each request.
@@ -71,7 +70,7 @@ pub struct CredentialRecord {
 pub struct ServiceKeyRecord {
     pub id: KeyId,
     #[serde(flatten)]
-    pub grant: Grant,
+    pub access: SecretAccess,
 }
 
 /// Whether an agent that enrolls has to wait for an administrator.
@@ -93,7 +92,7 @@ pub struct EnrollmentTokenRecord {
     pub approval: Approval,
     pub created_at: Timestamp,
     pub expires_at: Timestamp,
-    /// The agent that used it.
+    /// The agent that used the token.
     pub used_by: Option<AgentId>,
 }
 
@@ -104,19 +103,19 @@ pub struct AgentRecord {
     pub name: String,
     pub services: BTreeSet<ServiceId>,
     pub status: EnrollmentStatus,
-    /// As it said when it enrolled.
+    /// The version that the agent reported at enrollment.
     #[serde(default)]
     pub version: Option<String>,
-    /// Until its first certificate, and for a while after, should the reply have been lost.
+    /// Present until the first certificate, and for some time after it in case the reply is lost.
     #[serde(default)]
     pub enrollment: Option<EnrollmentRecord>,
-    /// Of the newest certificate.
+    /// Key of the newest certificate.
     #[serde(default)]
     pub key: Option<PublicKeyHash>,
-    /// Of the certificate before it: an agent that never got the newest still has this one.
+    /// Key of the previous certificate: an agent that never received the newest certificate still uses it.
     #[serde(default)]
     pub previous_key: Option<PublicKeyHash>,
-    /// When the newest certificate expires.
+    /// Expiry of the newest certificate.
     #[serde(default)]
     pub certificate_not_after: Option<Timestamp>,
     #[serde(default)]
@@ -127,11 +126,11 @@ pub struct AgentRecord {
 pub struct EnrollmentRecord {
     pub id: EnrollmentId,
     pub secret: SecretHash,
-    /// From then on the enrollment secret opens nothing.
+    /// Time from which the enrollment secret is refused.
     pub expires_at: Timestamp,
 }
 
-/// SHA-256 of a public key's SubjectPublicKeyInfo: enough to know it again.
+/// SHA-256 of a public key's SubjectPublicKeyInfo, used to recognise the key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PublicKeyHash(String);
@@ -144,11 +143,11 @@ impl PublicKeyHash {
     }
 }
 
-/// A key that signs access tokens. One signs from its `active_from` to that of the next.
+/// A key that signs access tokens, from its `active_from` to that of the next key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SigningKeyRecord {
     pub id: SigningKeyId,
-    /// Ed25519, PKCS #8, base64url. As secret as the authority's key beside it in the data folder.
+    /// Ed25519, PKCS #8, base64url. As sensitive as the authority's key in the data folder.
     #[serde(with = "gw_shared::identity::secret::revealed")]
     pub private_key: Secret,
     /// Ed25519, 32 bytes as base64url: `x` of the JWK (RFC 8037).
@@ -170,7 +169,7 @@ pub enum Record {
     SigningKey(SigningKeyRecord),
 }
 
-/// Which record.
+/// The identity of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordId {
     Account(AccountId),

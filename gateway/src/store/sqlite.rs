@@ -1,16 +1,19 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 use serde::de::DeserializeOwned;
 
 use super::{AuditEntry, AuditQuery, NumberedEntry, Record, RecordId, Records, Step, Store, StoreError};
 use crate::clock::Timestamp;
 
-/// Each entry brings a database from the schema numbered by its index to the next. Append only.
+/// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only.
 const MIGRATIONS: &[&str] = &[
     "
     CREATE TABLE accounts (id TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
@@ -86,12 +89,13 @@ const MIGRATIONS: &[&str] = &[
 pub struct SqliteStore(Connection);
 
 impl SqliteStore {
-    /// Opens or creates the database at `path` (mode 0600) and brings its schema up to date.
+    /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        // SQLite gives the files beside it the same permissions.
+        // SQLite gives its other files the same permissions.
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let connection = Connection::open(path)?;
-        // Also keeps the log's index in memory instead of a mapped file, which a full disk could take away under us.
+        // Also keeps the index of the log in memory instead of in a memory-mapped file, where a full disk would cause
+        // SIGBUS.
         connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
         connection.pragma_update(None, "journal_mode", "WAL").map_err(|error| match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::InUse,
@@ -178,21 +182,26 @@ impl Store for SqliteStore {
         let mut entries = Vec::new();
         while let Some(row) = rows.next()? {
             let detail: String = row.get(6)?;
-            entries.push(NumberedEntry {
-                number: row.get(0)?,
+            let account: Option<String> = row.get(4)?;
+            let entry = AuditEntry {
                 at: Timestamp(row.get(1)?),
                 actor: row.get(2)?,
-                action: row.get(3)?,
-                account: row.get(4)?,
+                action: Cow::Owned(row.get(3)?),
+                account: account.map(|id| AccountId::new(&id)).transpose().map_err(corrupt)?,
                 target: row.get(5)?,
-                detail: serde_json::from_str(&detail).map_err(|error| StoreError::Corrupt(error.to_string()))?,
-            });
+                detail: serde_json::from_str(&detail).map_err(corrupt)?,
+            };
+            entries.push(NumberedEntry { number: row.get(0)?, entry });
         }
         Ok(entries)
     }
 }
 
-/// `kind` and `id` of a record's row.
+fn corrupt(error: impl fmt::Display) -> StoreError {
+    StoreError::Corrupt(error.to_string())
+}
+
+/// The columns `kind` and `id` of a record.
 fn key(id: &RecordId) -> (&'static str, String) {
     match id {
         RecordId::Account(id) => ("account", id.to_string()),
@@ -215,7 +224,7 @@ fn document(record: &Record) -> Result<String, StoreError> {
         Record::Agent(record) => serde_json::to_string(record),
         Record::SigningKey(record) => serde_json::to_string(record),
     }
-    .map_err(|error| StoreError::Corrupt(error.to_string()))
+    .map_err(corrupt)
 }
 
 fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
@@ -238,32 +247,30 @@ fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use gw_shared::id::{
-        AccountId, AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId,
-    };
+    use gw_shared::id::{AgentId, ClientId, EnrollmentId, EnrollmentTokenId, KeyId, ServiceId, SigningKeyId};
     use gw_shared::identity::enrollment::EnrollmentStatus;
     use gw_shared::identity::secret::{Secret, SecretHash};
 
     use super::super::*;
     use super::*;
-    use crate::limit::Rate;
+    use crate::rate::Rate;
 
     fn entry(action: &'static str) -> AuditEntry {
         AuditEntry {
             at: Timestamp(7),
             actor: "admin".into(),
-            action,
+            action: action.into(),
             account: Some(AccountId::new("acme").unwrap()),
             target: "x".into(),
             detail: serde_json::json!({"a": [1, "it's"]}),
         }
     }
 
-    /// One of each kind.
+    /// One record of each kind.
     fn samples() -> Vec<Record> {
         let account = AccountId::new("acme").unwrap();
         let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
-        let grant = Grant {
+        let access = SecretAccess {
             account: account.clone(),
             name: Some("it's \"mine\"".into()),
             secret: SecretHash::of("x"),
@@ -284,8 +291,8 @@ mod tests {
                 capture_response_body: true,
                 created_at: Timestamp(2),
             }),
-            Record::Credential(CredentialRecord { id: ClientId::random(), grant: grant.clone() }),
-            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), grant }),
+            Record::Credential(CredentialRecord { id: ClientId::random(), access: access.clone() }),
+            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), access }),
             Record::EnrollmentToken(EnrollmentTokenRecord {
                 id: EnrollmentTokenId::random(),
                 account: account.clone(),
@@ -323,7 +330,7 @@ mod tests {
         ]
     }
 
-    /// All that a store holds, in a form that can be compared, secrets included.
+    /// All records of a store as comparable text, secrets included.
     fn contents(store: &SqliteStore) -> Vec<String> {
         let records = store.load().unwrap();
         let mut all: Vec<Record> = Vec::new();
@@ -358,9 +365,12 @@ mod tests {
         let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
         store.commit(&deletes, &entry("third")).unwrap();
         assert_eq!(contents(&store), Vec::<String>::new());
-        let actions: Vec<String> = store.audit_log(&all()).unwrap().into_iter().map(|entry| entry.action).collect();
+        let actions: Vec<_> = store.audit_log(&all()).unwrap().into_iter().map(|row| row.entry.action).collect();
         assert_eq!(actions, ["third", "second", "first"]);
-        assert_eq!(store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].detail, entry("").detail);
+        assert_eq!(
+            store.audit_log(&AuditQuery { before: Some(2), ..all() }).unwrap()[0].entry.detail,
+            entry("").detail
+        );
         assert!(store.audit_log(&AuditQuery { account: Some("other".to_owned()), ..all() }).unwrap().is_empty());
     }
 
@@ -402,8 +412,8 @@ mod tests {
             (service.rate, service.modes),
             (Rate::new(10, 20).unwrap(), Modes { jwt: true, service_key: false })
         );
-        let grant = &records.service_keys[&key].grant;
-        assert_eq!((grant.enabled, grant.allowed_services.len(), grant.secret.as_bytes()), (true, 2, &[0; 32][..]));
+        let access = &records.service_keys[&key].access;
+        assert_eq!((access.enabled, access.allowed_services.len(), access.secret.as_bytes()), (true, 2, &[0; 32][..]));
         assert_eq!(records.agents[&agent].status, EnrollmentStatus::Revoked);
         assert_eq!(records.accounts.len(), 1);
     }

@@ -20,24 +20,24 @@ use crate::config::Config;
 use crate::control;
 use crate::hostname::Region;
 use crate::limits;
-use crate::mailbox::{Mailbox, Message, mailbox};
+use crate::mailbox::{Mailbox, mailbox};
 use crate::memory::sockets::SocketBudget;
 use crate::ownership::WorkerId;
-use crate::pipe::{self, Frame};
-use crate::process::server::policy;
+use crate::pipe;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::telemetry::counters::services::{Sample, Services};
 use crate::telemetry::request_log::LogQueue;
 use crate::tls::ServerConfigs;
-use crate::worker::{self, Peers, Setup};
+use crate::upstream::Frame;
+use crate::worker::{self, Message, Peers, Setup};
 
 /// Longest wait for a worker: only one that has ended takes longer.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// A worker of the product without services or connections, on a thread of its own.
 pub struct IdleWorker {
-    mailbox: Mailbox,
+    mailbox: Mailbox<Message>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
@@ -46,30 +46,25 @@ impl IdleWorker {
     pub fn start(id: usize) -> io::Result<Self> {
         let driver = Driver::choose().map_err(io::Error::other)?;
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
-        let peers = Peers {
-            mailboxes: vec![mailbox.clone(); id + 1],
-            busy: std::iter::repeat_with(Default::default).take(id + 1).collect(),
-        };
+        let peers = Peers::new(vec![mailbox.clone(); id + 1]);
         let setup = Setup {
             id: WorkerId(id),
-            inbox,
-            peers: Arc::new(peers),
+            peers,
             listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
             listeners_are_ours: true,
-            region: Region::new("bench", "localhost"),
             directory: Arc::default(),
             certificates: Arc::new(no_certificates()?),
-            expected: Arc::default(),
+            tunnel_grace: Arc::default(),
             levels: Some(Arc::default()),
-            policy: policy(&Config::new(Region::new("bench", "localhost"), "unused".into())),
-            desk: control::desk().0,
+            config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
+            executor: control::executor().0,
             log: LogQueue::to_nowhere(),
             traces: None,
-            up: crossbeam_channel::bounded(1).0,
             socket_budget: Arc::new(SocketBudget::new(usize::MAX, 1)),
             connection_limit: 1,
         };
-        let thread = std::thread::Builder::new().spawn(move || worker::run(setup, &driver))?;
+        let thread = std::thread::Builder::new()
+            .spawn(move || worker::run(setup, inbox, crossbeam_channel::bounded(1).0, &driver))?;
         Ok(Self { mailbox, thread: Some(thread) })
     }
 
@@ -95,9 +90,9 @@ impl IdleWorker {
     where
         F: Future<Output = ()> + 'static,
     {
-        let errand = Errand(Mutex::new(Some(Box::new(move || runtime::spawn(task())))));
-        let (sender, mut receiver) = pipe::pipe(&self.mailbox, &self.mailbox);
-        let waker = Waker::from(Arc::new(errand));
+        let job = Job(Mutex::new(Some(Box::new(move || runtime::spawn(task())))));
+        let (sender, mut receiver) = pipe_between(&self.mailbox, &self.mailbox);
+        let waker = Waker::from(Arc::new(job));
         // Finds nothing, and registers the waker; dropping the other end then has the worker wake it.
         drop(receiver.poll_receive(&mut Context::from_waker(&waker)));
         drop(sender);
@@ -118,6 +113,13 @@ impl Drop for IdleWorker {
     }
 }
 
+fn pipe_between(
+    sender: &Mailbox<Message>,
+    receiver: &Mailbox<Message>,
+) -> (pipe::Sender<Frame>, pipe::Receiver<Frame>) {
+    pipe::pipe(WorkerId(0), WorkerId(1), Peers::new(vec![sender.clone(), receiver.clone()]))
+}
+
 /// A configuration that no handshake succeeds with: none is tried.
 fn no_certificates() -> io::Result<ServerConfigs> {
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -133,8 +135,8 @@ fn no_certificates() -> io::Result<ServerConfigs> {
 /// Passes `frames` frames of `size` bytes round and round through a pipe each way between two workers, `hops` hops in
 /// all, and returns how long that took. At most as many frames as a pipe has room for.
 pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
-    let (mut to_far, from_near) = pipe::pipe(&near.mailbox, &far.mailbox);
-    let (to_near, from_far) = pipe::pipe(&far.mailbox, &near.mailbox);
+    let (mut to_far, from_near) = pipe_between(&near.mailbox, &far.mailbox);
+    let (to_near, from_far) = pipe_between(&far.mailbox, &near.mailbox);
     let hops_left = Arc::new(AtomicUsize::new(hops.max(1)));
     let (done, wait) = crossbeam_channel::bounded(2);
     let (left, over) = (Arc::clone(&hops_left), done.clone());
@@ -151,8 +153,8 @@ pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, ho
 
 /// Plays back what arrives. Whoever takes the last hop ends the rally, and by leaving has the other one leave too.
 async fn play(
-    mut receiver: pipe::Receiver,
-    mut sender: pipe::Sender,
+    mut receiver: pipe::Receiver<Frame>,
+    mut sender: pipe::Sender<Frame>,
     hops_left: Arc<AtomicUsize>,
     done: crossbeam_channel::Sender<()>,
 ) {
@@ -171,29 +173,29 @@ async fn play(
 }
 
 /// What a worker does when this wake is delivered to it. Wakes are the only messages that can carry anything.
-struct Errand(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+struct Job(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
-impl Wake for Errand {
+impl Wake for Job {
     fn wake(self: Arc<Self>) {
-        let errand = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(errand) = errand {
-            errand();
+        let job = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(job) = job {
+            job();
         }
     }
 }
 
 /// Sends a frame that there is room for.
-fn send_now(sender: &mut pipe::Sender, frame: Frame) -> bool {
+fn send_now(sender: &mut pipe::Sender<Frame>, frame: Frame) -> bool {
     let sending = pin!(sender.send(frame));
     matches!(sending.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(())))
 }
 
 /// One frame through a pipe whose ends are on the same thread and never wait: queue and credit alone.
-pub struct LocalPipe(pipe::Sender, pipe::Receiver);
+pub struct LocalPipe(pipe::Sender<Frame>, pipe::Receiver<Frame>);
 
 impl LocalPipe {
     pub fn new(worker: &IdleWorker) -> Self {
-        let (sender, receiver) = pipe::pipe(&worker.mailbox, &worker.mailbox);
+        let (sender, receiver) = pipe_between(&worker.mailbox, &worker.mailbox);
         Self(sender, receiver)
     }
 

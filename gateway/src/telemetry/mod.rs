@@ -1,4 +1,4 @@
-//! Observation: counters, time series, traces, request log.
+//! Counters, time series, traces and request log.
 
 pub mod counters;
 pub mod request_log;

@@ -14,7 +14,7 @@ use http::uri::Authority;
 
 use crate::telemetry::request_log::{Ended, Protocol, Timing};
 
-/// Where a worker's spans go, and how many of the traces that begin here are recorded.
+/// Destination of a worker's spans, and the share of traces that begin here that is recorded.
 #[derive(Clone)]
 pub(crate) struct Destination {
     pub(crate) queue: Queue<GatewaySpan>,
@@ -22,7 +22,7 @@ pub(crate) struct Destination {
     pub(crate) masker: Masker,
 }
 
-/// Tracing on one worker. Without a collector there is nothing in it, and requests' fields pass as they are.
+/// Tracing on one worker. Without a collector it does nothing and trace fields are forwarded unchanged.
 #[derive(Default)]
 pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>, Masker);
 
@@ -32,58 +32,57 @@ impl Tracing {
         Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))), masker)
     }
 
-    /// As much of a request's path as a span keeps, masked.
+    /// Masks a request's path and cuts it to the length that spans keep.
     pub(crate) fn path(&self, path: &str) -> Box<str> {
         trace::masked_path(path, &self.1)
     }
 
-    /// The place in its trace of a request with these fields; [`SpanContext::write_to`] says it to the next hop.
+    /// Returns the trace context of a request with these fields, which [`SpanContext::write_to`] forwards.
     pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<SpanContext> {
         self.0.as_ref().map(|tracer| tracer.begin(headers))
     }
 
-    /// Takes the span of a request that has ended. One that is not recorded is left.
+    /// Adds the span of an ended request if its trace is recorded.
     pub(crate) fn end(&self, span: GatewaySpan) {
         if let Some(tracer) = self.0.as_ref().filter(|_| span.context.is_recorded()) {
             tracer.end(span);
         }
     }
 
-    /// Hands over what there is.
+    /// Sends all finished spans to the exporting thread.
     pub(crate) fn flush(&self) {
         if let Some(tracer) = &self.0 {
             tracer.flush();
         }
     }
 
-    /// Keeps spans from waiting for long, for as long as the worker runs.
+    /// Flushes finished spans periodically while the worker runs.
     pub(crate) fn keep_flushing(&self) -> Option<impl Future<Output = ()> + use<>> {
         self.0.as_ref().map(|tracer| Rc::clone(tracer).keep_flushing())
     }
 }
 
-/// What is known of a request when it has ended. Nothing of the query: it may hold secrets.
+/// Data of an ended request. The query is left out: it may contain secrets.
 #[derive(Debug, Clone)]
 pub(crate) struct GatewaySpan {
     pub(crate) context: SpanContext,
-    /// When its head had been read.
+    /// Time at which the request's head had been read.
     pub(crate) start: SystemTime,
-    /// As the request log has it.
     pub(crate) timing: Timing,
     pub(crate) id: RequestId,
     pub(crate) method: Method,
-    /// See [`trace::masked_path`].
+    /// Result of [`Tracing::path`].
     pub(crate) path: Box<str>,
-    /// `Host` or `:authority`, unless it is longer than a host name can be.
+    /// `Host` or `:authority`; `None` if it is longer than a host name can be.
     pub(crate) authority: Option<Authority>,
     pub(crate) client: IpAddr,
     pub(crate) protocol: Protocol,
-    /// Label of the service, `{account}--{service}`, if there is one of that name.
+    /// Label of the service, `{account}--{service}`; `None` if the service does not exist.
     pub(crate) service: Option<Arc<str>>,
     pub(crate) agent: Option<AgentId>,
-    /// Of the final response; `None` if there was none.
+    /// Status of the final response; `None` if there was none.
     pub(crate) status: Option<u16>,
-    /// Of a gateway error.
+    /// Code of the gateway's error.
     pub(crate) code: Option<&'static str>,
     pub(crate) ended: Ended,
 }
@@ -152,7 +151,7 @@ impl Finished for GatewaySpan {
     }
 }
 
-/// What happened on the way, in order.
+/// Events of the span, in order.
 fn events(start: SystemTime, timing: &Timing) -> Vec<(&'static str, SystemTime)> {
     let after = |micros: u32| start + Duration::from_micros(micros.into());
     let authenticated = ("gw.authenticated", after(timing.authenticate));
@@ -161,7 +160,7 @@ fn events(start: SystemTime, timing: &Timing) -> Vec<(&'static str, SystemTime)>
     [Some(authenticated), opened, responded].into_iter().flatten().collect()
 }
 
-/// Why it counts as failed, if it does: a server's span does not for what a caller did wrong.
+/// Error description if the span failed. A caller's mistake (4xx) is no failure of a server's span.
 fn failure(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> Option<String> {
     let status = status.filter(|status| *status >= 500).map(|status| status.to_string());
     let cut = (ended == Ended::Cut).then(|| "cut".to_owned());
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_says_what_the_conventions_say() {
+    fn span_has_the_attributes_of_the_semantic_conventions() {
         let finished = span(Some(200), None, Ended::Complete);
         let id = finished.id.to_string();
         let span = finished.into_span();
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_callers_own_fault_is_no_failure() {
+    fn callers_mistakes_are_no_failure() {
         for (status, code, ended, failure, error) in [
             (Some(404), None, Ended::Complete, None, None),
             (Some(429), Some("GW_X"), Ended::Complete, None, Some("GW_X")),
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_collector_nothing_is_done() {
+    fn nothing_is_recorded_without_a_collector() {
         assert_eq!(Tracing::default().begin(&HeaderMap::new()), None);
         Tracing::default().end(span(None, None, Ended::Complete));
     }

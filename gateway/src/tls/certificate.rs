@@ -1,4 +1,4 @@
-//! Whether a server certificate can be served: it has its key, the region's names, its chain in order and time left.
+//! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
 
 use std::fmt;
 use std::path::Path;
@@ -15,16 +15,16 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 
-/// A label that stands for every tenant's.
+/// An example of a tenant label.
 pub(crate) const TENANT: &str = "doctor--doctor";
 
-/// A certificate with its chain, the server's first, and its key.
+/// A certificate chain, the server's certificate first, and its key.
 pub(crate) struct Pair {
     pub(crate) chain: Vec<CertificateDer<'static>>,
     pub(crate) key: PrivateKeyDer<'static>,
 }
 
-/// All that keeps a certificate from being served. Each begins with the configuration key that it is about.
+/// Reasons why a certificate cannot be served. Each begins with the configuration key it concerns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistakes(pub(crate) Vec<String>);
 
@@ -36,7 +36,7 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
-/// When a chain can be used: as long as all of its certificates.
+/// The validity of a chain: the common validity of all of its certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Validity {
     Unreadable,
@@ -45,8 +45,8 @@ pub(crate) enum Validity {
     Until(Timestamp),
 }
 
-/// Reads `tls_certificate` and `tls_key`, and checks that a gateway of `region` can serve them. Without a region, names
-/// are not checked.
+/// Reads `tls_certificate` and `tls_key`, and checks that a gateway of `region` can serve them. Without a region, does
+/// not check names.
 pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>) -> Result<Pair, Mistakes> {
     let (chain, private_key) = (read_chain(certificate), read_key(key));
     let mut mistakes = Vec::new();
@@ -92,7 +92,7 @@ pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>)
 }
 
 impl Pair {
-    /// What some callers will refuse, although it can be served: `certificate` is the file that it came from.
+    /// Defects that some callers refuse although the certificate can be served. `certificate` is its file.
     pub(crate) fn warnings(&self, certificate: &Path, now: Timestamp) -> Vec<String> {
         let order = first_out_of_order(&self.chain)
             .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
@@ -101,7 +101,7 @@ impl Pair {
         warnings.map(|warning| format!("tls_certificate: {}: {warning}", certificate.display())).collect()
     }
 
-    /// Why it is not valid at `now`.
+    /// Why the chain is not valid at `now`, if it is not.
     pub(crate) fn untimely(&self, now: Timestamp) -> Option<String> {
         match validity(&self.chain, now) {
             Validity::Until(_) => None,
@@ -112,7 +112,7 @@ impl Pair {
     }
 }
 
-/// Reads a PEM file of at least one certificate, the server's first.
+/// Reads a PEM file with at least one certificate, the server's first.
 pub(crate) fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     match chain {
@@ -139,7 +139,7 @@ fn pem_error(error: pem::Error) -> String {
     }
 }
 
-/// Whether `key` is that of the first certificate.
+/// Checks that `key` belongs to the first certificate.
 pub(crate) fn check_key(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'static>) -> Result<(), String> {
     match CertifiedKey::from_der(chain.to_vec(), key.clone_key(), &aws_lc_rs::default_provider()) {
         Ok(_) => Ok(()),
@@ -148,12 +148,12 @@ pub(crate) fn check_key(chain: &[CertificateDer<'static>], key: &PrivateKeyDer<'
     }
 }
 
-/// The names that a gateway of `region` serves.
+/// The names that the certificate of a gateway of `region` must cover.
 pub(crate) fn wanted_names(region: &Region) -> [String; 2] {
     [region.apex().to_owned(), format!("*.{}", region.apex())]
 }
 
-/// Those of [`wanted_names`] that the first certificate is not valid for.
+/// Those of [`wanted_names`] that the first certificate does not cover.
 pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Vec<String> {
     let is_for = |name: &str| {
         let parsed = ParsedCertificate::try_from(&chain[0]);
@@ -165,7 +165,7 @@ pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Ve
     missing.map(|(wanted, _)| wanted).collect()
 }
 
-/// The DNS names that a certificate has (RFC 5280 §4.2.1.6), `no name` if none.
+/// The DNS names of a certificate (RFC 5280 §4.2.1.6); `no name` if there is none.
 fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     const MOST: usize = 10;
     let mut names = Vec::new();
@@ -184,7 +184,7 @@ fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-/// The number, from 1, of the first certificate that the one after it has not issued.
+/// The number, counted from 1, of the first certificate that is not issued by the one after it.
 pub(crate) fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> {
     let is_issued_by = |pair: &[CertificateDer<'_>]| {
         let parsed = (X509Certificate::from_der(&pair[0]), X509Certificate::from_der(&pair[1]));
@@ -195,7 +195,7 @@ pub(crate) fn first_out_of_order(chain: &[CertificateDer<'_>]) -> Option<usize> 
     chain.windows(2).position(|pair| !is_issued_by(pair)).map(|at| at + 1)
 }
 
-/// Whether `chain` can be used at `now`, and until when.
+/// The validity of `chain` at `now`.
 pub(crate) fn validity(chain: &[CertificateDer<'_>], now: Timestamp) -> Validity {
     let of = |certificate: &CertificateDer<'_>| {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;

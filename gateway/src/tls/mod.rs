@@ -1,4 +1,4 @@
-//! TLS configurations: one for callers, one for tunnels; both of the same server certificate.
+//! TLS configurations for callers and for tunnels, with the same server certificate.
 
 pub(crate) mod certificate;
 pub(crate) mod pki;
@@ -16,21 +16,23 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use self::certificate::{Mistakes, Pair};
 use self::pki::{Issued, PkiError};
 use crate::clock::Timestamp;
-use crate::downstream::h2;
 use crate::hostname::Region;
 
-/// What connections are accepted with.
+/// ALPN identifier of HTTP/2 over TLS (RFC 9113 §3.3).
+pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
+
+/// The TLS configurations of the listeners.
 pub(crate) struct ServerConfigs {
     /// TLS 1.3 and 1.2, no client certificates.
     pub(crate) public: Arc<ServerConfig>,
-    /// TLS 1.3, client certificates of the agents' authority. Absent ones are refused after the handshake, by a
-    /// readable error. Where agents sign a challenge instead, none is asked for.
+    /// TLS 1.3, with client certificates of the agents' authority. A missing certificate is refused after the
+    /// handshake, with a readable error. Not requested where agents sign a challenge instead.
     pub(crate) tunnel: Arc<ServerConfig>,
-    /// What verifies an agent's certificate.
+    /// Verifies the certificates of agents.
     pub(crate) agents: Arc<dyn ClientCertVerifier>,
 }
 
-/// Where the server certificate comes from.
+/// The source of the server certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CertificateSource {
     Files { certificate: PathBuf, key: PathBuf },
@@ -51,14 +53,15 @@ pub enum TlsError {
     Pki(#[from] PkiError),
 }
 
-/// Makes [`ServerConfigs`], again on every reload. Session tickets survive a reload: their keys are made once.
+/// Builds [`ServerConfigs`], at start and on every reload. Session tickets survive a reload, because their keys are
+/// created once.
 pub(crate) struct TlsMaterial {
     source: CertificateSource,
     region: Region,
     agent_authority: CertificateDer<'static>,
     agent_mtls: bool,
     tickets: Arc<dyn ProducesTickets>,
-    /// When the certificate expires that was loaded last.
+    /// Expiry of the certificate loaded last.
     not_after: Mutex<Option<Timestamp>>,
 }
 
@@ -75,13 +78,13 @@ impl TlsMaterial {
         Ok(Self { source, region, agent_authority, agent_mtls, tickets, not_after: Mutex::default() })
     }
 
-    /// When the certificate that was loaded last, or an authority in its chain, expires.
+    /// Expiry of the certificate loaded last, or of an authority in its chain, whichever comes first.
     pub(crate) fn not_after(&self) -> Option<Timestamp> {
         *self.not_after.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the certificate and builds both configurations. One that some callers will refuse is served, and the log
-    /// says why they do: the clock may be wrong.
+    /// Reads the certificate and builds both configurations. A certificate that some callers refuse is served with a
+    /// warning, because the clock of the gateway may be wrong.
     pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source {
@@ -110,7 +113,7 @@ impl TlsMaterial {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())?;
-        public.alpn_protocols = vec![h2::ALPN.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
+        public.alpn_protocols = vec![ALPN_HTTP2.to_vec(), b"http/1.1".to_vec(), b"http/1.0".to_vec()];
         public.ticketer = Arc::clone(&self.tickets);
         public.send_tls13_tickets = 2;
 
@@ -128,14 +131,14 @@ impl TlsMaterial {
         }
         .with_single_cert(chain, key)?;
         tunnel.alpn_protocols = vec![tunnel::ALPN.to_vec()];
-        // A resumed session would carry over a certificate that has expired since.
+        // A resumed session would accept a certificate that has expired since.
         tunnel.send_tls13_tickets = 0;
-        // An authority that expires first takes the certificate along.
+        // A chain expires with the first of its certificates.
         *self.not_after.lock().unwrap_or_else(PoisonError::into_inner) = expiry;
         Ok(ServerConfigs { public: Arc::new(public), tunnel: Arc::new(tunnel), agents: verifier })
     }
 
-    /// The file of the authority that was made here, if the certificate is of that one.
+    /// The file of the development authority; `None` if the server certificate comes from a file.
     pub(crate) fn development_ca(&self) -> Option<PathBuf> {
         match &self.source {
             CertificateSource::Files { .. } => None,

@@ -1,4 +1,5 @@
-//! Certificates that the gateway issues: to agents, from its own authority, and to itself while it has none from files.
+//! Certificates that the gateway issues: to agents from its own authority, and to itself when no certificate is
+//! configured.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,10 +19,11 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 
-/// Lifetime of the authorities, and of the certificate that the development authority issues.
+/// Lifetime of the authorities.
 const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);
+/// Lifetime of the server certificate that the development authority issues.
 const DEVELOPMENT_LIFETIME: Duration = Duration::from_hours(365 * 24);
-/// Clocks differ: certificates are valid from a little before they are made.
+/// Certificates are valid from a little before their creation, because clocks differ.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
 
 #[derive(Debug, thiserror::Error)]
@@ -32,27 +34,28 @@ pub enum PkiError {
     Certificate(#[from] rcgen::Error),
 }
 
-/// A certificate authority kept in two files of the data folder.
+/// A certificate authority, stored in two files of the data folder.
 pub(crate) struct Authority {
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate with its private key, both PEM. The key is the holder's: nothing here keeps it.
+/// A certificate and its private key, both PEM. The gateway does not store the key.
 pub(crate) struct Issued {
     pub(crate) certificate_pem: String,
     pub(crate) key_pem: String,
 }
 
 impl Authority {
-    /// Loads `{name}.crt` and `{name}.key` from `data_dir`, or makes them on first start.
+    /// Loads `{name}.crt` and `{name}.key` from `data_dir`, or creates them on first start.
     pub(crate) fn load_or_create(data_dir: &Path, name: &str, common_name: &str) -> Result<Self, PkiError> {
         let (certificate, key) = (data_dir.join(format!("{name}.crt")), data_dir.join(format!("{name}.key")));
         if !certificate.exists() {
-            // A key without its certificate is kept: what it signed stays good under a new certificate of the same name.
+            // Reuses a key without a certificate: certificates it signed stay valid under a new CA certificate of the
+            // same name.
             let pair = if key.exists() { KeyPair::from_pem(&files::read_text(&key)?)? } else { KeyPair::generate()? };
             let authority = authority_params(common_name).self_signed(&pair)?;
-            // The certificate last: it is what says that there is an authority.
+            // Written last, because the certificate marks the authority as complete.
             files::write_private(&key, pair.serialize_pem().as_bytes())?;
             files::write_private(&certificate, authority.pem().as_bytes())?;
         }
@@ -66,8 +69,8 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// Issues a certificate (PEM) with which `agent` authenticates its tunnels, for the key of `request`. What it may
-    /// serve is not in it.
+    /// Issues a certificate (PEM) for the key of `request`, with which `agent` authenticates its tunnels. It does not
+    /// contain the services of the agent.
     pub(crate) fn issue_agent(
         &self,
         region: &Region,
@@ -82,7 +85,7 @@ impl Authority {
         Ok(params.signed_by(&request.0, &self.issuer)?.pem())
     }
 
-    /// Issues a server certificate for the region's apex and every tenant of it.
+    /// Issues a server certificate for the apex of the region and all of its tenants.
     fn issue_region(&self, region: &Region) -> Result<Issued, PkiError> {
         let now = Timestamp::now();
         let not_after = now.after(DEVELOPMENT_LIFETIME);
@@ -97,11 +100,11 @@ impl Authority {
     }
 }
 
-/// The public key of a certificate request (RFC 2986), whose holder has proved to have the private one.
+/// The public key of a certificate signing request (RFC 2986) with verified proof of possession.
 #[derive(Debug)]
 pub(crate) struct CertificateRequest(SubjectPublicKeyInfo, Vec<u8>);
 
-/// Why a certificate request is refused.
+/// The reason for refusing a certificate signing request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InvalidCsr {
     #[error("it must be one PEM block `CERTIFICATE REQUEST` of at most {CSR_MAX} bytes")]
@@ -114,11 +117,11 @@ pub(crate) enum InvalidCsr {
     BadSignature,
 }
 
-/// Longest certificate request that is looked at, in bytes of PEM.
+/// Longest certificate signing request, in bytes of PEM.
 const CSR_MAX: usize = 16 * 1024;
 
 impl CertificateRequest {
-    /// Verifies the proof of possession and takes the public key. Whatever else the request wants is not even read.
+    /// Verifies the proof of possession and extracts the public key. Ignores everything else in the request.
     pub(crate) fn parse(pem: &str) -> Result<Self, InvalidCsr> {
         if pem.len() > CSR_MAX {
             return Err(InvalidCsr::NotPem);
@@ -143,21 +146,21 @@ impl CertificateRequest {
     }
 }
 
-/// A server certificate for where there is none from files: of a development authority that callers can be told to
-/// trust (`dev-ca.crt`). A new one each start, of the same authority.
+/// A server certificate for a gateway without a configured one, issued by a development authority that callers can
+/// trust (`dev-ca.crt`). Each start issues a new certificate from the same authority.
 pub(crate) fn development_certificate(data_dir: &Path, region: &Region) -> Result<Issued, PkiError> {
     let authority = Authority::load_or_create(data_dir, "dev-ca", "Gw development CA, do not trust in production")?;
     authority.issue_region(region)
 }
 
-/// Who an agent's certificate says it is.
+/// The identity in an agent's certificate.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AgentIdentity {
     pub(crate) account: AccountId,
     pub(crate) agent: AgentId,
 }
 
-/// Reads the identity out of a verified certificate; `None` if it is not one of this region's agents.
+/// Reads the identity from a verified certificate; `None` if it does not belong to an agent of this region.
 pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<AgentIdentity> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let names = certificate.subject_alternative_name().ok()??;
@@ -171,7 +174,7 @@ pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) 
     Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
 }
 
-/// When a certificate expires; `None` if it is not one.
+/// Expiry of a certificate; `None` if it cannot be parsed.
 pub(crate) fn not_after(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(Timestamp(certificate.validity().not_after.timestamp()))
@@ -230,7 +233,7 @@ mod tests {
         params.serialize_request(pair).unwrap().pem().unwrap()
     }
 
-    /// Issues for `csr` and hands the certificate on as DER.
+    /// Issues a certificate for `csr` and returns it as DER.
     fn issue(csr: &str) -> (CertificateDer<'static>, AccountId, AgentId) {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
@@ -287,7 +290,7 @@ mod tests {
         assert_eq!(refused(&format!("{good}{}", " ".repeat(CSR_MAX))), InvalidCsr::NotPem);
         let p384 = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
         assert_eq!(refused(&csr(&CertificateParams::default(), &p384)), InvalidCsr::UnsupportedKey);
-        // Another key under the same signature.
+        // Another key with the same signature.
         let der = CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap();
         let (own, foreign) = (pair.public_key_raw(), KeyPair::generate().unwrap());
         let at = der.windows(own.len()).position(|bytes| bytes == own).unwrap();

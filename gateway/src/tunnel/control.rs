@@ -15,18 +15,18 @@ use h2::SendStream;
 use h2::client::ResponseFuture;
 use http::{Request, Uri, Version};
 
+use super::Tunnels;
 use super::openings::Opening;
 use super::session::{Misconduct, Session};
 use crate::clock::Timestamp;
 use crate::limit::Bucket;
 use crate::limits;
-use crate::worker::Core;
 
 /// Opens the control stream, lets requests onto the tunnel once the agent has answered, then talks until it ends.
-pub(super) async fn serve(core: Rc<Core>, session: Rc<Session>, opening: Opening) {
+pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening) {
     let ended = match open(&session) {
         Ok((response, sender)) => {
-            let hears = pin!(hear(&core, &session, response, opening));
+            let hears = pin!(hear(&tunnels, &session, response, opening));
             let tells = pin!(tell(&session, sender));
             match select(hears, tells).await {
                 Either::Left((ended, _)) => ended,
@@ -85,7 +85,7 @@ fn open(session: &Session) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Er
 
 /// Listens until the agent ends the stream.
 async fn hear(
-    core: &Rc<Core>,
+    tunnels: &Rc<Tunnels>,
     session: &Rc<Session>,
     response: ResponseFuture,
     opening: Opening,
@@ -95,18 +95,18 @@ async fn hear(
         return Err(ControlError::Status(response.status()));
     }
     // The records may have changed since the handshake, and the connection may have ended already.
-    if !session.is_allowed(&core.directory(), Timestamp::now()) || !session.takes_requests() {
+    if !session.is_allowed(&tunnels.directory.get(), Timestamp::now()) || !session.takes_requests() {
         return Err(ControlError::NotAllowed);
     }
-    core.tunnels.borrow_mut().insert(session).map_err(ControlError::Refused)?;
+    tunnels.registry.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     drop(opening);
     session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
-    session.announce_services(&core.directory());
-    session.pace.tell(session);
+    session.announce_services(&tunnels.directory.get());
+    session.flow.tell(session);
     tracing::info!(
         agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
     );
-    if core.is_draining() {
+    if tunnels.lifecycle.is_draining() {
         session.tell(&ToAgent::Drain);
     }
     let (mut body, mut decoder) = (response.into_body(), Decoder::new(TO_GATEWAY_MAX));
@@ -116,7 +116,7 @@ async fn hear(
         decoder.push(&data);
         while let Some(message) = decoder.next_message()? {
             rate.take(Instant::now()).map_err(|_| ControlError::TooMany)?;
-            session.hear(core, message)?;
+            session.hear(tunnels, message)?;
         }
     }
     Ok(())

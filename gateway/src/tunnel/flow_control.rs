@@ -12,7 +12,7 @@ use bytes::Bytes;
 use gw_shared::net::{Gauge, Socket};
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::settings;
-use gw_shared::tunnel::unread::{Held, Watched};
+use gw_shared::tunnel::unread::{UnreadBodies, UnreadBody};
 use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 use h2::RecvStream;
 
@@ -23,7 +23,7 @@ use crate::limits;
 use crate::memory::relay::AccountMemory;
 
 /// The pace of one tunnel.
-pub(crate) struct Pace {
+pub(crate) struct FlowControl {
     gauge: Gauge,
     /// The time, as of the last bytes: nothing else makes it worth looking.
     last_received: Rc<Cell<Instant>>,
@@ -34,7 +34,7 @@ pub(crate) struct Pace {
     streams: Cell<usize>,
     /// When the last byte of the last request had come, once there is none any more.
     quiet_since: Cell<Instant>,
-    held: Held,
+    held: UnreadBodies,
     /// Bytes committed to streams that hold more than a window, beyond that window.
     excess: Cell<usize>,
     memory: AccountMemory,
@@ -49,7 +49,7 @@ pub(crate) struct Pace {
     connection_streams: Cell<usize>,
 }
 
-impl Pace {
+impl FlowControl {
     pub(crate) fn new(socket: &Socket, memory: AccountMemory) -> Self {
         let last_received = socket.last_received();
         Self {
@@ -60,7 +60,7 @@ impl Pace {
             window: Cell::new(window::FIRST),
             streams: Cell::new(0),
             quiet_since: Cell::new(socket.last_received().get()),
-            held: Held::default(),
+            held: UnreadBodies::default(),
             excess: Cell::new(0),
             memory,
             told: Cell::new(None),
@@ -119,7 +119,7 @@ impl Pace {
     }
 
     /// Counts what `body` holds.
-    pub(super) fn watch(&self, body: &mut RecvStream) -> Watched {
+    pub(super) fn watch(&self, body: &mut RecvStream) -> UnreadBody {
         self.held.watch(body)
     }
 
@@ -133,7 +133,7 @@ impl Pace {
         self.fit_connection_window(connection);
         let Some(traffic) = self.traffic() else { return };
         let held = self.held.bytes();
-        let demand = Demand { streams: self.streams.get(), held: &held };
+        let demand = Demand { streams: self.streams.get(), unread: &held };
         let allowance = self.memory.allowance(demand.streams, self.committed());
         let wanted = self.tuner.borrow_mut().look(now, traffic, &demand, allowance);
         if self.told.get().is_none() {
@@ -228,7 +228,7 @@ fn connection_streams(open: usize, before: usize) -> usize {
     open.next_power_of_two().clamp(settings::FIRST_STREAMS, settings::STREAMS_MAX.next_power_of_two())
 }
 
-impl Drop for Pace {
+impl Drop for FlowControl {
     fn drop(&mut self) {
         self.set_excess(0);
     }

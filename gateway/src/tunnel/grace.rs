@@ -8,33 +8,34 @@ use std::time::{Duration, Instant};
 use gw_shared::net::tls::ClientHello;
 use gw_shared::runtime;
 
-use crate::connections::Registered;
+use super::Tunnels;
+use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
-use crate::worker::Core;
 
 /// How often a waiting connection looks again. Only in the first seconds of a successor.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// By service, the tunnels that its agents had with the predecessor. Shared by all workers; empty without one.
 #[derive(Default)]
-pub(crate) struct Expected {
+pub(crate) struct TunnelGrace {
     /// By label.
-    services: HashMap<String, Tunnels>,
+    services: HashMap<String, ServiceTunnels>,
     /// When the predecessor sends its agents here.
     since: Option<Instant>,
 }
 
-struct Tunnels {
+struct ServiceTunnels {
     before: usize,
     missing: AtomicUsize,
 }
 
-impl Expected {
+impl TunnelGrace {
     pub(crate) fn new(tunnels: BTreeMap<String, usize>, since: Instant) -> Self {
         let tunnels = tunnels.into_iter();
-        let services =
-            tunnels.map(|(label, before)| (label, Tunnels { before, missing: AtomicUsize::new(before) })).collect();
+        let services = tunnels
+            .map(|(label, before)| (label, ServiceTunnels { before, missing: AtomicUsize::new(before) }))
+            .collect();
         Self { services, since: Some(since) }
     }
 
@@ -65,17 +66,17 @@ impl Expected {
 }
 
 /// Waits until the tunnels of the service that a caller asks for are back, or for some seconds.
-pub(crate) async fn wait_for_tunnels(core: &Core, hello: &ClientHello, registered: &Registered) {
-    if core.expected.since.is_none() || core.expected.is_over(Instant::now()) {
+pub(crate) async fn wait_for_tunnels(tunnels: &Tunnels, hello: &ClientHello, guard: &ConnectionGuard) {
+    if tunnels.grace.since.is_none() || tunnels.grace.is_over(Instant::now()) {
         return;
     }
-    let Some(Destination::Tenant(label)) = hello.server_name.as_deref().map(|name| core.region.destination(name))
+    let Some(Destination::Tenant(label)) = hello.server_name.as_deref().map(|name| tunnels.region.destination(name))
     else {
         return;
     };
-    while core.expected.should_wait(&label, Instant::now()) {
+    while tunnels.grace.should_wait(&label, Instant::now()) {
         // The wait is ours, and does not count as the caller's.
-        registered.expect_by(Instant::now() + limits::HANDSHAKE);
+        guard.expect_by(Instant::now() + limits::HANDSHAKE);
         runtime::sleep(LOOK_AGAIN).await;
     }
 }
@@ -87,7 +88,7 @@ mod tests {
     #[test]
     fn callers_wait_for_all_tunnels_and_for_the_first_one_longer() {
         let start = Instant::now();
-        let expected = Expected::new(BTreeMap::from([("a".into(), 2), ("b".into(), 1)]), start);
+        let expected = TunnelGrace::new(BTreeMap::from([("a".into(), 2), ("b".into(), 1)]), start);
         let waits = |label, after| expected.should_wait(label, start + after);
         let (some, all) = (limits::FIRST_TUNNEL_BACK, limits::ALL_TUNNELS_BACK);
         let moment = Duration::from_millis(1);
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn without_a_predecessor_nobody_waits() {
-        let expected = Expected::default();
+        let expected = TunnelGrace::default();
         assert!(expected.is_over(Instant::now()) && !expected.should_wait("a", Instant::now()));
     }
 }

@@ -1,4 +1,4 @@
-//! From an agent's TLS connection to a registered tunnel: who is it, may it serve this service, then HTTP/2.
+//! From an agent's TLS connection to a guard tunnel: who is it, may it serve this service, then HTTP/2.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-use gw_shared::http::RequestHead;
+use gw_shared::http::{Connection, RequestHead};
 use gw_shared::id::{AgentId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
@@ -15,37 +15,39 @@ use http::header;
 use rustls::CertificateError;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
+use super::Tunnels;
 use super::session;
 use crate::clock::Timestamp;
-use crate::connections::Registered;
+use crate::connections::ConnectionGuard;
 use crate::control::SECRET_LENGTH;
-use crate::downstream::h1;
 use crate::error::Error;
 use crate::hostname::Destination;
+use crate::http_message::dated;
+use crate::http1;
 use crate::limits;
 use crate::store::Service;
 use crate::tls::pki;
-use crate::worker::Core;
 
 /// Serves one tunnel, from its upgrade request to its end.
-pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, registered: Registered) {
-    registered.expect_by(Instant::now() + limits::HEAD);
+pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketAddr, guard: ConnectionGuard) {
+    guard.expect_by(Instant::now() + limits::HEAD);
     let begin = |agent| {
-        let openings = Rc::clone(core.tunnels.borrow().openings());
-        openings.begin(agent, stream.closer(), &core.directory())
+        let openings = Rc::clone(tunnels.registry.borrow().openings());
+        openings.begin(agent, stream.closer(), &tunnels.directory.get())
     };
     // From here on a revocation ends the connection, if the agent is known by its certificate.
-    let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &core.region));
+    let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
-    let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
-    let mut admitted = upgrade.and_then(|head| admit(&core, &stream, &head, None));
+    let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
+    let mut admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, None));
     if let Err(challenged @ Error::AgentChallenge { challenge }) = &admitted {
-        if h1::answer(&core, &stream, challenged, &registered).await.is_err() {
+        let response = dated(challenged.response(tunnels.ids.next_id()));
+        if http1::write_response(&stream, response, Connection::Persists).await.is_err() {
             return;
         }
-        let Some(upgrade) = read_upgrade(&stream, &mut buffer, &registered).await else { return };
-        admitted = upgrade.and_then(|head| admit(&core, &stream, &head, Some(challenge)));
+        let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
+        admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
@@ -53,12 +55,12 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
             // Strangers fill no log, and neither does a modified agent. The genuine one is worth a line.
             let of_a_stranger =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
-            if !of_a_stranger && core.tunnels.borrow().openings().is_worth_a_line() {
+            if !of_a_stranger && tunnels.registry.borrow().openings().is_worth_a_line() {
                 tracing::warn!(%peer, %error, "tunnel refused");
             } else {
                 tracing::debug!(%peer, %error, "tunnel refused");
             }
-            return h1::refuse_and_close(&core, &stream, &error, &registered).await;
+            return refuse(&tunnels, &stream, &error, &guard).await;
         }
     };
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
@@ -73,22 +75,32 @@ pub(crate) async fn serve(core: Rc<Core>, stream: TlsStream, peer: SocketAddr, r
     }
     stream.unread(&buffer);
     // From here on the heartbeat keeps the time.
-    drop(registered);
-    session::run(core, stream, agent, service, opening).await;
+    drop(guard);
+    session::run(tunnels, stream, agent, service, opening).await;
 }
 
 /// The head of an upgrade request, or what is wrong with it; `None` when the agent has left.
 async fn read_upgrade(
     stream: &TlsStream,
     buffer: &mut BytesMut,
-    registered: &Registered,
+    guard: &ConnectionGuard,
 ) -> Option<Result<RequestHead, Error>> {
-    h1::read_head(stream, buffer, registered, HEAD_LIMITS).await.map_err(Error::invalid_head).transpose()
+    http1::read_head(stream, buffer, guard, HEAD_LIMITS).await.map_err(Error::invalid_head).transpose()
+}
+
+/// Answers with an error and closes the connection.
+async fn refuse(tunnels: &Tunnels, stream: &TlsStream, error: &Error, guard: &ConnectionGuard) {
+    tunnels.counters.refused(error);
+    guard.expect_by(Instant::now() + limits::LINGER);
+    let response = dated(error.response(tunnels.ids.next_id()));
+    // Fails when the agent does not wait for the answer; the connection closes either way.
+    let _ = http1::write_response(stream, response, Connection::Close).await;
+    http1::linger(stream, guard).await;
 }
 
 /// Decides in the order in which the answers may be known: version, certificate, agent, service.
 fn admit(
-    core: &Core,
+    tunnels: &Tunnels,
     stream: &TlsStream,
     head: &RequestHead,
     challenge: Option<&str>,
@@ -99,11 +111,11 @@ fn admit(
     })?;
     let certificate = match stream.peer_certificate() {
         Some(verified) => verified,
-        None if core.policy.agent_mtls => return Err(Error::AgentCertificateRequired),
-        None => proved_certificate(core, head, challenge)?,
+        None if tunnels.agent_mtls => return Err(Error::AgentCertificateRequired),
+        None => proved_certificate(tunnels, head, challenge)?,
     };
-    let identity = pki::agent_identity(&certificate, &core.region).ok_or(Error::AgentCertificateRequired)?;
-    let directory = core.directory();
+    let identity = pki::agent_identity(&certificate, &tunnels.region).ok_or(Error::AgentCertificateRequired)?;
+    let directory = tunnels.directory.get();
     let agent = directory
         .agent(identity.agent.as_str())
         .filter(|agent| agent.status == EnrollmentStatus::Approved && agent.account == identity.account)
@@ -111,7 +123,7 @@ fn admit(
     if agent.is_expired(Timestamp::now()) {
         return Err(Error::AgentCertificateExpired);
     }
-    let Destination::Tenant(label) = core.region.destination(head.authority.as_str()) else {
+    let Destination::Tenant(label) = tunnels.region.destination(head.authority.as_str()) else {
         return Err(Error::Misdirected);
     };
     let not_allowed = || Error::AgentNotAllowed(head.authority.to_string());
@@ -120,17 +132,17 @@ fn admit(
         return Err(Error::AgentNotAllowed(service.hostname.clone()));
     }
     // The server name brought the connection to its owner; a Host that says otherwise is nonsense.
-    if service.owner != core.id {
+    if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
-    core.tunnels.borrow().openings().admit(&identity.agent, service, Instant::now())?;
+    tunnels.registry.borrow().openings().admit(&identity.agent, service, Instant::now())?;
     Ok((identity.agent, Arc::clone(service)))
 }
 
 /// The certificate of an agent that was not asked for one in the TLS handshake, once it has signed the challenge of this
 /// connection with its key.
 fn proved_certificate(
-    core: &Core,
+    tunnels: &Tunnels,
     head: &RequestHead,
     challenge: Option<&str>,
 ) -> Result<CertificateDer<'static>, Error> {
@@ -143,11 +155,13 @@ fn proved_certificate(
         });
     };
     let certificate = CertificateDer::from(proof.certificate);
-    core.certificates().agents.verify_client_cert(&certificate, &[], UnixTime::now()).map_err(|error| match error {
-        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
-            Error::AgentCertificateExpired
+    tunnels.certificates.get().agents.verify_client_cert(&certificate, &[], UnixTime::now()).map_err(|error| {
+        match error {
+            rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+                Error::AgentCertificateExpired
+            }
+            _ => Error::AgentCertificateRequired,
         }
-        _ => Error::AgentCertificateRequired,
     })?;
     let message = handshake::challenge_message(head.authority.as_str(), challenge);
     if pki::verify_signature(&certificate, &message, &proof.signature) {

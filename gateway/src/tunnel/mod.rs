@@ -9,4 +9,38 @@ mod outbox;
 mod registry;
 pub(crate) mod session;
 
-pub(crate) use registry::Registry;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gw_shared::id::RequestIds;
+
+use self::grace::TunnelGrace;
+pub(crate) use self::registry::Registry;
+use crate::control::Executor;
+use crate::current::Current;
+use crate::hostname::Region;
+use crate::lifecycle::Lifecycle;
+use crate::memory::relay::RelayMemory;
+use crate::ownership::WorkerId;
+use crate::store::Directory;
+use crate::telemetry::counters::Counters;
+use crate::tls::ServerConfigs;
+
+/// The tunnels of one worker, and what their tasks use.
+pub(crate) struct Tunnels {
+    pub(crate) worker: WorkerId,
+    pub(crate) region: Region,
+    /// Agents authenticate by client certificates; otherwise by signing a challenge.
+    pub(crate) agent_mtls: bool,
+    pub(crate) registry: RefCell<Registry>,
+    /// Tunnels that agents had with the process before this one.
+    pub(crate) grace: Arc<TunnelGrace>,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) certificates: Rc<Current<ServerConfigs>>,
+    pub(crate) executor: Executor,
+    pub(crate) relay_memory: Rc<RelayMemory>,
+    pub(crate) counters: Rc<Counters>,
+    pub(crate) ids: Rc<RequestIds>,
+    pub(crate) lifecycle: Rc<Lifecycle>,
+}

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use gw_shared::tunnel::control::ToAgent;
 
-use super::grace::Expected;
+use super::grace::TunnelGrace;
 use super::openings::Openings;
 use super::session::Session;
 use crate::clock::Timestamp;
@@ -27,20 +27,20 @@ pub(crate) struct Registry {
     generations: u64,
     /// Counts requests, so that tunnels that are equally busy take turns.
     picks: Cell<u64>,
-    expected: Arc<Expected>,
+    tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
     openings: Rc<Openings>,
 }
 
 impl Registry {
-    pub(crate) fn new(expected: Arc<Expected>) -> Self {
+    pub(crate) fn new(tunnel_grace: Arc<TunnelGrace>) -> Self {
         let openings = Openings::new();
         Self {
             by_service: HashMap::new(),
             replaced: Vec::new(),
             generations: 0,
             picks: Cell::default(),
-            expected,
+            tunnel_grace,
             openings,
         }
     }
@@ -76,7 +76,7 @@ impl Registry {
             return Err(Error::Overloaded("at its limit of tunnels for this service"));
         }
         sessions.push(Rc::clone(session));
-        self.expected.arrived(&session.service.label);
+        self.tunnel_grace.arrived(&session.service.label);
         Ok(())
     }
 

@@ -15,17 +15,18 @@ use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::text::error_line;
-use gw_shared::tunnel::unread::Watched;
+use gw_shared::tunnel::unread::UnreadBody;
 use gw_shared::tunnel::{heartbeat, settings};
 use gw_shared::version::VERSION;
 use http::Request;
 
+use super::Tunnels;
 use super::control;
-use super::flow_control::Pace;
+use super::flow_control::FlowControl;
 use super::openings::Opening;
 use super::outbox::{Full, Outbox};
 use crate::clock::Timestamp;
-use crate::control::{Desk, Proof};
+use crate::control::{AgentProof, Executor};
 use crate::error::Error;
 use crate::http2::frame_meter::{AGENT, Meter, Metered};
 use crate::limit::Bucket;
@@ -33,8 +34,6 @@ use crate::limits;
 use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::TunnelReport;
-use crate::upstream::{Opened, Passage};
-use crate::worker::Core;
 
 /// A live tunnel, as the requests see it.
 pub(crate) struct Session {
@@ -45,7 +44,7 @@ pub(crate) struct Session {
     pub(super) last_pick: Cell<u64>,
     requests: h2::client::SendRequest<Bytes>,
     /// Counts the requests that are open on it.
-    pub(super) pace: Pace,
+    pub(super) flow: FlowControl,
     /// The agent wants no more requests, or the tunnel was cut.
     closed_to_requests: Cell<bool>,
     /// The tunnel was ended by us.
@@ -81,16 +80,23 @@ enum EndError {
     Flood,
 }
 
-/// A request's place among those in flight; gives it back when dropped.
+/// A stream of a tunnel that was opened for a request.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenedStream {
+    pub(crate) at: Instant,
+    pub(crate) agent: AgentId,
+}
+
+/// Counts one request in flight on a session; the count is given back when dropped.
 pub(crate) struct InFlight {
     session: Rc<Session>,
     opened: Instant,
-    body: Option<Watched>,
+    body: Option<UnreadBody>,
 }
 
 impl InFlight {
-    pub(crate) fn passage(&self) -> Passage {
-        Passage::here(Opened { at: self.opened, agent: self.session.agent.clone() })
+    pub(crate) fn stream(&self) -> OpenedStream {
+        OpenedStream { at: self.opened, agent: self.session.agent.clone() }
     }
 
     /// How long ago its stream was opened.
@@ -100,24 +106,30 @@ impl InFlight {
 
     /// An interim response was taken off the stream.
     pub(crate) fn took_interim(&self) {
-        self.session.meter.took_interim(self.session.pace.streams());
+        self.session.meter.took_interim(self.session.flow.streams());
     }
 
     /// Counts what `body`, its response's, holds. Drop the two together.
     pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
-        self.body = Some(self.session.pace.watch(body));
+        self.body = Some(self.session.flow.watch(body));
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.session.pace.leave();
-        self.session.meter.ended_request(self.session.pace.streams());
+        self.session.flow.leave();
+        self.session.meter.ended_request(self.session.flow.streams());
     }
 }
 
 /// Runs HTTP/2 on an upgraded connection until it ends.
-pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, service: Arc<Service>, opening: Opening) {
+pub(super) async fn run(
+    tunnels: Rc<Tunnels>,
+    stream: TlsStream,
+    agent: AgentId,
+    service: Arc<Service>,
+    opening: Opening,
+) {
     let closer = stream.closer();
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
@@ -126,7 +138,7 @@ pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
     if let Err(error) = stream.socket().limit_unsent(settings::UNSENT) {
         tracing::warn!(%error, "cannot bound what a tunnel's socket takes ahead");
     }
-    let pace = Pace::new(stream.socket(), core.relay_memory.account(&service.account));
+    let flow = FlowControl::new(stream.socket(), tunnels.relay_memory.account(&service.account));
     let meter = Rc::new(Meter::new(AGENT, Instant::now()));
     let metered = Metered::new(stream, Rc::clone(&meter));
     let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(metered).await {
@@ -140,14 +152,14 @@ pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
     if let Some(ping_pong) = connection.ping_pong() {
         runtime::spawn(heartbeat::keep(ping_pong, last_received, closer.clone()));
     }
-    let generation = core.tunnels.borrow_mut().next_generation();
+    let generation = tunnels.registry.borrow_mut().next_generation();
     let session = Rc::new(Session {
         agent,
         service,
         generation,
         last_pick: Cell::default(),
         requests,
-        pace,
+        flow,
         closed_to_requests: Cell::new(false),
         cut: Cell::new(false),
         renewing: Cell::new(false),
@@ -159,37 +171,37 @@ pub(super) async fn run(core: Rc<Core>, stream: TlsStream, agent: AgentId, servi
         opened: Instant::now(),
         closer,
     });
-    runtime::spawn(control::serve(Rc::clone(&core), Rc::clone(&session), opening));
+    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
     let ended: Result<(), EndError> = std::future::poll_fn(|cx| {
         if session.meter.abuse().is_some() {
             return Poll::Ready(Err(EndError::Flood));
         }
-        session.pace.look(&session, &mut connection);
+        session.flow.look(&session, &mut connection);
         Pin::new(&mut connection).poll(cx).map_err(EndError::from)
     })
     .await;
     session.closed_to_requests.set(true);
     if matches!(ended, Err(EndError::Flood)) {
-        core.counters.abused("tunnel_frames");
+        tunnels.counters.abused("tunnel_frames");
         session.cut();
     }
-    core.tunnels.borrow_mut().remove(&session);
+    tunnels.registry.borrow_mut().remove(&session);
     let error = ended.err().map(|error| error_line(&error));
     tracing::info!(agent = %session.agent, service = %session.service.label, generation, error, "tunnel ended");
 }
 
 impl Session {
     /// Opens a stream for a request. Never queues: what the agent has no stream for is refused.
-    pub(crate) fn open(
+    pub(crate) fn open_stream(
         self: &Rc<Self>,
         head: Request<()>,
         end: bool,
     ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>, InFlight), Error> {
         // One stream is the control stream's.
-        if self.pace.streams() + 1 >= self.requests.current_max_send_streams().min(settings::STREAMS_MAX) {
+        if self.flow.streams() + 1 >= self.requests.current_max_send_streams().min(settings::STREAMS_MAX) {
             return Err(Error::AgentConcurrencyLimit);
         }
-        self.pace.enter()?;
+        self.flow.enter()?;
         let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now(), body: None };
         let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers().get(X_GW_REQUEST_ID).cloned());
         let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
@@ -201,7 +213,7 @@ impl Session {
             }
             Error::TunnelLost
         })?;
-        self.meter.sent_request(self.pace.streams());
+        self.meter.sent_request(self.flow.streams());
         Ok((response, upload, in_flight))
     }
 
@@ -232,7 +244,7 @@ impl Session {
     }
 
     /// Takes in what the agent says.
-    pub(super) fn hear(self: &Rc<Self>, core: &Rc<Core>, message: ToGateway) -> Result<(), Misconduct> {
+    pub(super) fn hear(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) -> Result<(), Misconduct> {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => {
                 // More than a tunnel has streams for is not true.
@@ -240,16 +252,16 @@ impl Session {
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
             }
             // The windows of SETTINGS that are not acknowledged are not in force (RFC 9113 §6.5.3).
-            ToGateway::Window if self.meter.settings_acknowledged() < self.pace.settings_sent() => {
+            ToGateway::Window if self.meter.settings_acknowledged() < self.flow.settings_sent() => {
                 return Err(Misconduct::SettingsNotAcknowledged);
             }
-            ToGateway::Window => self.pace.answered(),
+            ToGateway::Window => self.flow.answered(),
             ToGateway::Drain => self.end(),
             // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
                     self.renewing.set(true);
-                    runtime::spawn(Rc::clone(self).renew(core.desk.clone(), csr));
+                    runtime::spawn(Rc::clone(self).renew(tunnels.executor.clone(), csr));
                 }
             }
         }
@@ -258,14 +270,14 @@ impl Session {
 
     /// Whether the agent owes an answer for too long, without which its windows cannot be changed.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        let is_acknowledged = self.meter.settings_acknowledged() >= self.pace.settings_sent();
-        self.pace.unanswered_for(now) >= self.pace.answered_within(is_acknowledged)
+        let is_acknowledged = self.meter.settings_acknowledged() >= self.flow.settings_sent();
+        self.flow.unanswered_for(now) >= self.flow.answered_within(is_acknowledged)
     }
 
     /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
-    async fn renew(self: Rc<Self>, desk: Desk, csr: String) {
-        let proof = Proof::Tunnel(self.agent.clone());
-        let reply = desk.ask(move |control| control.sign(&proof, &csr)).await;
+    async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
+        let proof = AgentProof::Tunnel(self.agent.clone());
+        let reply = executor.run(move |control| control.sign(&proof, &csr)).await;
         self.renewing.set(false);
         self.tell(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),
@@ -300,7 +312,7 @@ impl Session {
     }
 
     pub(crate) fn requests_in_flight(&self) -> usize {
-        self.pace.streams()
+        self.flow.streams()
     }
 
     /// Sends no more requests and says so: the agent ends the tunnel once those it has are over.
@@ -329,11 +341,11 @@ impl Session {
             generation: self.generation,
             worker: worker.0,
             age_seconds: now.saturating_duration_since(self.opened).as_secs(),
-            idle_seconds: self.pace.quiet_for(now).as_secs(),
-            round_trip_us: self.pace.round_trip().and_then(|rtt| rtt.as_micros().try_into().ok()),
-            in_flight: self.pace.streams(),
-            window: self.pace.window(),
-            held_bytes: self.pace.held_bytes(),
+            idle_seconds: self.flow.quiet_for(now).as_secs(),
+            round_trip_us: self.flow.round_trip().and_then(|rtt| rtt.as_micros().try_into().ok()),
+            in_flight: self.flow.streams(),
+            window: self.flow.window(),
+            held_bytes: self.flow.held_bytes(),
             slots: self.statistics.get().map(|(slots, _)| slots),
             slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),

@@ -1,10 +1,11 @@
-//! The response as an agent sends it. The agent may be modified: whatever the genuine one checks of a backend's
-//! response is checked here again.
+//! Responses of agents. An agent is not trusted: every check that the genuine agent applies to a backend is repeated
+//! here.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::{Context, Poll, ready};
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::http::framing::{check_values_of_http2, content_length};
@@ -19,25 +20,25 @@ use http::header::{self, HeaderMap, HeaderValue};
 use http::response::Parts;
 use http::{Method, Request, Response, StatusCode};
 
-use super::{Passage, ResponseHead, Source};
+use super::{Frame, Progress, Source};
 use crate::error::Error;
+use crate::http_message::ResponseHead;
 use crate::limits;
-use crate::pipe::Frame;
 use crate::tunnel::session::InFlight;
 
-/// Fields that a response gets on its way to the caller: its request's id, and the date where there is none.
+/// Fields that a response gets on its way to the caller: its request id, and `Date` if absent.
 const ADDED_FIELDS: usize = 2;
 
-/// What of a request decides how its response is read.
+/// The parts of a request that decide how its response is read.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestTraits {
     is_head: bool,
-    /// The protocol to switch to. Boxed, as is what else is rare: every request keeps room for it.
+    /// The protocol to switch to. Boxed because it is rare: every request reserves memory for it.
     protocol: Option<Box<Protocol>>,
 }
 
-impl Asked {
-    pub(super) fn by(request: &Request<()>) -> Self {
+impl RequestTraits {
+    pub(super) fn of(request: &Request<()>) -> Self {
         let was_head = request.headers().get(X_GW_UPGRADE_METHOD).is_some_and(|method| method == "HEAD");
         Self {
             is_head: request.method() == Method::HEAD || was_head,
@@ -46,33 +47,33 @@ impl Asked {
     }
 }
 
-/// A response that is still to come on a stream of a tunnel.
-pub(crate) struct FromTunnel {
-    /// `None` once the agent has sent something that no response may have.
+/// A response that is expected on a stream of a tunnel.
+pub(crate) struct TunnelResponse {
+    /// `None` once the agent has sent an invalid response.
     stream: Option<(h2::client::ResponseFuture, InFlight)>,
-    invalid: Option<Box<(InvalidResponse, Passage)>>,
-    asked: Asked,
+    invalid: Option<Box<(InvalidResponse, Progress)>>,
+    request: RequestTraits,
     budget: InterimBudget,
-    /// Interim responses that arrived while an earlier one was being passed on. The budget bounds them.
+    /// Interim responses received while an earlier one was passed on. Bounded by the budget.
     waiting: VecDeque<ResponseHead>,
 }
 
-impl FromTunnel {
-    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, asked: Asked) -> Self {
+impl TunnelResponse {
+    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, request: RequestTraits) -> Self {
         Self {
             stream: Some((response, in_flight)),
             invalid: None,
-            asked,
+            request,
             budget: InterimBudget::default(),
             waiting: VecDeque::new(),
         }
     }
 
-    pub(super) fn passage(&self) -> Passage {
-        self.stream.as_ref().map(|(_, in_flight)| in_flight.passage()).unwrap_or_default()
+    pub(super) fn progress(&self) -> Progress {
+        self.stream.as_ref().map(|(_, in_flight)| Progress::opened_here(in_flight.stream())).unwrap_or_default()
     }
 
-    /// The next interim response; `None` when the next thing is a final one or an error.
+    /// The next interim response; `None` if a final response or an error is next.
     pub(super) async fn interim(&mut self) -> Option<ResponseHead> {
         match self.waiting.pop_front() {
             Some(waiting) => Some(waiting),
@@ -80,8 +81,8 @@ impl FromTunnel {
         }
     }
 
-    /// Takes interim responses out of h2, which would queue them without a bound, and counts them. Never resolves: to be
-    /// polled while the previous one is passed on.
+    /// Takes interim responses out of h2, which queues them without a bound, and counts them. Never resolves: poll it
+    /// while the previous interim response is passed on.
     pub(super) async fn gather(&mut self) -> Infallible {
         std::future::poll_fn(|cx| {
             while let Poll::Ready(Some(interim)) = self.poll_interim(cx) {
@@ -101,55 +102,58 @@ impl FromTunnel {
         match check_values(&headers).and_then(|()| self.budget.take(status, &mut headers)) {
             Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
             Err(invalid) => {
-                // Resets the stream, and with it goes what the agent has sent beyond.
-                self.invalid = self.stream.take().map(|(_, in_flight)| Box::new((invalid, in_flight.passage())));
+                // Resets the stream and drops later data of the agent.
+                self.invalid = self
+                    .stream
+                    .take()
+                    .map(|(_, in_flight)| Box::new((invalid, Progress::opened_here(in_flight.stream()))));
                 Poll::Ready(None)
             }
         }
     }
 
-    /// The final head; to be called when there are no more interim ones.
-    pub(super) async fn head(self) -> (Passage, Result<(ResponseHead, Source), Error>) {
+    /// The final head; call it after the last interim response.
+    pub(super) async fn head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         let (response, in_flight) = match (self.stream, self.invalid) {
             (Some(stream), _) => stream,
             (None, Some(invalid)) => {
-                let (invalid, passage) = *invalid;
-                return (passage, Err(Error::invalid_response(invalid)));
+                let (invalid, progress) = *invalid;
+                return (progress, Err(Error::invalid_response(invalid)));
             }
-            (None, None) => return (Passage::default(), Err(Error::TunnelLost)),
+            (None, None) => return (Progress::default(), Err(Error::TunnelLost)),
         };
-        let mut passage = in_flight.passage();
+        let mut progress = Progress::opened_here(in_flight.stream());
         let received = match response.await {
-            Ok(response) => receive(response, in_flight, &self.asked, &mut passage).await,
-            // The h2 crate found the stream's frames to be malformed (RFC 9113 §8.1.1).
+            Ok(response) => receive(response, in_flight, &self.request, &mut progress).await,
+            // The h2 crate found malformed frames on the stream (RFC 9113 §8.1.1).
             Err(error) if error.is_reset() && error.is_library() => {
                 Err(Error::invalid_response(InvalidResponse::Http2))
             }
             Err(_) => Err(Error::TunnelLost),
         };
-        (passage, received)
+        (progress, received)
     }
 }
 
 async fn receive(
     response: Response<h2::RecvStream>,
     mut in_flight: InFlight,
-    asked: &Asked,
-    passage: &mut Passage,
+    request: &RequestTraits,
+    progress: &mut Progress,
 ) -> Result<(ResponseHead, Source), Error> {
     let (parts, mut body) = response.into_parts();
     let took = in_flight.open_for();
-    passage.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
+    progress.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
     if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
-        let code = code.to_str().unwrap_or_default();
+        let code = AgentErrorCode::parse(code);
         return Err(match Error::from_agent(code, "") {
             Error::AgentForward(_) => Error::from_agent(code, &read_message(&mut body).await),
             error => error,
         });
     }
-    let head = final_head(parts, asked, body.is_end_stream()).map_err(Error::invalid_response)?;
+    let head = final_head(parts, request, body.is_end_stream()).map_err(Error::invalid_response)?;
     if !head.has_body {
-        // What the agent sends nevertheless is reset with the stream.
+        // Data that the agent sends nevertheless is reset with the stream.
         return Ok((head, Source::Nothing));
     }
     in_flight.watch(&mut body);
@@ -157,32 +161,36 @@ async fn receive(
 }
 
 /// Checks a final head and cleans its fields for the next hop.
-fn final_head(parts: Parts, asked: &Asked, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
+fn final_head(parts: Parts, request: &RequestTraits, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
     let Parts { status, headers, .. } = parts;
     let switches = headers.contains_key(X_GW_UPGRADE);
-    let upgrade = if switches { Some(switched_to(status, &headers, asked)?) } else { None };
+    let upgrade = if switches { Some(switched_to(status, &headers, request)?) } else { None };
     check_status(status)?;
     let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
     check_fields(&headers)?;
     check_values(&headers)?;
-    // Another protocol has no length (RFC 9110 §8.6), and neither has a response that never has a body.
+    // An upgraded stream has no length (RFC 9110 §8.6), and neither has a response without a body.
     if switches || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
     }
-    // Written in the one way where the head is written.
+    // The head writer writes the length in its canonical form.
     content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
-    let never_has_body = asked.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let never_has_body = request.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
 }
 
-/// Checks what h2 does not: values that a caller of HTTP/2 would have to take for malformed.
+/// Checks that h2 leaves out: values that an HTTP/2 caller would have to treat as malformed.
 fn check_values(fields: &HeaderMap) -> Result<(), InvalidResponse> {
     check_values_of_http2(fields).map_err(|_| InvalidResponse::Http2)
 }
 
-/// The protocol that the backend has switched to: the one that was asked for.
-fn switched_to(status: StatusCode, headers: &HeaderMap, asked: &Asked) -> Result<UpgradeProtocol, InvalidResponse> {
-    let protocol = asked.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
+/// The protocol that the backend has switched to: the one that the request asked for.
+fn switched_to(
+    status: StatusCode,
+    headers: &HeaderMap,
+    request: &RequestTraits,
+) -> Result<UpgradeProtocol, InvalidResponse> {
+    let protocol = request.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
     let mut named = headers.get_all(X_GW_UPGRADE).iter();
     let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_bytes());
     match (named.next(), named.next()) {
@@ -193,7 +201,7 @@ fn switched_to(status: StatusCode, headers: &HeaderMap, asked: &Asked) -> Result
     }
 }
 
-/// The text of an agent's error: bounded in length and in time, and without characters that could forge a log line.
+/// The error text of an agent: bounded in length and time, without characters that could forge a log line.
 async fn read_message(body: &mut h2::RecvStream) -> String {
     let mut message = Vec::new();
     let reading = async {
@@ -209,12 +217,12 @@ async fn read_message(body: &mut h2::RecvStream) -> String {
     printable(&message, limits::AGENT_MESSAGE)
 }
 
-/// The next frame of a body that comes from a tunnel.
+/// The next frame of a body from a tunnel.
 pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Received::Data(data)) => Ok(Frame::Data(data)),
         Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
-            Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
+            Some(code) => Err(Error::broken_response(AgentErrorCode::parse(code))),
             None => {
                 let trailers = fields::end_to_end_trailers(trailers);
                 let checked = check_fields(&trailers).and_then(|()| check_values(&trailers));
@@ -222,7 +230,7 @@ pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Resu
             }
         },
         Ok(Received::End) => Ok(Frame::End),
-        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response("GW_BACKEND_RESET")),
+        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response(Some(AgentErrorCode::BackendReset))),
         Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
     })
 }

@@ -154,8 +154,8 @@ fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     let refused = |status: u16, retry_after: Option<u64>| {
         GatewayError::Refused(Refusal {
             status: StatusCode::from_u16(status).unwrap(),
-            code: String::new(),
-            message: String::new(),
+            code: None,
+            text: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
         })
     };

@@ -9,8 +9,9 @@ use utoipa_axum::routes;
 
 use super::created;
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{AccountChanges, AccountView, Actor, NewAccount, Page, PageQuery};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{AccountChanges, AccountView, Actor, NewAccount};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(create_account, list_accounts)).routes(routes!(
@@ -30,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         ReadProblems, WriteProblems,
     ),
 )]
-async fn create_account(State(admin): State<Admin>, Body(new): Body<NewAccount>) -> Result<Response, Problem> {
+async fn create_account(State(admin): State<Admin>, JsonBody(new): JsonBody<NewAccount>) -> Result<Response, Problem> {
     let made = admin.ask(move |control| control.create_account(&Actor::Admin, &new)).await?;
     let location = format!("/accounts/{}", made.0.id);
     Ok(created(made, &location))
@@ -68,7 +69,7 @@ async fn show_account(State(admin): State<Admin>, Path(account): Path<String>) -
 async fn change_account(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Body(changes): Body<AccountChanges>,
+    JsonBody(changes): JsonBody<AccountChanges>,
 ) -> Result<Json<AccountView>, Problem> {
     admin.ask(move |control| control.change_account(&Actor::Admin, &account, &changes)).await.map(Json)
 }

@@ -7,8 +7,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentChanges, AgentView, Page, PageQuery};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{Actor, AgentChanges, AgentView};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -55,7 +56,7 @@ async fn show_agent(
 async fn change_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
-    Body(changes): Body<AgentChanges>,
+    JsonBody(changes): JsonBody<AgentChanges>,
 ) -> Result<Json<AgentView>, Problem> {
     admin.ask(move |control| control.change_agent(&Actor::Admin, &account, &agent, &changes)).await.map(Json)
 }

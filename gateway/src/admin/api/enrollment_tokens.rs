@@ -9,8 +9,9 @@ use utoipa_axum::routes;
 
 use super::{created, secret};
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Page, PageQuery};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new()
@@ -31,7 +32,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 async fn create_enrollment_token(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Body(new): Body<NewEnrollmentToken>,
+    JsonBody(new): JsonBody<NewEnrollmentToken>,
 ) -> Result<Response, Problem> {
     let port = admin.console.port();
     let made = admin.ask(move |control| control.create_enrollment_token(&Actor::Admin, &account, &new)).await?;

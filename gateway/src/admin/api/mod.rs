@@ -1,11 +1,11 @@
-//! The administration API, `/api/v1`. Each route is declared together with its description: the document at
-//! `openapi.json` is made of the same declarations.
+//! The administration API, `/api/v1`. Each route is declared with its description, from which `openapi.json` is
+//! generated.
 
 mod accounts;
 mod agents;
 mod audit_log;
+mod caller_secrets;
 mod enrollment_tokens;
-mod grants;
 mod requests;
 mod series;
 mod services;
@@ -29,7 +29,7 @@ use crate::auth::bearer;
 
 /// Largest request body, in bytes.
 const BODY_MAX: usize = 64 * 1024;
-/// The same where it holds a body that is to be sent, in base64: room for some 3 MB.
+/// Largest body of a replay request, in bytes: a body to send of about 3 MB, in base64.
 const REPLAY_MAX: usize = 4 * 1024 * 1024;
 
 #[derive(OpenApi)]
@@ -54,12 +54,12 @@ impl Modify for AdminToken {
     }
 }
 
-/// The routes, behind the admin token, and their description, in front of it.
+/// The routes, which require the admin token, and the OpenAPI document, which does not.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
     let (routes, document) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(accounts::routes())
         .merge(services::routes())
-        .merge(grants::routes())
+        .merge(caller_secrets::routes())
         .merge(enrollment_tokens::routes())
         .merge(agents::routes())
         .merge(signing_keys::routes())
@@ -80,10 +80,10 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/openapi.json", get(async move || Json(document.clone())))
 }
 
-/// Lets a request through that brings the admin token (RFC 6750 §2.1).
+/// Requires the admin token (RFC 6750 §2.1).
 async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let token = request.headers().get(header::AUTHORIZATION).and_then(bearer);
-    // Hashed on both sides, so that the comparison tells nothing of the token, not even its length.
+    // Both sides are hashed, so that the time of the comparison reveals nothing about the token, including its length.
     let is_admin = token.is_some_and(|token| SecretHash::of(admin.control.admin_token().reveal()).matches(token));
     if !is_admin {
         let detail = "send Authorization: Bearer and the contents of data_dir/admin.token";
@@ -92,7 +92,7 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
     next.run(request).await
 }
 
-/// 201 with its address for what was created; 200 for what was there already.
+/// 201 with a Location for a created record; 200 for an existing one.
 fn created<T: Serialize>((view, created): (T, bool), location: &str) -> Response {
     if created {
         (StatusCode::CREATED, [(header::LOCATION, format!("/api/v1{location}"))], Json(view)).into_response()
@@ -101,7 +101,7 @@ fn created<T: Serialize>((view, created): (T, bool), location: &str) -> Response
     }
 }
 
-/// A secret is in it: nobody on the way keeps it.
+/// Marks a response with a secret as not cacheable.
 fn secret(mut response: Response) -> Response {
     response.headers_mut().insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     response

@@ -10,14 +10,15 @@ use gw_shared::id::{InvalidId, RequestId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
 use crate::admin::{Admin, not_logged, read_body};
-use crate::control::{Control, ControlError, Page, ReplayEdits};
+use crate::control::{Control, ControlError, ReplayEdits};
+use crate::page::Page;
 use crate::telemetry::request_log::{BodyView, RequestView, SearchQuery, Side};
 
-/// Of a body that was kept: more had been there.
+/// Whether the captured body is incomplete.
 const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");
-/// Why.
+/// The reason for truncation.
 const X_GW_TRUNCATED_BY: HeaderName = HeaderName::from_static("x-gw-truncated-by");
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -27,7 +28,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(show_request_body))
 }
 
-/// Apart: they take larger bodies.
+/// Separate routes, because they accept larger bodies.
 pub(super) fn replay_routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(replay_request))
 }
@@ -88,7 +89,7 @@ async fn show_request_body(
     body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "nothing was kept of this body"))
 }
 
-/// What a stranger wrote: for keeping, not for showing as a page of ours.
+/// A captured body as a download. It is untrusted data, so browsers must not render it.
 fn attachment(body: BodyView) -> Response {
     let mut response = body.bytes.into_response();
     let headers = response.headers_mut();
@@ -122,7 +123,7 @@ fn attachment(body: BodyView) -> Response {
 async fn replay_request(
     State(admin): State<Admin>,
     Path(id): Path<String>,
-    Body(edits): Body<ReplayEdits>,
+    JsonBody(edits): JsonBody<ReplayEdits>,
 ) -> Result<Response, Problem> {
     let view = admin.replay(parse(&id)?, edits).await??;
     let location = format!("/api/v1/requests/{}", view.id);
@@ -130,7 +131,7 @@ async fn replay_request(
 }
 
 impl Admin {
-    /// The request of an id that somebody wrote.
+    /// The request with this id.
     pub(in crate::admin) async fn request(&self, id: &str) -> Result<RequestView, Problem> {
         let id = parse(id)?;
         let found = self.read_log(move |log| log.show(id)).await?;
@@ -138,7 +139,7 @@ impl Admin {
     }
 }
 
-/// What is no id is the id of no request.
+/// A malformed id is treated as an unknown request.
 fn parse(id: &str) -> Result<RequestId, Problem> {
     id.parse().map_err(|error: InvalidId| Problem::new(StatusCode::NOT_FOUND, error.to_string()))
 }

@@ -25,5 +25,5 @@ async fn show_series(
     Query(query): Query<SeriesQuery>,
 ) -> Result<Json<SeriesView>, Problem> {
     let series = std::sync::Arc::clone(&admin.series);
-    admin.ask(move |_| series.show(&query, Timestamp::now())).await.map(Json)
+    admin.ask(move |_| Ok(series.show(&query, Timestamp::now())?)).await.map(Json)
 }

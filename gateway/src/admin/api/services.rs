@@ -9,8 +9,9 @@ use utoipa_axum::routes;
 
 use super::created;
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, NewService, Page, PageQuery, ServiceChanges, ServiceView};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{Actor, NewService, ServiceChanges, ServiceView};
+use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(create_service, list_services)).routes(routes!(
@@ -34,7 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 async fn create_service(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Body(new): Body<NewService>,
+    JsonBody(new): JsonBody<NewService>,
 ) -> Result<Response, Problem> {
     let made = admin.ask(move |control| control.create_service(&Actor::Admin, &account, &new)).await?;
     let location = format!("/accounts/{}/services/{}", made.0.account, made.0.id);
@@ -78,7 +79,7 @@ async fn show_service(
 async fn change_service(
     State(admin): State<Admin>,
     Path((account, service)): Path<(String, String)>,
-    Body(changes): Body<ServiceChanges>,
+    JsonBody(changes): JsonBody<ServiceChanges>,
 ) -> Result<Json<ServiceView>, Problem> {
     admin.ask(move |control| control.change_service(&Actor::Admin, &account, &service, &changes)).await.map(Json)
 }

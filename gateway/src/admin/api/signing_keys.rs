@@ -8,8 +8,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::admin::Admin;
-use crate::admin::problem::{Body, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, Page, PageQuery, Rotation, SigningKeyView};
+use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::control::{Actor, Rotation, SigningKeyView};
+use crate::page::{Page, PageQuery};
 use crate::strict_json::Object;
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -42,7 +43,7 @@ async fn rotate_signing_key(
     object: Result<Option<Json<Option<Object>>>, JsonRejection>,
 ) -> Result<Json<SigningKeyView>, Problem> {
     let rotation = match object?.and_then(|Json(object)| object) {
-        Some(object) => Body::<Rotation>::of(object)?.0,
+        Some(object) => JsonBody::<Rotation>::of(object)?.0,
         None => Rotation::default(),
     };
     admin.ask(move |control| control.rotate_signing_key(&Actor::Admin, &rotation)).await.map(Json)

@@ -1,31 +1,8 @@
-//! The web console: pages for the administrator's browser, made here, of the same functions of the control plane as the
-//! API. Forms and links do everything; scripts refresh what is live, draw charts and copy secrets.
+//! The web console: server-rendered pages for the administrator's browser, on the same functions of the control plane
+//! as the API. Everything works with forms and links; scripts refresh live data, draw charts and copy secrets.
 
-mod accounts;
-mod agents;
-mod assets;
-mod audit;
-mod body;
-mod commands;
-mod data;
-mod enrollment;
-mod failure;
-mod form;
-mod format;
-mod grants;
-mod guard;
-mod hosts;
-mod overview;
-mod page;
-mod replay;
-mod requests;
-mod services;
-mod session;
-mod settings;
-mod sign_in;
-mod traffic;
-mod tunnels;
-mod waterfall;
+mod pages;
+mod web;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,21 +13,26 @@ use axum::routing::{get, post};
 
 use super::Admin;
 use crate::control::{Control, ControlError};
-use crate::limit::{AddressLimits, Rate};
+use crate::limit::AddressLimits;
+use crate::rate::Rate;
 use crate::telemetry::request_log::RequestLog;
-use failure::Failure;
-use session::Sessions;
+use pages::{
+    accounts, agents, audit, caller_secrets, enrollment, overview, replay, requests, services, sign_in, traffic,
+    tunnels,
+};
+use web::failure::Failure;
+use web::form::FORM_MAX;
+use web::session::Sessions;
+use web::{assets, guard, theme};
 
-/// Largest form, in bytes: one that replays a request with a body of 1 MiB, each byte of it escaped, and its fields.
-const FORM_MAX: usize = 4 << 20;
-/// Failed attempts to sign in, of one client address.
+/// Rate of failed sign-in attempts of one client address.
 const SIGN_IN_FAILURES: Rate = Rate::new(10, 10).unwrap();
 
-/// What the console remembers while the process runs.
+/// State of the console while the process runs.
 pub(super) struct Console {
     sessions: Sessions,
     failures: Mutex<AddressLimits>,
-    /// Where callers and agents connect, for the commands that pages propose.
+    /// Port for callers and agents, for the commands that pages suggest.
     port: u16,
 }
 
@@ -59,19 +41,19 @@ impl Console {
         Self { sessions: Sessions::default(), failures: Mutex::new(AddressLimits::new(SIGN_IN_FAILURES)), port }
     }
 
-    /// Where callers and agents connect.
+    /// Port for callers and agents.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
     fn failures(&self) -> std::sync::MutexGuard<'_, AddressLimits> {
-        // Whole at any time.
+        // Consistent even after a panic.
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Admin {
-    /// Has the control plane do something that may block, for a page.
+    /// Runs work on the control plane for a page; errors become an error page.
     async fn look<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
@@ -79,7 +61,7 @@ impl Admin {
         Ok(self.attempt(work).await??)
     }
 
-    /// The same for a form, which has something to say about most errors.
+    /// As [`Self::look`] for a form, which shows most errors itself.
     async fn attempt<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
@@ -87,7 +69,7 @@ impl Admin {
         self.clone().run(work).await.map_err(Failure::from)
     }
 
-    /// As [`Self::look`], with the request log at hand.
+    /// As [`Self::look`], with access to the request log.
     async fn look_with_log<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Control, &RequestLog) -> Result<T, ControlError> + Send + 'static,
@@ -104,7 +86,7 @@ impl Admin {
     }
 }
 
-/// Every page. What needs a session is behind [`guard::signed_in`], everything behind the rest of `guard`.
+/// Routes of all pages. [`guard::signed_in`] protects those that need a session; the rest of `guard` protects all.
 pub(super) fn router(admin: &Admin) -> Router<Admin> {
     Router::new()
         .route("/", get(overview::show))
@@ -113,7 +95,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/accounts/{account}/new-service", get(services::new))
         .route("/accounts/{account}/services/{service}", get(services::show).post(services::change))
         .route("/accounts/{account}/services/{service}/delete", post(services::delete))
-        .merge(grants::routes())
+        .merge(caller_secrets::routes())
         .route("/accounts/{account}/agents", get(agents::list))
         .route("/accounts/{account}/agents/{agent}", get(agents::show).post(agents::change))
         .route("/accounts/{account}/agents/{agent}/approve", post(agents::approve))
@@ -131,7 +113,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/traffic", get(traffic::show))
         .route("/traffic/series", get(traffic::series))
         .route("/audit-log", get(audit::list))
-        .route("/theme", post(settings::theme))
+        .route("/theme", post(theme::set))
         .route("/sign-out", post(sign_in::sign_out))
         .layer(from_fn_with_state(admin.clone(), guard::signed_in))
         .route("/sign-in", get(sign_in::form).post(sign_in::sign_in))

@@ -57,6 +57,13 @@ impl SocketBudget {
         Self { total, held, is_pressed: AtomicBool::new(false) }
     }
 
+    /// A budget of half the memory for relayed requests (`relay_memory`, bytes), and at most a third of the TCP memory
+    /// above which the kernel throttles every connection of the machine.
+    pub(crate) fn beside(relay_memory: usize, workers: usize) -> Self {
+        let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
+        Self::new(third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2)), workers)
+    }
+
     /// Most bytes that the callers' connections of all workers may hold.
     pub(crate) fn total(&self) -> usize {
         self.total

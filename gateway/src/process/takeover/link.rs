@@ -24,27 +24,16 @@ use tokio::sync::oneshot;
 
 use super::{LINE_MAX, Message, TakeoverError, Talk};
 use crate::control::Control;
-use crate::error::Error;
-use crate::limit::levels;
+use crate::limit::{PredecessorCharge, SuccessorCharge, levels};
 use crate::limits;
-use crate::mailbox;
 use crate::ownership;
 use crate::store::Record;
+use crate::worker::{self, Peers};
 
 /// Shortest time between two copies of the records.
 const RECORDS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the predecessor looks whether its successor still answers.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// The way to the process that has the buckets now. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Charges(Sender<Charge>);
-
-/// A request that waits to be admitted by the successor.
-pub(crate) struct Charge {
-    service: Arc<str>,
-    reply: oneshot::Sender<Option<Duration>>,
-}
 
 /// Requests that the successor was asked about, by number.
 #[derive(Clone, Default)]
@@ -53,33 +42,6 @@ struct Asked(Arc<Mutex<HashMap<u64, Waiting>>>);
 struct Waiting {
     since: Instant,
     reply: oneshot::Sender<Option<Duration>>,
-}
-
-/// A request of the predecessor, to be taken out of the bucket of its service.
-pub(crate) struct Take {
-    pub(crate) service: String,
-    number: u64,
-    replies: Sender<Message>,
-}
-
-pub(crate) fn charges() -> (Charges, Receiver<Charge>) {
-    let (sender, receiver) = bounded(limits::CHARGES);
-    (Charges(sender), receiver)
-}
-
-impl Charges {
-    /// Takes one request out of the bucket of `service`.
-    pub(crate) async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
-        const DRAINING: Error = Error::Overloaded("draining");
-        let (reply, answer) = oneshot::channel();
-        self.0.try_send(Charge { service: Arc::clone(service), reply }).map_err(|_| DRAINING)?;
-        match answer.await {
-            Ok(None) => Ok(()),
-            Ok(Some(retry_after)) => Err(Error::RateLimited { retry_after }),
-            // The successor is gone.
-            Err(_) => Err(DRAINING),
-        }
-    }
 }
 
 impl Asked {
@@ -100,17 +62,13 @@ impl Asked {
     }
 }
 
-impl Take {
-    /// Answers: it was taken, or after what time it can be.
-    pub(crate) fn answer(self, wait: Option<Duration>) {
-        let wait_ms = wait.map(|wait| u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX));
-        // Fails when the predecessor has ended.
-        let _ = self.replies.try_send(Message::Charged { number: self.number, wait_ms });
-    }
-}
-
 /// The predecessor's end: threads that admit by the successor's records and buckets until it, or this process, ends.
-pub(super) fn follow(talk: Talk, charges: Receiver<Charge>, control: Arc<Control>) -> Result<(), TakeoverError> {
+pub(super) fn follow(
+    talk: Talk,
+    charges: Receiver<SuccessorCharge>,
+    control: Arc<Control>,
+    peers: Arc<Peers>,
+) -> Result<(), TakeoverError> {
     let socket = talk.0.get_ref().try_clone()?;
     talk.0.get_ref().set_read_timeout(Some(LOOK))?;
     let asked = Asked::default();
@@ -119,7 +77,7 @@ pub(super) fn follow(talk: Talk, charges: Receiver<Charge>, control: Arc<Control
     std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
         let error = hear_successor(talk, &pending, |records| control.follow(records));
         tracing::warn!(%error, "the successor is gone: no more requests are taken, running ones may end");
-        control.tell_workers(|| mailbox::Message::End);
+        peers.tell_all(|| worker::Message::End);
         // A predecessor of this process has lost its source, too.
         control.end_watch();
         drop(alive);
@@ -162,7 +120,7 @@ fn hear_successor(mut talk: Talk, asked: &Asked, follow: impl Fn(Vec<Record>)) -
 
 fn send_charges(
     mut socket: &UnixStream,
-    charges: &Receiver<Charge>,
+    charges: &Receiver<SuccessorCharge>,
     asked: &Asked,
     ended: &Receiver<Infallible>,
 ) -> Result<(), TakeoverError> {
@@ -172,7 +130,7 @@ fn send_charges(
             recv(charges) -> charge => charge,
             recv(ended) -> _ => return Ok(()),
         };
-        let Ok(Charge { service, reply }) = charge else { return Ok(()) };
+        let Ok(SuccessorCharge { service, reply }) = charge else { return Ok(()) };
         // Dropped, which refuses it, when there are too many.
         if asked.lock().len() < limits::CHARGES {
             asked.lock().insert(number, Waiting { since: Instant::now(), reply });
@@ -188,16 +146,20 @@ fn send_charges(
 }
 
 /// The successor's end: threads that tell the predecessor what changes and admit its requests. Workers wait for
-/// [`mailbox::Message::Levels`], which comes from here. The channel that is returned disconnects when the predecessor
+/// [`worker::Message::Levels`], which comes from here. The channel that is returned disconnects when the predecessor
 /// has ended.
-pub(super) fn lead(talk: Talk, control: &Arc<Control>) -> Result<Receiver<Infallible>, TakeoverError> {
+pub(super) fn lead(
+    talk: Talk,
+    control: &Arc<Control>,
+    peers: &Arc<Peers>,
+) -> Result<Receiver<Infallible>, TakeoverError> {
     let socket = talk.0.get_ref().try_clone()?;
     let (replies, answers) = bounded(limits::CHARGES);
     let (alive, ended) = bounded::<Infallible>(0);
     let changes = control.watch_changes();
-    let reading = Arc::clone(control);
+    let (reading, workers) = (Arc::clone(control), Arc::clone(peers));
     std::thread::Builder::new().name("gw-predecessor".to_owned()).spawn(move || {
-        let error = hear_predecessor(talk, &replies, &reading);
+        let error = hear_predecessor(talk, &replies, &reading, &workers);
         tracing::info!(%error, "the predecessor has ended");
         drop(alive);
     })?;
@@ -212,7 +174,7 @@ pub(super) fn lead(talk: Talk, control: &Arc<Control>) -> Result<Receiver<Infall
     Ok(ended)
 }
 
-fn hear_predecessor(mut talk: Talk, replies: &Sender<Message>, control: &Control) -> TakeoverError {
+fn hear_predecessor(mut talk: Talk, replies: &Sender<Message>, control: &Control, peers: &Peers) -> TakeoverError {
     let levels = match talk.hear() {
         Ok(Message::Levels { levels }) => Ok(levels::bounded(levels)),
         Ok(other) => Err(TakeoverError::NotUnderstood(format!("{other:?}"))),
@@ -226,7 +188,7 @@ fn hear_predecessor(mut talk: Talk, replies: &Sender<Message>, control: &Control
         }
     };
     let levels = Arc::new(levels);
-    control.tell_workers(|| mailbox::Message::Levels(Arc::clone(&levels)));
+    peers.tell_all(|| worker::Message::Levels(Arc::clone(&levels)));
     if let Some(error) = failed {
         // The other end sees it, and takes no more requests either.
         let _ = talk.0.get_ref().shutdown(Shutdown::Both);
@@ -239,8 +201,16 @@ fn hear_predecessor(mut talk: Talk, replies: &Sender<Message>, control: &Control
         match talk.hear() {
             Ok(Message::Charge { number, service }) => {
                 let owner = ownership::owner(format!("{service}.{}", control.region().apex()), control.workers());
-                let take = Box::new(Take { service, number, replies: replies.clone() });
-                control.tell_worker(owner, mailbox::Message::Take(take));
+                let replies = replies.clone();
+                let answer = Box::new(move |wait: Option<Duration>| {
+                    let wait_ms = wait.map(|wait| u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX));
+                    // Fails when the predecessor has ended.
+                    let _ = replies.try_send(Message::Charged { number, wait_ms });
+                });
+                peers.tell(
+                    owner,
+                    worker::Message::ChargeForPredecessor(Box::new(PredecessorCharge { service, answer })),
+                );
             }
             Ok(other) => return TakeoverError::NotUnderstood(format!("{other:?}")),
             Err(error) => return error,
@@ -308,6 +278,8 @@ mod tests {
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
+    use crate::error::Error;
+    use crate::limit::SuccessorBuckets;
 
     fn runtime() -> Runtime {
         Builder::new_current_thread().build().unwrap()
@@ -317,7 +289,7 @@ mod tests {
     fn requests_are_admitted_by_the_answer_to_their_number_and_refused_without_one() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut successor = Talk::new(theirs).unwrap();
-        let ((charges, asking), asked) = (charges(), Asked::default());
+        let ((charges, asking), asked) = (SuccessorBuckets::new(), Asked::default());
         let (alive, ended) = bounded::<Infallible>(0);
         let pending = asked.clone();
         let sending = std::thread::spawn(move || send_charges(&ours, &asking, &pending, &ended).is_ok());

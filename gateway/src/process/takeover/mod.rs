@@ -35,13 +35,11 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::control::Control;
-use crate::limit::{Level, levels};
+use crate::limit::{Level, SuccessorCharge, levels};
 use crate::limits;
 use crate::process::listeners::{Inherited, Listeners};
 use crate::store::Record;
-
-use link::Charge;
-pub(crate) use link::{Charges, Take, charges};
+use crate::worker::Peers;
 
 /// Names the predecessor by its process id, so that it means nothing to whoever else inherits it.
 const VARIABLE: &str = "GW_PREDECESSOR";
@@ -200,11 +198,12 @@ impl Successor {
     pub(crate) fn follow(
         mut self,
         levels: Vec<Level>,
-        charges: Receiver<Charge>,
+        charges: Receiver<SuccessorCharge>,
         control: &Arc<Control>,
+        peers: &Arc<Peers>,
     ) -> Result<(), TakeoverError> {
         self.talk.say(&Message::Levels { levels: levels::bounded(levels) })?;
-        link::follow(self.talk, charges, Arc::clone(control))
+        link::follow(self.talk, charges, Arc::clone(control), Arc::clone(peers))
     }
 }
 
@@ -261,9 +260,13 @@ impl Predecessor {
 
     /// Says that it can drain, and from then on tells it what changes and admits its requests. The channel disconnects
     /// when it has ended.
-    pub(crate) fn serving(&mut self, control: &Arc<Control>) -> Result<Receiver<Infallible>, TakeoverError> {
+    pub(crate) fn serving(
+        &mut self,
+        control: &Arc<Control>,
+        peers: &Arc<Peers>,
+    ) -> Result<Receiver<Infallible>, TakeoverError> {
         self.talk()?.say(&Message::Serving)?;
-        link::lead(self.0.take().ok_or(TakeoverError::Ended)?, control)
+        link::lead(self.0.take().ok_or(TakeoverError::Ended)?, control, peers)
     }
 
     fn talk(&mut self) -> Result<&mut Talk, TakeoverError> {

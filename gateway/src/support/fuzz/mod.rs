@@ -45,8 +45,8 @@ use crate::ingress::proxy_protocol::{self, Preface};
 use crate::limit::Rate;
 use crate::limits;
 use crate::store::{
-    CredentialRecord, Directory, Grant, Modes, Record, Records, Service, ServiceKeyRecord, ServiceRecord, SigningKey,
-    SigningKeyRecord,
+    CredentialRecord, Directory, Modes, Record, Records, SecretAccess, Service, ServiceKeyRecord, ServiceRecord,
+    SigningKey, SigningKeyRecord,
 };
 use crate::telemetry::request_log;
 use crate::tls::pki::{AgentIdentity, Authority, CertificateRequest, agent_identity};
@@ -386,7 +386,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
             created_at: NOW,
         }));
     }
-    let grant = |secret: &str, enabled| Grant {
+    let access = |secret: &str, enabled| SecretAccess {
         account: account(),
         name: None,
         secret: SecretHash::of(secret),
@@ -396,10 +396,10 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     };
     let client = |number: u8| ClientId::new(&format!("gw_ci_{number:020}")).expect("a client's id");
     let (allowed, disabled, unknown) = (client(1), client(2), client(3));
-    records.put(Record::Credential(CredentialRecord { id: allowed.clone(), grant: grant("", true) }));
-    records.put(Record::Credential(CredentialRecord { id: disabled.clone(), grant: grant("", false) }));
+    records.put(Record::Credential(CredentialRecord { id: allowed.clone(), access: access("", true) }));
+    records.put(Record::Credential(CredentialRecord { id: disabled.clone(), access: access("", false) }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
-    records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, grant: grant(KEY_SECRET, true) }));
+    records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, access: access(KEY_SECRET, true) }));
     let (published, foreign) = (signing_key(2, "k"), signing_key(3, "f"));
     let impostor = SigningKeyRecord { id: published.id.clone(), ..foreign.clone() };
     records.put(Record::SigningKey(published.clone()));
@@ -431,7 +431,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     ];
     let tokens = tokens.map(|(name, key, claims, outcome)| {
         let key = SigningKey::from_record(key).expect("a key");
-        (name, Minted { text: key.sign(claims).expect("a token"), outcome })
+        (name, Minted { text: claims.signed_by(&key).expect("a token"), outcome })
     });
     Callers { tokens: BTreeMap::from(tokens), service: api, issuer: region.base_url(), directory }
 });

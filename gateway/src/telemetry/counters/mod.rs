@@ -1,4 +1,4 @@
-//! What a worker counts. Its own, unshared; merged when somebody asks.
+//! Counters of one worker. They are not shared; reports of all workers are merged on request.
 
 pub mod services;
 
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::Error;
+use crate::http_message::Outcome;
 use crate::ownership::WorkerId;
-use crate::relay::Outcome;
 use services::{ServiceReport, Services};
 
-/// A count that only its own worker touches.
+/// Counter used by its own worker only.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(Cell<u64>);
 
@@ -27,7 +27,7 @@ impl Counter {
     }
 }
 
-/// Counts by reason, of few and fixed reasons.
+/// Counters by reason, for a small fixed set of reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Reasons(RefCell<BTreeMap<&'static str, u64>>);
 
@@ -58,15 +58,16 @@ pub(crate) struct Counters {
     cut: Counter,
     caller_gone: Counter,
     refused: Reasons,
-    /// Connections that were not taken.
+    /// Connections refused at accept, by reason.
     pub(crate) turned_away: Reasons,
-    /// Connections that were ended although their callers would have gone on.
+    /// Connections that the gateway closed to protect itself or to make room, by reason.
     ended_early: Reasons,
-    /// What became of the requests of each service.
+    /// Ended requests of each service.
     pub(crate) services: Services,
 }
 
 impl Counters {
+    /// Counts a request by its outcome.
     pub(crate) fn ended(&self, outcome: Outcome) {
         match outcome {
             Outcome::Complete | Outcome::Refused => self.complete.increment(),
@@ -75,18 +76,19 @@ impl Counters {
         }
     }
 
+    /// Counts a request that the gateway answered with an error.
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.refused.increment(code);
+        self.refused.increment(code.as_str());
     }
 
-    /// A connection is ended because of what its caller does.
+    /// Counts a connection closed because of its peer's behaviour.
     pub(crate) fn abused(&self, reason: &'static str) {
         self.abusive.increment();
         self.ended_early.increment(reason);
     }
 
-    /// A connection is ended because another needs its place.
+    /// Counts a connection closed to make room for another.
     pub(crate) fn gave_way(&self, reason: &'static str) {
         self.ended_early.increment(reason);
     }
@@ -120,33 +122,33 @@ impl Counters {
     }
 }
 
-/// Asks a worker for a report.
+/// Request to a worker for a report.
 pub(crate) struct Scrape {
-    /// Where it goes.
+    /// Channel for the report.
     pub(crate) reply: crossbeam_channel::Sender<WorkerReport>,
-    /// With the counts of every service, which are much to copy.
+    /// Whether the report includes the counters of all services, which are expensive to copy.
     pub(crate) with_services: bool,
 }
 
-/// One worker's counters and state at one moment.
+/// Counters and state of one worker.
 #[derive(Debug, Clone)]
 pub struct WorkerReport {
     pub worker: WorkerId,
     pub totals: BTreeMap<&'static str, u64>,
     pub refusals: BTreeMap<&'static str, u64>,
-    /// Connections that were not taken, by reason.
+    /// Connections refused at accept, by reason.
     pub turned_away: BTreeMap<&'static str, u64>,
-    /// Connections that were ended although their callers would have gone on, by reason.
+    /// Connections that the gateway closed to protect itself or to make room, by reason.
     pub ended_early: BTreeMap<&'static str, u64>,
     pub connections: usize,
     pub crossings_served: usize,
-    /// Bytes that the kernel holds for callers' connections, as last measured.
+    /// Bytes that the kernel holds for callers' connections, at the last measurement.
     pub socket_bytes: usize,
-    /// Most bytes that it may hold for those of all workers.
+    /// Limit of these bytes for all workers together.
     pub socket_limit: usize,
     pub busy_per_mille: u32,
     pub tunnels: Vec<TunnelReport>,
-    /// Empty unless asked for.
+    /// Empty unless requested.
     pub services: Vec<ServiceReport>,
 }
 

@@ -1,4 +1,4 @@
-//! What became of the requests of each service, as one worker saw them end.
+//! Counters of ended requests by service, on one worker.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,36 +10,38 @@ use gw_shared::telemetry::metrics::Histogram;
 use crate::limits;
 use crate::store::Directory;
 
-/// The label of what services have for which there is no place in the table. No service is called that: they all have
-/// `--` in their label.
+/// Label of services without a place in the table. The label of a service contains `--`.
 pub const OTHER: &str = "other";
 
-/// Names of the classes that requests are counted by: of the final response's status, the last for those without one.
+/// Classes of requests by the status of the final response; the last is for requests without one.
 pub const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
-/// A request that has ended.
+// The counters of all services and the copy in a report take at most 2 MiB per worker.
+const _: () = assert!(2 * limits::SERVICES_COUNTED * (size_of::<ServiceStats>() + 128) <= 2 * 1024 * 1024);
+
+/// Data of one ended request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
-    /// Of the final response; `None` if there was none.
+    /// Status of the final response; `None` if there was none.
     pub(crate) status: Option<u16>,
-    /// Of the gateway's error, if it answered with one.
+    /// Code of the gateway's error, if it answered with one.
     pub(crate) code: Option<&'static str>,
-    /// Of the request body.
+    /// Bytes of the request body.
     pub(crate) bytes_in: u64,
-    /// Of the response body.
+    /// Bytes of the response body.
     pub(crate) bytes_out: u64,
-    /// From the request's head to the end of the response.
+    /// Time from the request's head to the end of the response.
     pub(crate) total: Duration,
-    /// From the request's head until the response's was there; `None` if it did not come.
+    /// Time from the request's head to the response's head; `None` if there was no response.
     pub(crate) response_head: Option<Duration>,
 }
 
 /// Counts since the worker started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServiceStats {
-    /// Requests by [`CLASSES`].
+    /// Requests by class, in the order of [`CLASSES`].
     pub classes: [u64; CLASSES.len()],
-    /// Errors of the gateway by code: few, of a closed set.
+    /// Gateway errors by code. The set of codes is small and closed.
     pub codes: Vec<(&'static str, u64)>,
     pub bytes_in: u64,
     pub bytes_out: u64,
@@ -47,7 +49,7 @@ pub struct ServiceStats {
     pub response_head: Histogram,
 }
 
-/// One service's counts in a report.
+/// Counters of one service in a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceReport {
     /// `{account}--{service}`, or [`OTHER`].
@@ -55,17 +57,17 @@ pub struct ServiceReport {
     pub stats: ServiceStats,
 }
 
-/// The services of one worker. Bounded: what has no place is counted together.
+/// Counters of the services of one worker. Their number is bounded; further services are counted together.
 #[derive(Debug, Default)]
 pub(crate) struct Services {
     by_label: RefCell<HashMap<Arc<str>, ServiceStats>>,
     other: RefCell<ServiceStats>,
-    /// Something was counted as [`OTHER`].
+    /// A request was counted as [`OTHER`].
     overflowed: Cell<bool>,
 }
 
 impl Services {
-    /// A request of the service `label` has ended, on the worker that has its caller.
+    /// Counts an ended request of the service `label`, on the worker of its caller's connection.
     pub(crate) fn ended(&self, label: &Arc<str>, sample: Sample) {
         let mut services = self.by_label.borrow_mut();
         if let Some(stats) = services.get_mut(&**label) {
@@ -79,7 +81,7 @@ impl Services {
         }
     }
 
-    /// Forgets services that are no more: their places are for others.
+    /// Removes deleted services, which frees their places.
     pub(crate) fn retain(&self, directory: &Directory) {
         self.by_label.borrow_mut().retain(|label, _| directory.service(label).is_some());
     }
@@ -124,7 +126,7 @@ impl ServiceStats {
         self.classes.iter().sum()
     }
 
-    /// Adds what another worker counted.
+    /// Adds the counters of another worker.
     pub fn add(&mut self, other: &Self) {
         self.classes.iter_mut().zip(other.classes).for_each(|(count, more)| *count += more);
         other.codes.iter().for_each(|(code, count)| self.count_code(code, *count));
@@ -134,7 +136,8 @@ impl ServiceStats {
         self.response_head.add(&other.response_head);
     }
 
-    /// What came since `earlier`; all of it, if this does not continue `earlier` but began anew.
+    /// Returns the difference to `earlier`; all counts if one is lower than in `earlier`, which means that counting
+    /// restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let code_before = |code: &str| earlier.codes.iter().find(|(known, _)| *known == code).map_or(0, |it| it.1);
@@ -157,7 +160,7 @@ impl ServiceStats {
     }
 }
 
-/// The services of several workers together, in the order of their labels.
+/// Adds the reports of several workers by service, in the order of their labels.
 pub(crate) fn merged<'a>(reports: impl IntoIterator<Item = &'a ServiceReport>) -> Vec<ServiceReport> {
     let mut sums: std::collections::BTreeMap<&Arc<str>, ServiceStats> = std::collections::BTreeMap::new();
     for ServiceReport { label, stats } in reports {
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_is_counted_together_and_places_of_deleted_services_are_free_again() {
+    fn services_beyond_the_maximum_are_counted_together_and_deleted_services_free_their_places() {
         let services = Services::default();
         for number in 0..limits::SERVICES_COUNTED + 2 {
             services.ended(&label(&format!("acme--s{number}")), OK);
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_add_up_and_what_came_since_is_the_difference() {
+    fn workers_are_added_and_since_returns_the_difference() {
         let (one, two) = (Services::default(), Services::default());
         one.ended(&label("b--b"), OK);
         two.ended(&label("a--a"), OK);
@@ -239,6 +242,6 @@ mod tests {
         let (before, now) = (&one.report()[0].stats, &sums[1].stats);
         assert_eq!(now.since(before), two.report().iter().find(|report| &*report.label == "b--b").unwrap().stats);
         assert_eq!(now.since(now), ServiceStats::default());
-        assert_eq!(before.since(now), *before, "it began anew");
+        assert_eq!(before.since(now), *before, "counting restarted");
     }
 }

@@ -1,7 +1,7 @@
-//! Blocks: records that began in one second and were written together, encoded as one value, grouped by service.
+//! Blocks: records of requests that began in the same second, written together as one value and grouped by service.
 //!
-//! A block is a byte for the version, then (version 1) [`Header`] and [`Row`]s in postcard's format, or (version 2) the
-//! same compressed by zstd. What is repeated (method, error code, agent, caller) is in the header once.
+//! A block is a version byte, followed by [`Header`] and [`Row`]s in postcard's format (version 1) or by the same data
+//! compressed with zstd (version 2). Repeated strings (method, error code, agent, caller) are in the header once.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -16,52 +16,53 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
 use super::record::{CallerId, Ended, METHOD_MAX, Protocol, Record, TARGET_MAX};
-use super::view::{DurationsView, RequestView};
-use super::zone_map::Zone;
+use super::timing::Timing;
+use super::view::RequestView;
+use super::zone_map::ZoneMap;
 
-/// What one block covers, in milliseconds.
+/// Interval of one block in milliseconds.
 pub(super) const SLOT_MS: u64 = 1000;
-/// A block that has this much is full: what reads one record of it must decode all.
+/// Size at which a block is full. It is limited because reading one record decodes the whole block.
 const FULL_BYTES: usize = 128 * 1024;
 pub(super) const FULL_ROWS: usize = 2048;
-/// A full block, its last row, and the strings of all rows, with room to spare.
+/// Upper bound of a decompressed block: a full block, its last row and all strings, with a margin.
 const RAW_MAX: usize = 8 * FULL_BYTES;
-/// Blocks below this, in bytes, are not worth compressing.
+/// Size in bytes from which blocks are compressed.
 const COMPRESSED_FROM: usize = 512;
-/// Repeated values are looked for among this many of the latest.
+/// Number of latest strings among which a repeated one is searched.
 const INTERNED: usize = 16;
 
 /// First byte of a block.
 const PLAIN: u8 = 1;
 const COMPRESSED: u8 = 2;
-/// Of zstd's: a third less CPU per record than 1, for a seventh more bytes.
+/// Level of zstd. Takes a third less CPU per record than level 1, for a seventh more bytes.
 const COMPRESSION_LEVEL: i32 = -3;
 
 #[derive(Serialize, Deserialize)]
 struct Header<'a> {
-    /// Beginning of the second, Unix time.
+    /// Start of the second, Unix time in milliseconds.
     second_ms: u64,
     groups: Vec<Group>,
     #[serde(borrow)]
     strings: Vec<&'a str>,
 }
 
-/// Rows of one service, beside one another.
+/// Consecutive rows of one service.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Group {
-    /// Its number in the file.
+    /// Number of the service in the file.
     service: i64,
     rows: u32,
-    /// That the rows take.
+    /// Encoded size of the rows.
     bytes: u32,
 }
 
-/// A record. Indexes are of [`Header::strings`].
+/// Encoded record. Indexes refer to [`Header::strings`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Row<'a> {
-    /// Since the beginning of the second.
+    /// Milliseconds since the start of the second.
     ms: u16,
-    /// The rest of the id.
+    /// Bytes of the id after its timestamp.
     random: [u8; 10],
     method: u16,
     #[serde(borrow)]
@@ -74,28 +75,24 @@ pub(super) struct Row<'a> {
     ended: Ended,
     bytes_in: u64,
     bytes_out: u64,
-    authenticate: u32,
-    wait: Option<u32>,
-    agent_us: Option<u32>,
-    backend_first_byte: Option<u32>,
-    response_head: Option<u32>,
-    pub(super) total: u64,
+    pub(super) timing: Timing,
     agent: Option<u16>,
     replayed_from: Option<[u8; 16]>,
     trace_id: Option<[u8; 16]>,
-    /// Key of what was captured.
+    /// Key of the captured messages.
     pub(super) capture: Option<i64>,
 }
 
+/// Authenticated caller. Kept by position: append only.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum By {
-    Nobody,
+    Unauthenticated,
     Client(u16),
     ServiceKey(u16),
     Admin,
 }
 
-/// Makes blocks, one after the other; keeps its buffers.
+/// Encodes blocks one after the other and reuses its buffers.
 pub(super) struct Encoder {
     rows: Vec<u8>,
     raw: Vec<u8>,
@@ -103,7 +100,7 @@ pub(super) struct Encoder {
     compressor: Compressor<'static>,
 }
 
-/// A block in the making.
+/// Block to which records are added.
 pub(super) struct Builder<'e, 'r> {
     encoder: &'e mut Encoder,
     second_ms: u64,
@@ -111,7 +108,7 @@ pub(super) struct Builder<'e, 'r> {
     strings_bytes: usize,
     groups: Vec<Group>,
     count: usize,
-    zone: Zone,
+    zone_map: ZoneMap,
 }
 
 impl Encoder {
@@ -120,7 +117,7 @@ impl Encoder {
         Ok(Self { rows: Vec::new(), raw: Vec::new(), block: Vec::new(), compressor })
     }
 
-    /// Begins the block of the second that begins at `second_ms` (Unix time).
+    /// Begins a block of the second that starts at `second_ms` (Unix time).
     pub(super) fn begin<'r>(&mut self, second_ms: u64) -> Builder<'_, 'r> {
         self.rows.clear();
         Builder {
@@ -130,13 +127,14 @@ impl Encoder {
             strings_bytes: 0,
             groups: Vec::new(),
             count: 0,
-            zone: Zone::default(),
+            zone_map: ZoneMap::default(),
         }
     }
 }
 
 impl<'e, 'r> Builder<'e, 'r> {
-    /// Adds a record of the block's second, of the service with this number. `capture` is the key of what was captured.
+    /// Adds a record of the block's second and of the service with the number `service`. `capture` is the key of the captured
+    /// messages.
     pub(super) fn add(
         &mut self,
         service: i64,
@@ -147,7 +145,7 @@ impl<'e, 'r> Builder<'e, 'r> {
         let id = record.id.as_bytes();
         let mut random = [0; 10];
         random.copy_from_slice(&id[6..]);
-        // Masked first: a cut within a secret would leave a part that is not recognised.
+        // Masked before it is cut: a part of a secret would not be recognised.
         let target = match masker.mask(record.target.as_bytes()) {
             None => Cow::Borrowed(&record.target[..record.target.floor_char_boundary(TARGET_MAX)]),
             Some(masked) => {
@@ -158,14 +156,14 @@ impl<'e, 'r> Builder<'e, 'r> {
         };
         let row = Row {
             ms: u16::try_from(record.id.unix_ms() - self.second_ms)
-                .map_err(|_| LogError::Encode("a record of another second"))?,
+                .map_err(|_| LogError::Encode("the record is of another second than its block"))?,
             random,
             method: self.intern(&record.method.as_str()[..record.method.as_str().len().min(METHOD_MAX)]),
             target,
             caller: record.caller,
             protocol: record.protocol,
             by: match &record.by {
-                None => By::Nobody,
+                None => By::Unauthenticated,
                 Some(CallerId::Client(id)) => By::Client(self.intern(id.as_str())),
                 Some(CallerId::ServiceKey(id)) => By::ServiceKey(self.intern(id.as_str())),
                 Some(CallerId::Admin) => By::Admin,
@@ -175,12 +173,7 @@ impl<'e, 'r> Builder<'e, 'r> {
             ended: record.ended,
             bytes_in: record.bytes_in,
             bytes_out: record.bytes_out,
-            authenticate: record.timing.authenticate,
-            wait: record.timing.wait,
-            agent_us: record.timing.agent,
-            backend_first_byte: record.timing.backend_first_byte,
-            response_head: record.timing.response_head,
-            total: record.timing.total,
+            timing: record.timing,
             agent: record.agent.as_ref().map(|agent| self.intern(agent.as_str())),
             replayed_from: record.replayed_from.map(|id| *id.as_bytes()),
             trace_id: record.trace_id,
@@ -197,11 +190,11 @@ impl<'e, 'r> Builder<'e, 'r> {
             None => self.groups.push(Group { service, rows: 1, bytes }),
         }
         self.count += 1;
-        self.zone.add(row.status, row.code.is_some(), row.total);
+        self.zone_map.add(row.status, row.code.is_some(), row.timing.total);
         Ok(())
     }
 
-    /// Where `text` is among the strings; newly there if it is not among the latest.
+    /// Returns the index of `text` among the strings. Appends it if it is not among the latest [`INTERNED`].
     fn intern(&mut self, text: &'r str) -> u16 {
         let from = self.strings.len().saturating_sub(INTERNED);
         let found = self.strings[from..].iter().position(|known| *known == text);
@@ -213,7 +206,7 @@ impl<'e, 'r> Builder<'e, 'r> {
             },
             |found| from + found,
         );
-        // At most four for each of `FULL_ROWS`.
+        // At most four strings for each of `FULL_ROWS` rows.
         index as u16
     }
 
@@ -221,8 +214,8 @@ impl<'e, 'r> Builder<'e, 'r> {
         self.encoder.rows.len() + self.strings_bytes >= FULL_BYTES || self.count >= FULL_ROWS
     }
 
-    /// The block, and what it may be passed over by.
-    pub(super) fn finish(self) -> Result<(&'e [u8], Zone), LogError> {
+    /// Returns the encoded block and its zone map.
+    pub(super) fn finish(self) -> Result<(&'e [u8], ZoneMap), LogError> {
         let Encoder { rows, raw, block, compressor } = self.encoder;
         let header = Header { second_ms: self.second_ms, groups: self.groups, strings: self.strings };
         raw.clear();
@@ -238,11 +231,11 @@ impl<'e, 'r> Builder<'e, 'r> {
             block.push(PLAIN);
             block.extend_from_slice(raw);
         }
-        Ok((block, self.zone))
+        Ok((block, self.zone_map))
     }
 }
 
-/// Encodes `value` behind what is in `buffer` already. [`postcard::to_extend`] does the same, at twice the cost.
+/// Appends the encoded `value` to `buffer`. [`postcard::to_extend`] does the same at twice the cost.
 fn append(value: &impl Serialize, buffer: &mut Vec<u8>) -> Result<(), LogError> {
     postcard::serialize_with_flavor(value, Append(buffer)).map_err(|_| LogError::Encode("a block"))
 }
@@ -267,14 +260,14 @@ impl Flavor for Append<'_> {
     }
 }
 
-/// Makes blocks readable; keeps its buffers.
+/// Decompresses blocks and reuses its context.
 pub(super) struct Unpacker(Decompressor<'static>);
 
-/// A block that has been read and checked.
+/// Decoded and checked block.
 pub(super) struct Block<'a> {
     second_ms: u64,
     strings: Vec<&'a str>,
-    /// With the numbers of their services.
+    /// Each row with the number of its service.
     pub(super) rows: Vec<(i64, Row<'a>)>,
 }
 
@@ -283,7 +276,7 @@ impl Unpacker {
         Ok(Self(Decompressor::new()?))
     }
 
-    /// What [`Block::read`] takes.
+    /// Returns the decompressed block, as [`Block::read`] expects it.
     pub(super) fn unpack(&mut self, block: &[u8]) -> Result<Vec<u8>, LogError> {
         match block.split_first() {
             Some((&PLAIN, raw)) => Ok(raw.to_vec()),
@@ -299,7 +292,7 @@ impl Unpacker {
 }
 
 impl<'a> Block<'a> {
-    /// Reads the rows of those services that are `wanted`.
+    /// Decodes the rows of the services for which `wanted` returns true.
     pub(super) fn read(raw: &'a [u8], wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
         let damaged = |_| LogError::Damaged("a block's contents");
         let (header, mut rest) = postcard::take_from_bytes::<Header<'a>>(raw).map_err(damaged)?;
@@ -312,7 +305,7 @@ impl<'a> Block<'a> {
             if !wanted(group.service) {
                 continue;
             }
-            // A row takes more than 32 bytes.
+            // A row takes more than 32 bytes. Checked before memory is reserved for the rows.
             if group.rows as usize > bytes.len() / 32 {
                 return Err(LogError::Damaged("a block's number of rows"));
             }
@@ -352,7 +345,7 @@ impl<'a> Block<'a> {
     pub(super) fn caller_id(&self, row: &Row<'_>) -> Option<&'a str> {
         match row.by {
             By::Client(id) | By::ServiceKey(id) => Some(self.string(id)),
-            By::Nobody | By::Admin => None,
+            By::Unauthenticated | By::Admin => None,
         }
     }
 
@@ -360,12 +353,12 @@ impl<'a> Block<'a> {
         self.string(row.method)
     }
 
-    /// [`Block::read`] has seen to it that there is one.
+    /// [`Block::read`] has checked the index.
     fn string(&self, index: u16) -> &'a str {
         self.strings.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// `row`, of the service of this label; without what was captured.
+    /// Returns `row` as the API shows it, for the service with this label and without captured messages.
     pub(super) fn view(&self, row: &Row<'_>, label: &str) -> RequestView {
         let (account, service) = label.split_once("--").unwrap_or((label, ""));
         let (path, query) = match row.target.split_once('?') {
@@ -389,7 +382,7 @@ impl<'a> Block<'a> {
             }
             .to_owned(),
             auth_mode: match row.by {
-                By::Nobody => None,
+                By::Unauthenticated => None,
                 By::Client(_) => Some("jwt".to_owned()),
                 By::ServiceKey(_) => Some("service_key".to_owned()),
                 By::Admin => Some("admin".to_owned()),
@@ -405,14 +398,7 @@ impl<'a> Block<'a> {
             .to_owned(),
             bytes_in: row.bytes_in,
             bytes_out: row.bytes_out,
-            durations_us: DurationsView {
-                authenticate: row.authenticate,
-                wait: row.wait,
-                agent: row.agent_us,
-                backend_first_byte: row.backend_first_byte,
-                response_head: row.response_head,
-                total: row.total,
-            },
+            durations_us: row.timing,
             agent_id: row.agent.map(|agent| self.string(agent).to_owned()),
             replayed_from: row.replayed_from.map(uuid_text),
             trace_id: row.trace_id.map(|id| format!("{:032x}", u128::from_be_bytes(id))),
@@ -423,11 +409,11 @@ impl<'a> Block<'a> {
 }
 
 impl Row<'_> {
-    /// Whether the row is one that [`Builder::add`] can have made.
+    /// Checks that [`Builder::add`] can have encoded the row.
     fn check(&self, strings: usize) -> Result<(), LogError> {
         let by = match self.by {
             By::Client(id) | By::ServiceKey(id) => Some(id),
-            By::Nobody | By::Admin => None,
+            By::Unauthenticated | By::Admin => None,
         };
         let mut indexes = [Some(self.method), self.code, self.agent, by].into_iter().flatten();
         let is_v7 = |id: [u8; 16]| RequestId::from_bytes(id).is_some();
@@ -449,7 +435,7 @@ fn uuid_text(id: [u8; 16]) -> String {
     RequestId::from_bytes(id).map_or_else(String::new, |id| id.to_string())
 }
 
-/// RFC 3339, UTC, milliseconds.
+/// Formats a time as RFC 3339 in UTC with milliseconds.
 pub(super) fn time_text(unix_ms: u64) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
     let time = OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000);

@@ -1,4 +1,4 @@
-//! What was captured of a request, as it is kept: heads and bodies apart, so that one is read without the other.
+//! Stored form of captured messages. Heads and bodies are separate columns, so that one is read without the other.
 
 use std::borrow::Cow;
 
@@ -11,26 +11,26 @@ use super::LogError;
 use super::record::{CAPTURE_MAX, CapturedMessage, Truncation};
 use super::view::CapturedView;
 
-/// Bodies below this, in bytes, are not worth compressing.
+/// Size in bytes from which bodies are compressed.
 const COMPRESSED_FROM: usize = 128;
 
-/// A captured message without its body.
+/// Captured message without its body.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Head<'a> {
     /// Names and values in order.
     #[serde(borrow)]
     headers: Vec<(Cow<'a, str>, Cow<'a, [u8]>)>,
-    /// Length of what is kept of the body.
+    /// Length of the stored part of the body.
     bytes: u64,
     pub(super) truncated: bool,
-    /// The body is compressed, by us.
+    /// The body column is compressed with zstd.
     packed: bool,
-    /// Follows the other fields, of truncated bodies only. Versions before it neither write nor read it.
+    /// Appended to the other fields, for truncated bodies only. Earlier versions neither write nor read it.
     #[serde(skip)]
     pub(super) truncated_by: Option<Truncation>,
 }
 
-/// Head and body of `message` as columns.
+/// Encodes `message` as its head and body columns.
 pub(super) fn pack<'a>(
     message: &'a CapturedMessage,
     masker: &Masker,
@@ -53,7 +53,7 @@ pub(super) fn pack<'a>(
         packed: packed.is_some(),
         truncated_by,
     };
-    let encode = |_| LogError::Encode("what was captured");
+    let encode = |_| LogError::Encode("a captured message");
     let mut head = postcard::to_allocvec(&head).map_err(encode)?;
     if let Some(truncated_by) = truncated_by {
         head = postcard::to_extend(&truncated_by, head).map_err(encode)?;
@@ -63,7 +63,7 @@ pub(super) fn pack<'a>(
 
 impl<'a> Head<'a> {
     pub(super) fn read(column: &'a [u8]) -> Result<Self, LogError> {
-        let damaged = |_| LogError::Damaged("the head of what was captured");
+        let damaged = |_| LogError::Damaged("the head of a captured message");
         let (mut head, rest) = postcard::take_from_bytes::<Self>(column).map_err(damaged)?;
         if !rest.is_empty() {
             head.truncated_by = Some(postcard::from_bytes(rest).map_err(damaged)?);
@@ -90,7 +90,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// First value of a header, as text.
+    /// First value of a field, as text.
     pub(super) fn header(&self, wanted: &HeaderName) -> Option<String> {
         let (_, value) = self.headers.iter().find(|(name, _)| name == wanted.as_str())?;
         Some(String::from_utf8_lossy(value).into_owned())
@@ -102,7 +102,7 @@ impl<'a> Head<'a> {
             let name = HeaderName::from_bytes(name.as_bytes()).ok();
             let value = HeaderValue::from_bytes(value).ok();
             let (Some(name), Some(value)) = (name, value) else {
-                return Err(LogError::Damaged("a captured header"));
+                return Err(LogError::Damaged("a field of a captured message"));
             };
             map.append(name, value);
         }
@@ -117,7 +117,7 @@ mod tests {
     use super::super::record::CapturedBody;
     use super::*;
 
-    /// The head as the versions before `truncated_by` had it.
+    /// Head of the versions before `truncated_by`.
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
     struct OldHead {
         headers: Vec<(String, Vec<u8>)>,
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_read_across_versions() {
+    fn heads_are_compatible_with_versions_before_truncated_by() {
         for truncated in [false, true] {
             let old =
                 OldHead { headers: vec![("accept".to_owned(), b"a".to_vec())], bytes: 3, truncated, packed: false };

@@ -1,15 +1,17 @@
-//! Messages kept as they pass by: copies, bounded each by [`CAPTURE_MAX`] and together by a budget of their worker.
+//! Captures messages while they are relayed. Each copy is bounded by [`CAPTURE_MAX`], and all together by a budget of their
+//! worker.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use gw_shared::http::fields;
+use http::header::{HeaderMap, HeaderValue};
 
 use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage, Truncation};
 use crate::store::Captures;
 
-/// Bytes that the captures under way on one worker may still take.
+/// Remaining bytes for captures in progress on one worker.
 #[derive(Debug)]
 pub(crate) struct CaptureBudget(Cell<usize>);
 
@@ -18,7 +20,7 @@ impl CaptureBudget {
         Rc::new(Self(Cell::new(bytes)))
     }
 
-    /// As many of `wanted` bytes as there are.
+    /// Takes up to `wanted` bytes and returns their number.
     fn take(&self, wanted: usize) -> usize {
         let taken = wanted.min(self.0.get());
         self.0.set(self.0.get() - taken);
@@ -30,7 +32,7 @@ impl CaptureBudget {
     }
 }
 
-/// What is kept of one exchange, once [`Self::begin`] has found that something is to be.
+/// Capture of one exchange. Empty until [`Self::begin`] is called for a service that captures messages.
 #[derive(Default)]
 pub(crate) struct Capturing(RefCell<Option<Box<Halves>>>);
 
@@ -42,15 +44,15 @@ struct Halves {
 struct Half {
     headers: HeaderMap,
     body: BytesMut,
-    /// Why the rest was left out.
+    /// Reason for which the rest of the body was left out.
     cut: Option<Truncation>,
-    /// Its end was seen.
+    /// The end of the message was seen.
     whole: bool,
     budget: Rc<CaptureBudget>,
 }
 
 impl Capturing {
-    /// Keeps the messages that are `wanted`, beginning with the fields of the request.
+    /// Begins to capture the `wanted` messages, with `headers` as the fields of the request.
     pub(crate) fn begin(&self, wanted: Captures, budget: &Rc<CaptureBudget>, headers: &HeaderMap) {
         if wanted != Captures::default() {
             let half = |headers| Half::new(headers, budget);
@@ -61,7 +63,7 @@ impl Capturing {
         }
     }
 
-    /// Nothing is to be kept after all.
+    /// Drops the capture of both messages.
     pub(crate) fn abandon(&self) {
         self.0.take();
     }
@@ -93,7 +95,7 @@ impl Capturing {
         self.of_response(|half| half.whole = true);
     }
 
-    /// What was kept; of the response only if there was one.
+    /// Ends the capture and returns it. The response is included only if there was one.
     pub(crate) fn finish(&self, has_response: bool) -> Option<Box<Capture>> {
         let Halves { request, response } = *self.0.take()?;
         let (request, response) = (request.map(Half::finish), response.filter(|_| has_response).map(Half::finish));
@@ -131,9 +133,9 @@ impl Half {
     }
 
     fn finish(mut self) -> CapturedMessage {
-        // The budget is for what is under way: from here on the log's own bound holds.
+        // The budget covers captures in progress. From here on the limit of the log's queue applies.
         let headers = std::mem::take(&mut self.headers);
-        // What grew has room for up to as much again, and what waits in the log's queue is counted without that.
+        // The buffer may have twice the capacity of its contents, and the log's queue counts contents only.
         let has_room = self.body.capacity() > self.body.len() + self.body.len() / 8;
         let body = if has_room { Bytes::copy_from_slice(&self.body) } else { self.body.split().freeze() };
         self.body.clear();
@@ -149,17 +151,17 @@ impl Drop for Half {
     }
 }
 
-/// Everything but what lets its bearer in somewhere.
+/// Copies all fields except those with credentials.
 fn without_credentials(headers: &HeaderMap) -> HeaderMap {
-    const CREDENTIALS: [HeaderName; 4] =
-        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
-    let kept = headers.iter().filter(|(name, _)| !CREDENTIALS.contains(name) && !gw_shared::http::fields::is_own(name));
-    // Copies: each value would keep all that was received with it.
+    let kept = headers.iter().filter(|(name, _)| !fields::is_credential(name));
+    // A shared value would keep the whole receive buffer alive.
     kept.filter_map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use http::header::HeaderName;
+
     use super::*;
 
     const BOTH: Captures = Captures { requests: true, responses: true };
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_unless_asked_for() {
+    fn nothing_is_captured_unless_wanted() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
         capturing.begin(Captures::default(), &budget, &HeaderMap::new());
         capturing.request_data(&Bytes::from_static(b"x"));
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_left_out_and_bodies_that_break_off_are_marked() {
+    fn credentials_are_left_out_and_interrupted_bodies_are_marked() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
         let sent = headers(&[
             ("authorization", "Bearer x"),
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_there_is_room_for() {
+    fn captures_are_bounded_by_size_and_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
         capturing.begin(BOTH, &budget, &HeaderMap::new());
         let piece = Bytes::from(vec![0; CAPTURE_MAX - 1]);
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_that_was_cut_has_no_gap_when_memory_is_free_again() {
+    fn truncated_capture_has_no_gap_when_memory_is_free_again() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(4));
         capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
         capturing.request_data(&Bytes::from_static(b"abcdef"));
@@ -236,20 +238,20 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_was_not_relayed_leaves_no_capture_and_gives_its_room_back() {
+    fn request_that_was_not_relayed_leaves_no_capture_and_frees_its_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
         capturing.begin(BOTH, &budget, &HeaderMap::new());
         capturing.request_data(&Bytes::from_static(b"abc"));
         capturing.request_not_relayed();
         assert_eq!(budget.0.get(), 10);
-        // What still arrives of it is read away.
+        // Later data of the request is not captured.
         capturing.request_data(&Bytes::from_static(b"def"));
         assert_eq!(budget.0.get(), 10);
         assert!(capturing.finish(false).is_none());
     }
 
     #[test]
-    fn what_is_dropped_gives_its_room_back() {
+    fn dropped_capture_frees_its_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
         capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
         capturing.request_data(&Bytes::from_static(b"abc"));

@@ -1,4 +1,4 @@
-//! Days of the log: what belongs into which file.
+//! Days of the log, each of which has its own file.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use time::{Date, OffsetDateTime};
 use crate::clock::Timestamp;
 
 pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// Whole days that are kept beside the one that runs: a record stays for seven days at least.
+/// Whole days kept besides the current one, so that a record is kept for at least seven days.
 pub(super) const DAYS_KEPT: u32 = 7;
 
-/// A day, UTC: days since the Unix epoch.
+/// Day in UTC, as days since the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Day(pub(super) u32);
 
-/// Tells the time; tests have their own.
+/// Clock of the log. Tests use their own.
 #[derive(Clone)]
 pub(super) struct Now(pub(super) Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
@@ -28,7 +28,7 @@ impl Day {
         u64::from(self.0) * DAY_MS
     }
 
-    /// The day whose date a file name of the log begins with.
+    /// Returns the day of a file of the log, whose name begins with the date.
     pub(super) fn of_file_name(name: &str) -> Option<Self> {
         let (date, _) = name.split_once('.')?;
         let mut parts = date.splitn(3, '-');
@@ -58,7 +58,7 @@ impl Now {
         Day::of_ms(u64::try_from((self.0)().0).unwrap_or(0) * 1000)
     }
 
-    /// Days of which records are taken and found: those kept, and tomorrow for clocks that differ.
+    /// Days whose records are written and found: the days kept, and tomorrow because clocks differ.
     pub(super) fn days(&self) -> std::ops::RangeInclusive<Day> {
         let today = self.today().0;
         Day(today.saturating_sub(DAYS_KEPT))..=Day(today.saturating_add(1))
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_named_and_recognised_by_their_date() {
+    fn file_names_contain_the_date() {
         let day = Day::of_ms(1_795_234_532_123);
         assert_eq!(day.file_name(), "2026-11-21.sqlite");
         for name in ["2026-11-21.sqlite", "2026-11-21.sqlite-wal", "2026-11-21.sqlite.corrupt"] {

@@ -1,6 +1,7 @@
-//! One day of the log: a SQLite file in WAL mode, written by one process or, while it is replaced, two.
+//! One day of the log: a SQLite file in WAL mode, written by one process or, during an upgrade, by two.
 //!
-//! Survives the death of the process at once, and of the machine up to the last checkpoint (see [`DayFile::checkpoint`]).
+//! Committed records survive a crash of the process. A crash of the machine loses records since the last checkpoint (see
+//! [`DayFile::checkpoint`]).
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
@@ -20,27 +21,30 @@ use super::block::{Encoder, SLOT_MS};
 use super::capture;
 use super::day::Day;
 use super::record::{Capture, Record};
-use super::zone_map::Zone;
+use super::zone_map::ZoneMap;
 
-/// Where a second's keys begin in those of its blocks: `service` · second of the day · number.
+/// Bits of the block's number in a key. A key is service · second of the day · number.
 const NUMBER_BITS: u32 = 26;
 const LAST_NUMBER: i64 = (1 << NUMBER_BITS) - 1;
 const SECOND_BITS: u32 = 17;
-/// Stands for all services that have no blocks of their own. Above all numbers: what is appended at a table's end leaves
-/// full pages behind.
+/// Number that stands for all services without blocks of their own. It is above the numbers of services: appending at the
+/// end of the table leaves full pages behind.
 pub(super) const MIXED: i64 = SERVICES_MAX - 1;
-/// A service has a block of its own if a commit brings this many records of a second.
+/// Records of one second and commit from which a service has a block of its own.
 const OWN_BLOCK_FROM: usize = 64;
 const MINUTE_BITS: u32 = 11;
-/// Of [`DayFile::present`]: then it is forgotten, and everything once said again.
+/// Most keys in [`DayFile::present`]. Then the set is cleared, and its rows are inserted once more.
 const PRESENT_MAX: usize = 100_000;
-/// So many fit the key.
+/// Exclusive limit of service numbers, given by the bits of the key.
 const SERVICES_MAX: i64 = 1 << (63 - NUMBER_BITS - SECOND_BITS);
 
-/// `arrival` has a row for what one commit brought of one second: which blocks, and the last four bytes of each id in
-/// their order. `block` has services of which one commit brings many records of a second each for itself, the rest
-/// together: a row for each of a thousand services costs ten times as much as its records. `present` tells in which
-/// minutes a service has records at all.
+/// Tables of a day's file.
+/// - `arrival`: one row for the records of one second in one commit, with the list of blocks and the last four bytes of
+///   each record's id in the order of the blocks.
+/// - `block`: encoded records. A service with many records of the second in the commit has a block of its own, all others
+///   share one: with a thousand services, a row for each costs ten times as much as its records.
+/// - `present`: minutes in which a service has records.
+/// - `capture`: captured messages.
 const SCHEMA: &str = "
     CREATE TABLE service (number INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE block (
@@ -58,49 +62,49 @@ const SCHEMA: &str = "
 ";
 const SCHEMA_VERSION: u32 = 1;
 
-/// Holds several blocks of a quiet gateway.
+/// Page size. A page holds several blocks of a gateway with little traffic.
 const PAGE_BYTES: u32 = 8192;
-/// The WAL is copied into the file when it has this much: pages that many flushes write are copied once.
+/// Size at which the WAL is copied into the file. It is large, so that a page written by many commits is copied once.
 const WAL_BYTES: u32 = 64 * 1024 * 1024;
-/// What the WAL may keep of its length afterwards, if readers held it up.
+/// Size to which the WAL is truncated after a checkpoint, if readers let it grow beyond.
 const WAL_KEPT_BYTES: u32 = 2 * WAL_BYTES;
-/// Pages held in memory for writing, and by each reader, in KiB.
+/// Page cache of the writer and of each reader in KiB.
 const CACHE_KIB: i32 = 8 * 1024;
 const READER_CACHE_KIB: i32 = 4 * 1024;
-/// How long one process waits for another's commit.
+/// Longest wait for another process's commit.
 const BUSY: Duration = Duration::from_secs(2);
 
-/// A day, open for writing.
+/// File of a day, open for writing.
 pub(super) struct DayFile {
     path: PathBuf,
     connection: Connection,
     day: Day,
     services: HashMap<Arc<str>, i64>,
-    /// Some keys that are in the table of that name.
+    /// Keys known to be in the table `present`; not all of them.
     present: HashSet<i64>,
-    /// Something was written since the last checkpoint.
+    /// Records were written since the last checkpoint.
     pub(super) dirty: bool,
 }
 
-/// A record on its way into a file, in the order of seconds and services.
+/// Record to write. Entries are sorted by second and service.
 #[derive(Clone, Copy)]
 pub(super) struct Entry<'a> {
-    /// Second (Unix time) · position of the service in the flush.
+    /// Second (Unix time) · index of the service in the flush.
     pub(super) order: u64,
     pub(super) label: &'a Arc<str>,
     pub(super) record: &'a Record,
 }
 
-/// A block of an arrival.
+/// Block listed in a row of `arrival`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Arrived {
-    /// Or [`MIXED`].
+    /// Number of the service, or [`MIXED`].
     pub(super) service: i64,
     number: u32,
     pub(super) rows: u32,
 }
 
-/// Buffers and contexts that outlive one flush.
+/// Buffers and contexts reused by all flushes.
 pub(super) struct Tools {
     pub(super) encoder: Encoder,
     pub(super) compressor: Compressor<'static>,
@@ -113,7 +117,7 @@ impl Entry<'_> {
     }
 }
 
-/// Of [`Entry::order`], for the service.
+/// Bits of the service's index in [`Entry::order`].
 pub(super) const ORDER_SERVICE_BITS: u32 = 24;
 
 impl Arrived {
@@ -122,17 +126,17 @@ impl Arrived {
     }
 }
 
-/// First key of the blocks of a service's second.
+/// First key of the blocks of a service in a second.
 pub(super) fn block_keys(service: i64, second_of_day: i64) -> i64 {
     (service << (SECOND_BITS + NUMBER_BITS)) + arrival_keys(second_of_day)
 }
 
-/// First key of the arrivals of a second.
+/// First key of the rows of `arrival` of a second.
 pub(super) fn arrival_keys(second_of_day: i64) -> i64 {
     second_of_day << NUMBER_BITS
 }
 
-/// Key of a service's minute of the day.
+/// Key in `present` of a service and a minute of the day.
 pub(super) fn present_key(service: i64, minute: i64) -> i64 {
     (service << MINUTE_BITS) + minute
 }
@@ -149,7 +153,7 @@ impl DayFile {
     /// Opens or creates the file of `day` (mode 0600).
     pub(super) fn open(folder: &Path, day: Day) -> Result<Self, LogError> {
         let path = folder.join(day.file_name());
-        // SQLite gives the files beside it the same permissions.
+        // SQLite creates the WAL and shared-memory files with the permissions of this file.
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
         let mut connection = Connection::open_with_flags(&path, flags())?;
         connection.busy_timeout(BUSY)?;
@@ -169,7 +173,7 @@ impl DayFile {
         Ok(Self { path, connection, day, services: HashMap::new(), present: HashSet::new(), dirty: false })
     }
 
-    /// Writes `entries`, all or none. They are of this day and in order.
+    /// Writes all `entries` or none. They are of this day and sorted.
     pub(super) fn write(&mut self, entries: &[Entry<'_>], tools: &mut Tools) -> Result<(), LogError> {
         let Self { connection, day, services, present, .. } = self;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -213,34 +217,33 @@ impl DayFile {
         Ok(())
     }
 
-    /// Copies what was written into the file and syncs it: the machine may die now. What was written since the
-    /// checkpoint before may be lost with it.
+    /// Copies the WAL into the file and syncs it. Records written before now survive a crash of the machine.
     pub(super) fn checkpoint(&mut self) -> Result<(), LogError> {
         self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
         self.dirty = false;
         Ok(())
     }
 
-    /// Whether the file is still where it was opened: somebody may have removed it.
+    /// Whether the file still exists: it may have been removed from outside.
     pub(super) fn is_there(&self) -> bool {
         self.path.exists()
     }
 }
 
-/// What one commit brings of one second.
+/// Records of one second in one commit.
 #[derive(Default)]
 struct Arrival {
-    /// Of the day.
+    /// Second of the day.
     second: i64,
     /// Unix time.
     second_ms: u64,
-    zone: Zone,
+    zone_map: ZoneMap,
     blocks: Vec<Arrived>,
     fingerprints: Vec<u8>,
 }
 
 impl Arrival {
-    /// Writes the records of some services, each with its number, into as many blocks as they need, under the keys of
+    /// Writes `records`, which are grouped by the number of their service, into as many blocks as needed, with keys of
     /// `service`.
     fn write_blocks(
         &mut self,
@@ -265,14 +268,14 @@ impl Arrival {
                 self.fingerprints.extend_from_slice(&fingerprint(record.id.as_bytes()));
                 rows += 1;
             }
-            let (data, zone) = builder.finish()?;
-            self.zone.merge(zone);
+            let (data, zone_map) = builder.finish()?;
+            self.zone_map.merge(zone_map);
             let first = block_keys(service, self.second);
             let mut insert = connection.prepare_cached(
                 "INSERT INTO block VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM block
                  WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5)",
             )?;
-            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone.columns());
+            let (last, [bits, longest_us]) = (first + LAST_NUMBER, zone_map.columns());
             let key = insert.insert(params![first, last, bits, longest_us, data])?;
             self.blocks.push(Arrived { service, number: (key - first) as u32, rows });
         }
@@ -281,7 +284,7 @@ impl Arrival {
 
     fn write(self, connection: &Connection) -> Result<(), LogError> {
         let blocks = postcard::to_allocvec(&self.blocks).map_err(|_| LogError::Encode("the list of blocks"))?;
-        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone.columns());
+        let (first, [bits, longest_us]) = (arrival_keys(self.second), self.zone_map.columns());
         let mut insert = connection.prepare_cached(
             "INSERT INTO arrival VALUES ((SELECT coalesce(max(key) + 1, ?1) FROM arrival
              WHERE key BETWEEN ?1 AND ?2), ?3, ?4, ?5, ?6)",
@@ -291,7 +294,7 @@ impl Arrival {
     }
 }
 
-/// Returns the key under which it is kept.
+/// Writes captured messages and returns their key.
 fn write_capture(
     connection: &Connection,
     capture: &Capture,
@@ -310,7 +313,7 @@ fn write_capture(
     Ok(insert.insert(params![request, response, request_body, response_body])?)
 }
 
-/// The number of a service in this file; it gets one if it has none.
+/// Returns the number of a service in this file. Assigns one if it has none.
 fn service_number(connection: &Connection, label: &str) -> Result<i64, LogError> {
     if let Some(number) = find_service(connection, label)? {
         return Ok(number);
@@ -325,12 +328,12 @@ pub(super) fn find_service(connection: &Connection, label: &str) -> Result<Optio
     Ok(select.query_row([label], |row| row.get(0)).optional()?)
 }
 
-/// What [`DayFile`] keeps of an id to find it: random bits.
+/// Returns the bytes of an id that `arrival` keeps to find it. They are random bits.
 pub(super) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
     [id[12], id[13], id[14], id[15]]
 }
 
-/// Opens the file of `day` for reading; `None` if there is none, or nothing in it yet.
+/// Opens the file of `day` for reading; `None` if it does not exist or has no tables yet.
 pub(super) fn open_for_reading(folder: &Path, day: Day) -> Result<Option<Connection>, LogError> {
     let path = folder.join(day.file_name());
     if !path.try_exists()? {
@@ -347,12 +350,12 @@ pub(super) fn open_for_reading(folder: &Path, day: Day) -> Result<Option<Connect
     }
 }
 
-/// Without `CREATE`: readers must not make an empty file, and ours are made private before.
+/// Flags without `CREATE`: readers must not create an empty file, and the writer creates it with mode 0600 first.
 fn flags() -> OpenFlags {
     OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX
 }
 
-/// Moves a file that cannot be used out of the way, with what belongs to it. Returns its new name.
+/// Renames a damaged file together with its WAL and shared-memory files. Returns the new name.
 pub(super) fn set_aside(folder: &Path, day: Day) -> Result<String, LogError> {
     let name = day.file_name();
     let mut names = (0u32..).map(|n| if n == 0 { format!("{name}.corrupt") } else { format!("{name}.corrupt{n}") });

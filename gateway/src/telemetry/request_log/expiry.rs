@@ -1,5 +1,5 @@
-//! Removes what is older than the log is kept: whole files, a piece at a time, so that neither the log thread nor the
-//! file system is held up by a large one.
+//! Removes the files of expired days. A file is truncated step by step, so that a large one blocks neither the log thread
+//! nor the file system.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -10,20 +10,19 @@ use gw_shared::files::remove_if_there;
 
 use super::day::Day;
 
-/// What one step gives back to the file system, in bytes: some milliseconds. There is a step each time something is
-/// written, or each second.
+/// Bytes removed in one step, which takes some milliseconds. There is one step per write, or one per second.
 pub(super) const STEP_BYTES: u64 = 32 * 1024 * 1024;
-/// End of the name of a file that is being removed.
+/// Suffix of the name of a file that is being removed.
 const EXPIRED: &str = ".expired";
 
-/// Files on their way out.
+/// Files being removed.
 #[derive(Default)]
 pub(super) struct Expiry {
     rest: VecDeque<PathBuf>,
 }
 
 impl Expiry {
-    /// Takes all files of days before `oldest` out of readers' sight, also those that were set aside.
+    /// Renames all files of days before `oldest`, damaged ones included, so that readers no longer find them.
     pub(super) fn begin(&mut self, folder: &Path, oldest: Day) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -32,11 +31,11 @@ impl Expiry {
                 continue;
             }
             if name.ends_with(EXPIRED) {
-                // Another process is at it, or has left it behind.
+                // Renamed by another process, which removes it or has left it behind.
                 self.rest.push_back(path);
                 continue;
             }
-            // SQLite must not find a shorter file under the name that it knows. Another process may be faster.
+            // Renamed first: SQLite must not open a truncated file. Another process may rename it before.
             let expired = folder.join(format!("{name}{EXPIRED}"));
             match fs::rename(&path, &expired) {
                 Ok(()) => self.rest.push_back(expired),
@@ -47,7 +46,7 @@ impl Expiry {
         Ok(())
     }
 
-    /// Goes on with what an earlier process did not finish.
+    /// Continues the removal of files that an earlier process renamed.
     pub(super) fn resume(&mut self, folder: &Path) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let path = entry?.path();
@@ -59,19 +58,19 @@ impl Expiry {
         Ok(())
     }
 
-    /// Removes a piece. Returns whether there is more to do.
+    /// Removes one step of the first file. Returns whether files remain.
     pub(super) fn step(&mut self) -> io::Result<bool> {
         let Some(path) = self.rest.front() else { return Ok(false) };
         let done = shorten(path);
         if !matches!(done, Ok(false)) {
-            // Also after an error: tried again when the next day begins.
+            // After an error too: the file is tried again when the next day begins.
             self.rest.pop_front();
         }
         done.map(|_| !self.rest.is_empty())
     }
 }
 
-/// Takes up to [`STEP_BYTES`] off the end of a file; returns whether it is gone.
+/// Truncates a file by [`STEP_BYTES`], or removes it if it is not longer. Returns whether it is removed.
 fn shorten(path: &Path) -> io::Result<bool> {
     let file = match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_days_go_in_steps_and_the_rest_stays() {
+    fn expired_days_are_removed_in_steps_and_other_files_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path();
         let old = Day::of_file_name("2026-11-13.").unwrap();
@@ -116,7 +115,7 @@ mod tests {
         assert_eq!(expiry.rest.len(), 1);
         expiry.begin(folder, Day(old.0 + 1)).unwrap();
         expiry.begin(folder, Day(old.0 + 1)).unwrap();
-        assert!(!large.exists(), "out of sight at once");
+        assert!(!large.exists(), "renamed at once");
         let mut steps = 1;
         while expiry.step().unwrap() {
             steps += 1;

@@ -1,4 +1,4 @@
-//! Finds one request by its id: the day's file, what arrived in its second, its block.
+//! Finds one request by its id: the file of its day, the arrivals of its second, then its block.
 
 use std::path::Path;
 
@@ -14,23 +14,23 @@ use super::record::{CapturedBody, CapturedMessage};
 use super::view::{BodyView, CapturedView, RequestView, Side};
 use super::{CapturedRequest, LogError};
 
-/// A day's file, open for reading.
+/// File of a day, open for reading.
 pub(super) struct Reader {
     pub(super) connection: Connection,
     pub(super) unpacker: Unpacker,
 }
 
-/// A request that was found.
+/// Record found by its id.
 pub(super) struct Found {
     pub(super) view: RequestView,
-    /// Path and query.
+    /// Request target: path and query.
     pub(super) target: String,
-    /// Key of what was captured.
+    /// Key of the captured messages.
     pub(super) capture: Option<i64>,
 }
 
 impl Reader {
-    /// `None` if there is no file of this day, or nothing in it yet.
+    /// Opens the file of `day`; `None` if it does not exist or has no tables yet.
     pub(super) fn open(folder: &Path, day: Day) -> Result<Option<Self>, LogError> {
         let Some(connection) = open_for_reading(folder, day)? else { return Ok(None) };
         Ok(Some(Self { connection, unpacker: Unpacker::new()? }))
@@ -71,7 +71,7 @@ impl Reader {
         }))
     }
 
-    /// `found` with its request's fields and body.
+    /// Reads the captured request of `found`.
     pub(super) fn captured_request(&self, found: Found) -> Result<CapturedRequest, LogError> {
         let columns = found.capture.map(|key| self.message(key, Side::Request)).transpose()?.flatten();
         let request = columns.map(|Columns { head, body }| {
@@ -84,7 +84,7 @@ impl Reader {
         Ok(CapturedRequest { view: found.view, method, target: found.target, request: request.transpose()? })
     }
 
-    /// One side as it is kept.
+    /// Reads the stored columns of one message.
     fn message(&self, key: i64, side: Side) -> Result<Option<Columns>, LogError> {
         let select = match side {
             Side::Request => "SELECT request, request_body FROM capture WHERE key = ?1 AND request IS NOT NULL",
@@ -95,13 +95,13 @@ impl Reader {
     }
 }
 
-/// A captured message in the form of [`super::capture::pack`].
+/// Captured message as encoded by [`super::capture::pack`].
 struct Columns {
     head: Vec<u8>,
     body: Vec<u8>,
 }
 
-/// Heads of what was captured of request and response.
+/// Reads the heads of the captured request and response.
 pub(super) fn captured(
     connection: &Connection,
     key: i64,
@@ -118,7 +118,7 @@ pub(super) fn read_arrived(column: &[u8]) -> Result<Vec<Arrived>, LogError> {
     postcard::from_bytes(column).map_err(|_| LogError::Damaged("the list of a second's blocks"))
 }
 
-/// Block and row of the record at `position` in all `blocks`.
+/// Returns the block and the row within it of the record at `position` in all `blocks`.
 fn locate(blocks: &[Arrived], position: usize) -> Option<(Arrived, usize)> {
     let mut rest = position;
     for block in blocks {
@@ -130,7 +130,7 @@ fn locate(blocks: &[Arrived], position: usize) -> Option<(Arrived, usize)> {
     None
 }
 
-/// The record at `index` of a block, if it is that of `id`.
+/// Reads the record at `index` of a block; `None` if it has another id than `id`.
 fn read_row(
     connection: &Connection,
     unpacker: &mut Unpacker,

@@ -1,5 +1,5 @@
-//! What became of each request: records that workers make and hand over in batches, a thread of its own that writes
-//! them, one file a day for seven days, and the readers that find them again.
+//! Request log: one record per request. Workers send batches of records to the log thread, which writes one file per day.
+//! Files are kept for seven days; readers search them by id or by criteria.
 
 mod block;
 mod capture;
@@ -16,6 +16,7 @@ mod recorder;
 mod search;
 #[cfg(test)]
 mod tests;
+mod timing;
 pub mod view;
 mod writer;
 mod zone_map;
@@ -42,26 +43,25 @@ use self::readers::Readers;
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 use crate::clock::Timestamp;
-use crate::control::Page;
+use crate::page::Page;
 
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
-pub use record::{
-    Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Timing, Truncation,
-};
+pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Truncation};
 pub(crate) use recorder::Recorder;
-pub use view::{BodyView, CapturedView, DurationsView, RequestView, SearchQuery, Side, Stage};
+pub use timing::{Stage, Timing};
+pub use view::{BodyView, CapturedView, RequestView, SearchQuery, Side};
 
-/// Stands for the label of a service in records of requests to the apex.
+/// Label in records of requests to the apex, which have no service.
 pub(crate) const APEX_LABEL: &str = "";
-/// Nothing expires before it has been the same day for this long: a machine's clock may be wrong by years until it has
-/// heard from a time server.
+/// Time for which the clock must show the same day before files expire: a machine's clock may be wrong by years until it
+/// is synchronised.
 const SETTLES_WITHIN: Duration = Duration::from_mins(10);
 
-/// The request log of one gateway process. Another process may have the same folder open (an upgrade).
+/// Request log of one gateway process. During an upgrade another process has the same folder open.
 ///
-/// Readers block: they are for threads that may wait.
+/// All functions that read block on files.
 pub struct RequestLog {
     folder: PathBuf,
     now: Now,
@@ -73,31 +73,31 @@ pub struct RequestLog {
 
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// What is wrong with a value of a search, by the name of its field.
+    /// A field of a search is invalid.
     #[error("{field}: {message}")]
     Invalid { field: &'static str, message: String },
     #[error("request log: {0}")]
     Sqlite(#[from] rusqlite::Error),
     #[error("request log: {0}")]
     Io(#[from] io::Error),
-    /// What was written cannot be read.
+    /// Stored data cannot be decoded.
     #[error("request log: damaged: {0}")]
     Damaged(&'static str),
-    #[error("request log: a day's file is of another version of the program")]
+    #[error("request log: the file of a day was written by another version of the program")]
     OtherSchema,
-    /// A record cannot be written as it is.
+    /// A record cannot be encoded.
     #[error("request log: cannot be encoded: {0}")]
     Encode(&'static str),
 }
 
-/// One request with what was captured of it, as needed to send it again.
+/// Recorded request with its captured message, as needed to replay it.
 #[derive(Debug, Clone)]
 pub struct CapturedRequest {
     pub view: RequestView,
     pub method: Method,
-    /// Path and query as received; secrets of ours in it are masked.
+    /// Path and query as received, with the gateway's secrets masked.
     pub target: String,
-    /// Nothing if the request was not captured.
+    /// `None` if the request was not captured.
     pub request: Option<CapturedMessage>,
 }
 
@@ -107,12 +107,12 @@ impl RequestLog {
         Self::open_masking(folder, Masker::default())
     }
 
-    /// As [`Self::open`]; `masker` knows the secrets that are not written.
+    /// Like [`Self::open`], and masks the secrets known to `masker` in records.
     pub fn open_masking(folder: &Path, masker: Masker) -> Result<Self, LogError> {
         Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker)
     }
 
-    /// As [`Self::open`], with another clock, which is believed at once.
+    /// Like [`Self::open`], with another clock, which is trusted at once.
     pub fn open_at(folder: &Path, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Result<Self, LogError> {
         Self::with_clock(folder, now, Duration::ZERO, Masker::default())
     }
@@ -133,7 +133,7 @@ impl RequestLog {
         Ok(Self { folder: folder.to_owned(), now, readers, queue, counters, thread: Mutex::new(Some(thread)) })
     }
 
-    /// For a worker: cheap to clone.
+    /// Returns the queue for a worker. It is cheap to clone.
     pub fn queue(&self) -> LogQueue {
         self.queue.clone()
     }
@@ -142,35 +142,35 @@ impl RequestLog {
         self.counters.stats()
     }
 
-    /// Waits until all that was pushed before is committed, or counted as dropped.
+    /// Waits until all records pushed before are committed or counted as dropped.
     pub fn flush(&self) {
         let (done, wait) = crossbeam_channel::bounded(1);
         if self.queue.send(Command::Flush(done)).is_ok() {
-            // Fails if the thread ended meanwhile: then all is written.
+            // Fails if the thread has ended, after it wrote all records.
             let _ = wait.recv();
         }
     }
 
-    /// Writes what waits and ends the thread; readers go on. What is pushed afterwards is dropped and counted.
+    /// Writes all queued records and ends the thread. Reading stays possible. Records pushed later are dropped and counted.
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = self.queue.send(Command::Close);
             if thread.join().is_err() {
-                tracing::error!("the request log's thread panicked");
+                tracing::error!("request log: the thread panicked");
             }
         }
     }
 
-    /// The request of this id; `None` if there is no record of it, or no more.
+    /// Returns the request with this id; `None` if it is not in the log or has expired.
     pub fn show(&self, id: RequestId) -> Result<Option<RequestView>, LogError> {
         self.with_found(id, |_, found| Ok(Some(found.view)))
     }
 
-    /// A page of the requests that `query` is for, the newest first.
+    /// Returns a page of the requests that match `query`, the newest first.
     ///
-    /// A search that has looked at much and found little ends early: a page may have fewer items than asked for, even
-    /// none, and a `next_cursor` to go on from. What is damaged is left out, counted and logged.
+    /// The work of one search is bounded: a page may have fewer items than the limit, or none, and a `next_cursor` to
+    /// continue. Damaged data is skipped, counted and logged.
     pub fn search(&self, query: &SearchQuery) -> Result<Page<RequestView>, LogError> {
         self.search_within(query, WORK_MAX)
     }
@@ -180,12 +180,12 @@ impl RequestLog {
         Search { readers: &self.readers, now: &self.now, counters: &self.counters, criteria, work }.run()
     }
 
-    /// What was captured of a body; `None` if nothing was.
+    /// Returns a captured body; `None` if it was not captured.
     pub fn body(&self, id: RequestId, side: Side) -> Result<Option<BodyView>, LogError> {
         self.with_found(id, |reader, found| found.capture.map_or(Ok(None), |key| reader.body(key, side)))
     }
 
-    /// The request of this id with what was captured of it; `None` if there is no record of it, or no more.
+    /// Returns the request with this id and its captured message; `None` if it is not in the log or has expired.
     pub fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, LogError> {
         self.with_found(id, |reader, found| reader.captured_request(found).map(Some))
     }
@@ -206,12 +206,12 @@ impl RequestLog {
             self.readers.put(open, &kept);
             result
         });
-        // It may have expired under way.
+        // The file may have expired during the read.
         if result.is_err() && !self.readers.has(day) { Ok(None) } else { result }
     }
 }
 
-/// Reads `data` as a block of records and shows all of them, as readers do with what they find in a file.
+/// Decodes `data` as a block of a file and returns all its records.
 pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
     let raw = Unpacker::new()?.unpack(data)?;
     let block = Block::read(&raw, |_| true)?;
@@ -231,7 +231,7 @@ impl fmt::Debug for RequestLog {
 }
 
 impl LogError {
-    /// Whether this is about what is in a file, which will not change.
+    /// Whether the contents of a file cause the error, so that it persists.
     fn is_damage(&self) -> bool {
         match self {
             Self::Damaged(_) | Self::OtherSchema => true,

@@ -1,4 +1,4 @@
-//! What a search asks for, checked.
+//! Checked search criteria.
 
 use std::ops::RangeInclusive;
 
@@ -8,12 +8,12 @@ use time::format_description::well_known::Rfc3339;
 
 use super::block::{Block, Row};
 use super::view::SearchQuery;
-use super::zone_map::Zone;
+use super::zone_map::ZoneMap;
 use super::{APEX_LABEL, LogError};
-use crate::control::{LIMIT_DEFAULT, LIMIT_MAX};
 use crate::hostname::tenant_label;
+use crate::page;
 
-/// What records are searched for.
+/// Criteria of a search.
 pub(super) struct Criteria {
     pub(super) services: Services,
     status: Option<Status>,
@@ -23,26 +23,26 @@ pub(super) struct Criteria {
     min_us: u64,
     /// Unix time in milliseconds, inclusive.
     pub(super) since_ms: u64,
-    /// The same, exclusive.
+    /// Unix time in milliseconds, exclusive.
     until_ms: u64,
-    /// Only ids below this one.
+    /// Exclusive upper limit of ids, from the cursor.
     before: Option<RequestId>,
     pub(super) limit: usize,
 }
 
-/// Whose records.
+/// Services whose records are searched.
 pub(super) enum Services {
     All,
-    /// Labels begin with this.
+    /// Prefix of the labels: `{account}--`.
     Account(String),
     Label(String),
-    /// All but those of the apex.
+    /// All services, without requests to the apex.
     NotApex,
 }
 
 enum Status {
     Missing,
-    /// 2xx is 2.
+    /// First digit of the status.
     Class(u16),
     Exactly(u16),
 }
@@ -59,7 +59,7 @@ impl Criteria {
                 Some(true) => Services::Label(APEX_LABEL.to_owned()),
                 Some(false) => Services::NotApex,
             },
-            (None, Some(_)) => return Err(invalid("account")("needed beside `service`")),
+            (None, Some(_)) => return Err(invalid("account")("required with `service`")),
             (Some(account), None) => Services::Account(format!("{account}--")),
             (Some(account), Some(service)) => Services::Label(
                 tenant_label(&account, &service)
@@ -67,22 +67,17 @@ impl Criteria {
             ),
         };
         if query.apex == Some(true) && !matches!(&services, Services::Label(label) if label == APEX_LABEL) {
-            return Err(invalid("apex")("true only without `account`: the apex is no account's"));
+            return Err(invalid("apex")("`true` cannot be combined with `account`: the apex belongs to no account"));
         }
         let caller_id = query.caller_id.as_deref().map(|text| {
             let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
             let expected =
-                "a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or the 16 of a service key's id";
+                "a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or a service key's id (16 of these characters)";
             if known { Ok(text.to_owned()) } else { Err(invalid("caller_id")(expected)) }
         });
-        let before = query
-            .cursor
-            .as_deref()
-            .map(|text| text.parse::<RequestId>().map_err(|_| invalid("cursor")("`next_cursor` of the page before")));
-        let limit = query.limit.unwrap_or(LIMIT_DEFAULT);
-        if !(1..=LIMIT_MAX).contains(&limit) {
-            return Err(invalid("limit")(format!("a whole number from 1 to {LIMIT_MAX}")));
-        }
+        let before = query.cursor.as_deref().map(|text| {
+            text.parse::<RequestId>().map_err(|_| invalid("cursor")("must be the `next_cursor` of the previous page"))
+        });
         Ok(Self {
             services,
             status: query.status.as_deref().map(Status::parse).transpose()?,
@@ -93,13 +88,13 @@ impl Criteria {
             since_ms: time_ms("since", query.since.as_deref())?.unwrap_or(0),
             until_ms: time_ms("until", query.until.as_deref())?.unwrap_or(u64::MAX),
             before: before.transpose()?,
-            limit,
+            limit: page::checked_limit(query.limit).map_err(invalid("limit"))?,
         })
     }
 
-    /// Times that can match at all, Unix time in milliseconds.
+    /// Range of times that can match, Unix time in milliseconds.
     pub(super) fn range_ms(&self) -> RangeInclusive<u64> {
-        // A search that ended early ended between two seconds: the later one must not be looked through again.
+        // The cursor of a search that ended early is the first id of a second, which was searched already.
         let before_ms = self.before.map_or(u64::MAX, |before| {
             let ms = before.unix_ms();
             if before > RequestId::first_of_ms(ms) { ms + 1 } else { ms }
@@ -110,22 +105,23 @@ impl Criteria {
         }
     }
 
-    /// Bits that a zone must have, and its longest duration at least.
+    /// Bits that a matching zone map has, and the least value of its longest duration.
     pub(super) fn zone(&self) -> (u64, u64) {
         let status = match self.status {
             None => 0,
-            Some(Status::Missing) => Zone::NO_STATUS,
-            Some(Status::Class(class)) => Zone::class(class),
-            Some(Status::Exactly(status)) => Zone::class(status / 100) | Zone::status(status),
+            Some(Status::Missing) => ZoneMap::NO_STATUS,
+            Some(Status::Class(class)) => ZoneMap::class(class),
+            Some(Status::Exactly(status)) => ZoneMap::class(status / 100) | ZoneMap::status(status),
         };
-        (status | if self.code.is_some() { Zone::CODE } else { 0 }, self.min_us)
+        (status | if self.code.is_some() { ZoneMap::CODE } else { 0 }, self.min_us)
     }
 
-    pub(super) fn takes(&self, block: &Block<'_>, row: &Row<'_>) -> bool {
+    /// Whether a record matches.
+    pub(super) fn matches(&self, block: &Block<'_>, row: &Row<'_>) -> bool {
         let time = block.unix_ms(row);
         time >= self.since_ms
             && time < self.until_ms
-            && row.total >= self.min_us
+            && row.timing.total >= self.min_us
             && self.status.as_ref().is_none_or(|status| status.is(row.status))
             && self.code.as_deref().is_none_or(|code| block.code(row) == Some(code))
             && self.caller_id.as_deref().is_none_or(|caller| block.caller_id(row) == Some(caller))
@@ -160,10 +156,10 @@ fn path(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
-/// `*` is what OPTIONS may ask for.
+/// Checks a path prefix. `*` is a target of OPTIONS requests.
 fn path_prefix(text: &str) -> Result<String, LogError> {
     let valid = text.starts_with('/') || text == "*";
-    if valid { Ok(text.to_owned()) } else { Err(invalid("path_prefix")("a path: begins with `/`")) }
+    if valid { Ok(text.to_owned()) } else { Err(invalid("path_prefix")("must begin with `/`")) }
 }
 
 fn code(text: &str) -> Result<String, LogError> {

@@ -1,4 +1,4 @@
-//! From the workers to the log thread: bounded, and nobody waits.
+//! Bounded queue from the workers to the log thread. Workers never wait.
 
 use std::mem;
 use std::sync::Arc;
@@ -10,23 +10,26 @@ use http::HeaderMap;
 use super::record::{Batch, Record};
 use crate::limits;
 
-/// Where workers hand over their batches. Clones lead to the same log.
+// The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
+const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<Record>() + 64) <= limits::LOG_QUEUE_BYTES);
+
+/// Sending end of the queue. Clones send to the same log.
 #[derive(Clone)]
 pub struct LogQueue {
     sender: Sender<Command>,
     counters: Arc<Counters>,
 }
 
-/// What the log thread is told.
+/// Command to the log thread.
 pub(super) enum Command {
     Write(Queued),
-    /// Write what came before, then say so.
+    /// Write all batches queued before, then reply.
     Flush(Sender<()>),
-    /// Write what came before and end.
+    /// Write all batches queued before and end.
     Close,
 }
 
-/// A batch and the room that it takes up in the queue until it is written.
+/// Batch with the room that it occupies in the queue until it is written.
 pub(super) struct Queued {
     pub(super) batch: Batch,
     pub(super) cost: Cost,
@@ -38,23 +41,23 @@ pub(super) struct Cost {
     pub(super) bytes: usize,
 }
 
-/// What the request log has done since it was opened, and holds now.
+/// Counters of the request log since it was opened, and the size of its queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Records that are in the files.
+    /// Records written to files.
     pub written: u64,
-    /// Records lost: the queue was full, or they could not be written. 0 in every supported load.
+    /// Records lost because the queue was full or a write failed. 0 under every supported load.
     pub dropped: u64,
-    /// Requests whose record was kept without what had been captured of it: the queue had no room for both.
+    /// Requests recorded without their captured messages, because the queue had no room for both.
     pub captures_dropped: u64,
-    /// Records that came after their day had expired, or from a day that is not yet: not kept, and nothing is wrong.
+    /// Records not written because their day has expired or is in the future. This is not an error.
     pub out_of_range: u64,
-    /// Blocks of records, or files, that readers found damaged and left out.
+    /// Damaged blocks or files that readers skipped.
     pub damaged: u64,
-    /// The last attempt to write did not succeed.
+    /// The last write failed.
     pub failing: bool,
     pub queued_records: u64,
-    /// Memory that waits to be written, in bytes.
+    /// Memory of the queued records in bytes.
     pub queued_bytes: u64,
 }
 
@@ -76,13 +79,13 @@ pub(super) fn queue(counters: Arc<Counters>) -> (LogQueue, Receiver<Command>) {
 }
 
 impl LogQueue {
-    /// Of no log: whatever is pushed is dropped.
+    /// Creates a queue without a log, which drops all records.
     pub(crate) fn to_nowhere() -> Self {
         queue(Arc::default()).0
     }
 
-    /// Hands over `batch`, at once or never: what there is no room for is dropped and counted, first what was captured
-    /// of the requests, then their records.
+    /// Sends `batch` without waiting. If the queue has no room, first the captured messages are dropped and counted, then
+    /// the records.
     pub fn push(&self, mut batch: Batch) {
         let mut cost = Cost::of(&batch);
         if cost.records == 0 {
@@ -106,7 +109,7 @@ impl LogQueue {
         }
     }
 
-    /// Waits for room in the queue: not for workers. Fails if the log thread has ended.
+    /// Sends a command and waits for room in the queue. Not for workers. Fails if the log thread has ended.
     pub(super) fn send(&self, command: Command) -> Result<(), ()> {
         self.sender.send(command).map_err(drop)
     }
@@ -123,7 +126,7 @@ impl Cost {
     }
 }
 
-/// Memory that `record` holds, roughly: allocations are rounded up, ids are shared.
+/// Approximate memory of `record`. The allocator's rounding and shared ids are not counted.
 fn bytes_of(record: &Record) -> usize {
     let captured = record.capture.as_ref().map_or(0, |capture| {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
@@ -132,7 +135,7 @@ fn bytes_of(record: &Record) -> usize {
     size_of::<Record>() + record.target.len() + captured
 }
 
-/// Names and values, and what the map has for each and in all.
+/// Approximate memory of names and values, with the map's cost per field and in total.
 fn bytes_of_headers(headers: &HeaderMap) -> usize {
     const EACH: usize = 128;
     const MAP: usize = 256;
@@ -145,7 +148,7 @@ fn drop_captures(batch: &mut Batch) -> u64 {
 }
 
 impl Counters {
-    /// Takes up room for `cost`, if there is.
+    /// Reserves room for `cost`. Returns whether there was room.
     fn reserve(&self, cost: Cost) -> bool {
         let records = self.queued_records.fetch_add(cost.records, Ordering::Relaxed) + cost.records;
         let bytes = self.queued_bytes.fetch_add(cost.bytes, Ordering::Relaxed) + cost.bytes;
@@ -156,7 +159,7 @@ impl Counters {
         fits
     }
 
-    /// Gives back what [`Self::reserve`] took.
+    /// Releases room taken by [`Self::reserve`].
     pub(super) fn release(&self, cost: Cost) {
         self.queued_records.fetch_sub(cost.records, Ordering::Relaxed);
         self.queued_bytes.fetch_sub(cost.bytes, Ordering::Relaxed);
@@ -193,12 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_captures_first_then_batches_and_counts_both() {
+    fn full_queue_drops_captures_first_then_batches_and_counts_both() {
         let (queue, receiver) = queue(Arc::default());
         queue.push(batch(0, 0));
         assert_eq!(queue.counters.stats(), LogStats::default());
 
-        // Bytes: 63 MiB fit, then only what has no bodies.
+        // Limit of bytes: 63 MiB fit, then only records without bodies.
         for _ in 0..63 {
             queue.push(batch(1, 1024 * 1024 - 2048));
         }
@@ -208,7 +211,7 @@ mod tests {
         let stats = queue.counters.stats();
         assert_eq!((stats.queued_records, stats.captures_dropped, stats.dropped), (65, 2, 0));
 
-        // Records.
+        // Limit of records.
         queue.push(batch(limits::LOG_QUEUE_RECORDS - 64, 0));
         let stats = queue.counters.stats();
         assert_eq!((stats.queued_records, stats.dropped), (65, (limits::LOG_QUEUE_RECORDS - 64) as u64));
@@ -221,7 +224,7 @@ mod tests {
         let stats = queue.counters.stats();
         assert_eq!((stats.queued_records, stats.queued_bytes), (0, 0));
 
-        // Batches, then nobody who takes them.
+        // Limit of batches, then a queue without a receiver.
         let (before, one) = (stats.dropped, 1);
         for _ in 0..limits::LOG_QUEUE_BATCHES + one {
             queue.push(batch(1, 0));

@@ -1,4 +1,4 @@
-//! Days' files that are open for reading. Opening one takes a hundred times as long as finding a record in it.
+//! Pool of files open for reading. Opening a file takes a hundred times as long as finding a record in it.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use super::LogError;
 use super::day::Day;
 use super::lookup::Reader;
 
-/// Files that stay open while nobody reads, each with its cache of 4 MiB: one for each day that is kept.
+/// Most idle open files, each with a cache of 4 MiB: one for each day kept.
 const IDLE_MAX: usize = 9;
 
 pub(super) struct Readers {
@@ -19,11 +19,11 @@ pub(super) struct Readers {
     idle: Mutex<Vec<OpenDay>>,
 }
 
-/// A day's file, open. Given back with [`Readers::put`] unless reading it failed.
+/// Open file of a day. Returned with [`Readers::put`] unless reading failed.
 pub(super) struct OpenDay {
     pub(super) reader: Reader,
     day: Day,
-    /// Device and inode: another file may have taken its place.
+    /// Device and inode, which detect that the file was replaced.
     file: (u64, u64),
 }
 
@@ -32,7 +32,7 @@ impl Readers {
         Self { folder, idle: Mutex::default() }
     }
 
-    /// The file of `day`; `None` if there is none, or nothing in it yet.
+    /// Takes or opens the file of `day`; `None` if it does not exist or has no tables yet.
     pub(super) fn take(&self, day: Day) -> Result<Option<OpenDay>, LogError> {
         let file = match fs::metadata(self.folder.join(day.file_name())) {
             Ok(metadata) => (metadata.dev(), metadata.ino()),
@@ -47,7 +47,7 @@ impl Readers {
         Ok(Reader::open(&self.folder, day)?.map(|reader| OpenDay { reader, day, file }))
     }
 
-    /// Keeps `open` for others, and closes what is of no day in `kept`.
+    /// Returns `open` to the pool, and closes idle files of days that are not in `kept`.
     pub(super) fn put(&self, open: OpenDay, kept: &RangeInclusive<Day>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|open| kept.contains(&open.day));
@@ -56,7 +56,7 @@ impl Readers {
         }
     }
 
-    /// Whether a file of this day is there.
+    /// Whether the file of `day` exists.
     pub(super) fn has(&self, day: Day) -> bool {
         self.folder.join(day.file_name()).exists()
     }

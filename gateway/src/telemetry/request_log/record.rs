@@ -1,4 +1,4 @@
-//! One request as it ended, as workers hand it over.
+//! Records of ended requests, as workers send them to the log.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,36 +9,37 @@ use http::{HeaderMap, Method};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::timing::Timing;
 pub use crate::auth::Principal as CallerId;
-use crate::relay::Outcome;
+use crate::http_message::Outcome;
 
-/// Longest request target that is kept, in bytes: all that pass (8 KiB).
+/// Longest request target kept, in bytes. Equal to the limit of a request's target, so that none is cut.
 pub const TARGET_MAX: usize = 8 * 1024;
-/// Longest method that is kept, in bytes: they are ASCII.
+/// Longest method kept, in bytes. Methods are ASCII.
 pub const METHOD_MAX: usize = 64;
-/// Most of a body that is kept, in bytes.
+/// Longest part of a body kept, in bytes.
 pub const CAPTURE_MAX: usize = 1024 * 1024;
 
-/// One request as it ended. Its service is the batch's.
+/// Record of an ended request. Its service is in the batch.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// UUIDv7: says when the request's head had been read, to the millisecond.
+    /// UUIDv7, whose timestamp is the time at which the request's head had been read, in milliseconds.
     pub id: RequestId,
     pub method: Method,
     /// Path and query as received.
     pub target: Box<str>,
     pub caller: IpAddr,
     pub protocol: Protocol,
-    /// Who was authenticated; `None` if nobody was.
+    /// Authenticated caller; `None` if there was none.
     pub by: Option<CallerId>,
-    /// Of the final response; `None` if there was none.
+    /// Status of the final response; `None` if there was none.
     pub status: Option<u16>,
-    /// Of a gateway error.
+    /// Code of the gateway's error.
     pub code: Option<&'static str>,
     pub ended: Ended,
-    /// Of the request body.
+    /// Bytes of the request body.
     pub bytes_in: u64,
-    /// Of the response body.
+    /// Bytes of the response body.
     pub bytes_out: u64,
     pub timing: Timing,
     pub agent: Option<AgentId>,
@@ -48,24 +49,24 @@ pub struct Record {
     pub capture: Option<Box<Capture>>,
 }
 
-/// What the caller spoke. Kept by position: append only.
+/// Protocol of the caller. Kept by position: append only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
     Http10,
     Http11,
     Http2,
-    /// Nobody called: a replay.
+    /// A replay, which has no caller.
     Replay,
 }
 
 /// How a request ended. Kept by position: append only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
-    /// The response went out whole.
+    /// The response was sent completely.
     Complete,
-    /// The response began and broke off.
+    /// The response was cut off after it had begun.
     Cut,
-    /// The caller went away.
+    /// The caller left before the response was sent.
     CallerGone,
 }
 
@@ -79,24 +80,7 @@ impl From<Outcome> for Ended {
     }
 }
 
-/// Where the time went, in microseconds. Of stages that a request did not reach there is nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timing {
-    /// Until the caller was authenticated or refused.
-    pub authenticate: u32,
-    /// From there until its stream on the tunnel was open: the way to the owner, bucket, tunnel.
-    pub wait: Option<u32>,
-    /// In the agent, until a connection to the backend was had.
-    pub agent: Option<u32>,
-    /// From there until the backend's final response began, as the agent saw it.
-    pub backend_first_byte: Option<u32>,
-    /// From the beginning until the response head was here.
-    pub response_head: Option<u32>,
-    /// From the beginning until the response was sent.
-    pub total: u64,
-}
-
-/// What was kept of a request that was relayed.
+/// Captured messages of a relayed request.
 #[derive(Debug, Clone, Default)]
 pub struct Capture {
     pub request: Option<CapturedMessage>,
@@ -104,14 +88,14 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Of both bodies.
+    /// Captured bytes of both bodies.
     pub fn bytes(&self) -> usize {
         let bytes = |message: &Option<CapturedMessage>| message.as_ref().map_or(0, |message| message.body.bytes.len());
         bytes(&self.request) + bytes(&self.response)
     }
 }
 
-/// Fields without those that carry credentials, and as much of the body as there is room for.
+/// Captured message: fields without credentials, and the beginning of the body.
 #[derive(Debug, Clone, Default)]
 pub struct CapturedMessage {
     pub headers: HeaderMap,
@@ -122,9 +106,9 @@ pub struct CapturedMessage {
 pub struct CapturedBody {
     /// The first bytes, at most [`CAPTURE_MAX`].
     pub bytes: Bytes,
-    /// There was more, or it broke off.
+    /// The body was longer, or it was interrupted.
     pub truncated: bool,
-    /// Why, if it is known.
+    /// Reason, if it is known.
     pub truncated_by: Option<Truncation>,
 }
 
@@ -159,7 +143,7 @@ impl Truncation {
     }
 }
 
-/// Records of one worker, by service.
+/// Records of one worker by service.
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     /// Label of the service (`{account}--{service}`), and its records in the order in which they ended.
@@ -168,7 +152,7 @@ pub struct Batch {
 
 #[cfg(test)]
 impl Record {
-    /// Of a request that was answered, with nothing special about it.
+    /// Record of a plain request with status 200.
     pub(super) fn example(id: RequestId) -> Self {
         Self {
             id,

@@ -1,4 +1,4 @@
-//! A worker's end of the log: records gathered into batches, so that one handover is many requests'.
+//! Batches the records of one worker, so that one send covers many requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 use super::queue::LogQueue;
 use super::record::{Batch, Record};
 
-/// Records after which a batch is handed over without waiting for [`Recorder::flush`].
+/// Records at which a batch is sent without waiting for [`Recorder::flush`].
 const BATCH: usize = 512;
-/// The same for bytes of captured bodies.
+/// Bytes of captured bodies at which a batch is sent.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
 
-/// Gathers the records of one worker.
+/// Current batch of one worker.
 pub(crate) struct Recorder {
     queue: LogQueue,
-    /// By label of the service.
+    /// Records by label of their service.
     gathered: HashMap<Arc<str>, Vec<Record>>,
     records: usize,
     bytes: usize,
@@ -25,7 +25,7 @@ impl Recorder {
         Self { queue, gathered: HashMap::new(), records: 0, bytes: 0 }
     }
 
-    /// Adds the record of a request of the service called `label`.
+    /// Adds the record of a request to the service `label`.
     pub(crate) fn add(&mut self, label: &Arc<str>, record: Record) {
         self.records += 1;
         self.bytes += record.capture.as_ref().map_or(0, |capture| capture.bytes());
@@ -38,7 +38,7 @@ impl Recorder {
         }
     }
 
-    /// Hands over what there is.
+    /// Sends the current batch.
     pub(crate) fn flush(&mut self) {
         if self.records > 0 {
             (self.records, self.bytes) = (0, 0);

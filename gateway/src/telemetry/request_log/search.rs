@@ -1,4 +1,4 @@
-//! Searches: from the newest second to the oldest, block by block, past those that cannot have what is wanted.
+//! Searches from the newest second to the oldest, block by block. Blocks whose zone map does not match are skipped.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -18,31 +18,31 @@ use super::queue::Counters;
 use super::readers::Readers;
 use super::view::RequestView;
 use super::{APEX_LABEL, LogError};
-use crate::control::Page;
+use crate::page::Page;
 
-/// Rows that one search reads, about; then the page ends where it is, after one to two seconds.
+/// Approximate number of rows that one search reads. Then the page ends early, after one to two seconds.
 pub(super) const WORK_MAX: u64 = 2_000_000;
-/// Minutes that are asked of SQLite at a time: it may pass over all that arrived in them without a word. A quiet
-/// gateway's blocks of so many fit a reader's cache.
+/// Minutes read by one SQL query. SQLite may skip all their rows, so that the query returns nothing for a while. The blocks
+/// of this many minutes fit a reader's cache on a gateway with little traffic.
 const MINUTES_AT_A_TIME: usize = 5;
-/// What passing over a second costs, in rows.
+/// Work of skipping a second, in rows.
 const PASSING: u64 = 4;
 const SECONDS_OF_DAY: i64 = (DAY_MS / SLOT_MS) as i64;
 const MINUTES_OF_DAY: i64 = SECONDS_OF_DAY / 60;
-/// With more services than this, all minutes are looked through.
+/// Number of services above which all minutes are searched, without reading `present`.
 const SERVICES_ASKED_FOR: usize = 50;
 
-/// One search under way.
+/// A search in progress.
 pub(super) struct Search<'a> {
     pub(super) readers: &'a Readers,
     pub(super) now: &'a Now,
     pub(super) counters: &'a Counters,
     pub(super) criteria: Criteria,
-    /// Rows that may still be read.
+    /// Remaining rows that may be read.
     pub(super) work: u64,
 }
 
-/// Why a page ends before the records do: where the next one begins.
+/// End of a page before the end of the records, with the cursor of the next page.
 struct Stop(String);
 
 impl Search<'_> {
@@ -61,7 +61,7 @@ impl Search<'_> {
             match found {
                 Ok(None) => {}
                 Ok(Some(Stop(cursor))) => return Ok(Page { items, next_cursor: Some(cursor) }),
-                // It expired under way.
+                // The file expired during the search.
                 Err(_) if !self.readers.has(day) => {}
                 Err(error) if error.is_damage() => self.note_damage(&error, day),
                 Err(error) => return Err(error),
@@ -86,7 +86,7 @@ impl Search<'_> {
         Ok(None)
     }
 
-    /// The minutes of a day in which services have records, the newest first.
+    /// Minutes of a day in which the services have records, the newest first.
     fn minutes(&self, reader: &Reader, labels: &HashMap<i64, String>) -> Result<Vec<i64>, LogError> {
         if labels.len() > SERVICES_ASKED_FOR {
             return Ok((0..MINUTES_OF_DAY).rev().collect());
@@ -118,7 +118,7 @@ impl Search<'_> {
         Ok(all)
     }
 
-    /// What arrived of the seconds `from` to `last`.
+    /// Searches the arrivals of the seconds `from` to `last`.
     fn window(
         &mut self,
         reader: &mut Reader,
@@ -175,7 +175,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds what matches of one second's blocks, the newest first.
+    /// Adds the matching records in the blocks of one second, the newest first.
     fn second(
         &mut self,
         connection: &Connection,
@@ -193,7 +193,7 @@ impl Search<'_> {
         }
         let mut matches = Vec::new();
         for block in &read {
-            let rows = block.rows.iter().filter(|(_, row)| self.criteria.takes(block, row));
+            let rows = block.rows.iter().filter(|(_, row)| self.criteria.matches(block, row));
             matches.extend(rows.map(|(service, row)| (block.id(row), service, block, row)));
         }
         matches.sort_unstable_by_key(|found| Reverse(found.0));
@@ -215,7 +215,7 @@ impl Search<'_> {
         Ok(self.stop_for_work(day, second))
     }
 
-    /// Whether enough was done; all from `second` on was.
+    /// Stops the search if no work is left. All seconds from `second` on were searched.
     fn stop_for_work(&self, day: Day, second: i64) -> Option<Stop> {
         let begin = day.start_ms() + second as u64 * SLOT_MS;
         (self.work == 0).then(|| RequestId::first_of_ms(begin)).map(|id| Stop(id.to_string()))
@@ -228,14 +228,14 @@ impl Search<'_> {
 
     fn note_damage(&self, error: &LogError, day: Day) {
         self.counters.damaged.fetch_add(1, Ordering::Relaxed);
-        tracing::warn!(%day, %error, "a search leaves out what it cannot read");
+        tracing::warn!(%day, %error, "request log: a search skips damaged data");
     }
 }
 
-/// Has the kernel read what is about to be read backwards: it reads ahead, and only forwards. Costs next to nothing if
-/// it is in memory.
+/// Scans the range forwards once, because the kernel reads ahead in that direction only and the search reads backwards. The
+/// cost is small if the pages are cached.
 fn read_ahead(connection: &Connection, (from, last): (i64, i64), blocks: bool) -> Result<(), LogError> {
-    // The zone is on the row's first page, where small blocks are as a whole.
+    // The zone map is on the row's first page, which contains small blocks completely.
     let touch = |select: &str, keys: [i64; 2]| {
         connection.prepare_cached(select)?.query_row(keys, |row| row.get::<_, Option<i64>>(0))
     };
@@ -248,8 +248,9 @@ fn read_ahead(connection: &Connection, (from, last): (i64, i64), blocks: bool) -
     Ok(())
 }
 
-/// First and last seconds of what is to be looked through: `minutes`, which run backwards, those that are beside one
-/// another together, and of them what is in `seconds`. The first are short: they may have all that is wanted.
+/// Returns the first and last second of each window to search. Adjacent minutes of `minutes`, which are in descending
+/// order, are joined, and windows are limited to `seconds`. The first windows are short, since they may have all records
+/// that the page needs.
 fn windows(mut minutes: &[i64], seconds: RangeInclusive<i64>) -> impl Iterator<Item = (i64, i64)> {
     let mut most = 1;
     let groups = iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! The log as a whole: what goes in and what comes out.
+//! Tests of the whole log: records that are written are found.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use super::*;
 const NOON_MS: u64 = 1_795_234_532_123;
 const LABEL: &str = "acme--api";
 
-/// A log in a folder of its own, at a time of its own.
+/// Log in a temporary folder, with a clock set by the test.
 struct Fixture {
     directory: tempfile::TempDir,
     seconds: Arc<AtomicI64>,
@@ -91,7 +91,7 @@ fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> Ca
 }
 
 #[test]
-fn a_secret_where_a_target_is_cut_is_masked() {
+fn secret_at_the_cut_of_a_target_is_masked() {
     let directory = tempfile::tempdir().unwrap();
     let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
     let now = || Timestamp((NOON_MS / 1000) as i64);
@@ -104,7 +104,7 @@ fn a_secret_where_a_target_is_cut_is_masked() {
 }
 
 #[test]
-fn a_request_is_shown_as_it_was_without_secrets() {
+fn request_is_shown_as_recorded_without_secrets() {
     let fixture = Fixture::new();
     let (client, agent, original) = (ClientId::random(), AgentId::random(), id(NOON_MS - 9, 0));
     let body = vec![b'x'; 10_000];
@@ -160,7 +160,7 @@ fn a_request_is_shown_as_it_was_without_secrets() {
         ended: "cut".to_owned(),
         bytes_in: u64::MAX,
         bytes_out: 7,
-        durations_us: DurationsView {
+        durations_us: Timing {
             authenticate: 1,
             wait: Some(2),
             agent: Some(3),
@@ -202,7 +202,7 @@ fn a_request_is_shown_as_it_was_without_secrets() {
     assert_eq!((&request.body.bytes[..], request.body.truncated), (&body[..], true));
     assert_eq!(request.headers.get_all("x-a").iter().nth(1).unwrap().as_bytes(), b"\xff");
 
-    // Without capture, and without a record.
+    // A record without captured messages, and an unknown id.
     let (plain, unknown) = (id(NOON_MS, 2), id(NOON_MS, 3));
     assert_eq!(fixture.log.body(plain, Side::Request).unwrap(), None);
     assert!(fixture.log.captured(plain).unwrap().unwrap().request.is_none());
@@ -219,7 +219,7 @@ fn a_request_is_shown_as_it_was_without_secrets() {
     }
 }
 
-/// Records of three services over two days, that came in any order and in several flushes, with what tells them apart.
+/// Writes records of three services over two days, in no order and in several flushes, and returns them.
 fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, Record)> {
     let labels = [LABEL, "acme--other", "globex--api"];
     let (client, key) = (ClientId::new("gw_ci_00000000000000000000").unwrap(), KeyId::new("0000000000000000").unwrap());
@@ -251,7 +251,7 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, Record)> {
 }
 
 #[test]
-fn searches_find_what_they_ask_for_newest_first_and_page_by_page() {
+fn searches_return_matching_records_newest_first_in_pages() {
     let fixture = Fixture::new();
     let all = many(&fixture);
     let text = |text: &str| Some(text.to_owned());
@@ -287,7 +287,7 @@ fn searches_find_what_they_ask_for_newest_first_and_page_by_page() {
         (SearchQuery { until: text("1970-01-01T00:00:00Z"), ..everything.clone() }, Box::new(|_, _| false)),
     ];
     for (query, takes) in cases {
-        // Pages of any size, also if each search gives up after a little work.
+        // Pages of several sizes, and searches that end early after little work.
         let late_ms = NOON_MS - 2 * 60 * 60 * 1000;
         for (limit, work, from_ms) in [(1000, WORK_MAX, 0), (7, WORK_MAX, 0), (7, 1, late_ms), (1000, 40_000, 0)] {
             let takes = |id: &RequestId, label, record| id.unix_ms() >= from_ms && takes(label, record);
@@ -316,13 +316,13 @@ fn searches_find_what_they_ask_for_newest_first_and_page_by_page() {
 }
 
 #[test]
-fn wrong_searches_are_told_what_would_be_right() {
+fn invalid_searches_name_the_field_and_the_expected_value() {
     let fixture = Fixture::new();
     let text = |text: &str| Some(text.to_owned());
     let none = SearchQuery::default();
     for (query, expected) in [
         (SearchQuery { account: text("A"), ..none.clone() }, "account: \"A\" is not an account id: 3 to 15 characters"),
-        (SearchQuery { service: text("api"), ..none.clone() }, "account: needed beside `service`"),
+        (SearchQuery { service: text("api"), ..none.clone() }, "account: required with `service`"),
         (SearchQuery { service: text("-"), ..of_service() }, "service: \"-\" is not a service id"),
         (
             SearchQuery { service: Some("s".repeat(58)), account: Some("a".repeat(15)), ..none.clone() },
@@ -334,13 +334,13 @@ fn wrong_searches_are_told_what_would_be_right() {
         ),
         (SearchQuery { status: text("99"), ..none.clone() }, "status: "),
         (SearchQuery { code: text("gw-x"), ..none.clone() }, "code: an error code like `GW_RATE_LIMITED`"),
-        (SearchQuery { path_prefix: text("a"), ..none.clone() }, "path_prefix: a path: begins with `/`"),
+        (SearchQuery { path_prefix: text("a"), ..none.clone() }, "path_prefix: must begin with `/`"),
         (SearchQuery { caller_id: text("me"), ..none.clone() }, "caller_id: a client id"),
         (SearchQuery { since: text("yesterday"), ..none.clone() }, "since: a time like `2026-11-21T04:15:32Z`"),
         (SearchQuery { until: text("2026-11-21"), ..none.clone() }, "until: a time like"),
         (SearchQuery { limit: Some(0), ..none.clone() }, "limit: a whole number from 1 to 1000"),
         (SearchQuery { limit: Some(1001), ..none.clone() }, "limit: "),
-        (SearchQuery { cursor: text("7"), ..none.clone() }, "cursor: `next_cursor` of the page before"),
+        (SearchQuery { cursor: text("7"), ..none.clone() }, "cursor: must be the `next_cursor` of the previous page"),
     ] {
         let error = fixture.log.search(&query).unwrap_err();
         assert!(matches!(error, LogError::Invalid { .. }) && error.to_string().starts_with(expected), "{error}");
@@ -348,21 +348,21 @@ fn wrong_searches_are_told_what_would_be_right() {
 }
 
 #[test]
-fn a_day_goes_when_it_is_seven_days_over_and_late_records_with_it() {
+fn day_expires_after_seven_days_and_late_records_are_not_written() {
     let mut fixture = Fixture::new();
     let old = id(NOON_MS, 0);
     fixture.write(LABEL, vec![Record::example(old)]);
     let day = (DAY_MS / 1000) as i64;
     fixture.seconds.fetch_add(7 * day, Ordering::Relaxed);
     fixture.log.flush();
-    assert!(fixture.log.show(old).unwrap().is_some(), "seven whole days beside today's");
+    assert!(fixture.log.show(old).unwrap().is_some(), "kept for seven whole days besides today");
     assert_eq!(fixture.ids(&of_service()), [old]);
 
     fixture.seconds.fetch_add(day, Ordering::Relaxed);
-    assert_eq!(fixture.log.show(old).unwrap(), None, "at once, whenever the file goes");
+    assert_eq!(fixture.log.show(old).unwrap(), None, "hidden before its file is removed");
     let (late, ahead) = (id(NOON_MS + 1, 0), id(NOON_MS + 10 * DAY_MS, 0));
     fixture.write(LABEL, vec![Record::example(late), Record::example(ahead), Record::example(id(NOON_MS + DAY_MS, 1))]);
-    // The thread removes a piece after it has written and before it says so: the file and the two beside it.
+    // Each flush removes one step: the file, its WAL and its shared-memory file.
     (0..3).for_each(|_| fixture.log.flush());
     let names =
         || fs::read_dir(fixture.folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -375,7 +375,7 @@ fn a_day_goes_when_it_is_seven_days_over_and_late_records_with_it() {
 }
 
 #[test]
-fn two_processes_write_the_same_day_and_both_find_all_of_it() {
+fn two_processes_write_the_same_day_and_both_find_all_records() {
     let fixture = Fixture::new();
     let other = open(&fixture.directory, &fixture.seconds);
     let ids: Vec<RequestId> = (0..200).map(|number| id(NOON_MS + number * 20, number)).collect();
@@ -399,7 +399,7 @@ fn two_processes_write_the_same_day_and_both_find_all_of_it() {
 }
 
 #[test]
-fn a_corrupt_file_is_moved_aside_and_a_new_one_begun() {
+fn damaged_file_is_renamed_and_a_new_one_created() {
     let mut fixture = Fixture::new();
     fixture.write(LABEL, vec![Record::example(id(NOON_MS, 0))]);
     fixture.log.close();
@@ -410,14 +410,14 @@ fn a_corrupt_file_is_moved_aside_and_a_new_one_begun() {
     fixture.reopen();
     assert!(fixture.log.show(id(NOON_MS, 0)).unwrap_err().is_damage());
     fixture.write(LABEL, vec![Record::example(id(NOON_MS, 1))]);
-    assert_eq!(fixture.ids(&of_service()), [id(NOON_MS, 1)], "past yesterday's file, which is corrupt too");
+    assert_eq!(fixture.ids(&of_service()), [id(NOON_MS, 1)], "skips yesterday's file, which is damaged too");
     assert_eq!(fs::read(fixture.folder().join("2026-11-21.sqlite.corrupt")).unwrap(), [7; 100_000]);
     let stats = fixture.log.stats();
     assert_eq!((stats.written, stats.dropped, stats.failing, stats.damaged), (1, 0, false, 2));
 }
 
 #[test]
-fn a_damaged_block_is_an_error_of_its_own() {
+fn damaged_block_is_reported_and_others_are_found() {
     let fixture = Fixture::new();
     let (good, bad) = (id(NOON_MS, 0), id(NOON_MS + 5000, 0));
     fixture.write(LABEL, vec![Record::example(good), Record::example(bad)]);
@@ -431,13 +431,13 @@ fn a_damaged_block_is_an_error_of_its_own() {
 }
 
 #[test]
-fn a_service_with_many_requests_at_once_gets_several_blocks() {
+fn many_records_of_one_second_are_split_into_blocks() {
     let fixture = Fixture::new();
     let caller = |number: u64| IpAddr::from([10, 0, (number >> 8) as u8, number as u8]);
     let records = (0..10_000).map(|number| Record {
         caller: caller(number),
         target: format!("/{}", "x".repeat(number as usize % 50 * 10)).into(),
-        // More agents than any block would repeat.
+        // More agents than a block interns.
         agent: Some(AgentId::random()),
         ..Record::example(id(NOON_MS - NOON_MS % 1000 + number % 1000, number))
     });

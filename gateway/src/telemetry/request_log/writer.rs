@@ -1,4 +1,4 @@
-//! The log thread: collects what workers hand over for a moment and writes it, one transaction for each day.
+//! Log thread: collects batches for a short time and writes them in one transaction per day.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,23 +19,23 @@ use super::day_file::{DayFile, Entry, ORDER_SERVICE_BITS, Tools, set_aside};
 use super::expiry::Expiry;
 use super::queue::{Command, Counters, Queued};
 
-/// How long a batch waits for others to be written with it.
+/// Time for which batches are collected before they are written together.
 const COLLECT: Duration = Duration::from_millis(200);
-/// Unless they have this much, in bytes.
+/// Size in bytes at which collected batches are written at once.
 const COLLECT_BYTES: usize = 8 * 1024 * 1024;
-/// How often the thread looks after its files when nothing is to be written.
+/// Interval of maintenance when there is nothing to write.
 const IDLE: Duration = Duration::from_secs(1);
-/// What is written is on the disk after this, at the latest: what the machine's death may take.
+/// Interval of checkpoints. A crash of the machine loses the records of at most this time.
 const CHECKPOINT: Duration = Duration::from_secs(10);
-/// How often a file is tried that another process keeps busy.
+/// Attempts to write to a file that another process keeps locked.
 const BUSY_ATTEMPTS: u32 = 3;
-/// Days whose files stay open: today, and yesterday for what began then.
+/// Number of files that stay open: today's, and yesterday's for requests that began then.
 const OPEN_DAYS: usize = 2;
-/// Shortest time between two lines about writing that fails.
+/// Shortest time between two log lines about failing writes.
 const ALARM: Duration = Duration::from_secs(60);
 const COMPRESSION_LEVEL: i32 = 1;
 
-/// All that the log thread has.
+/// State of the log thread.
 pub(super) struct Writer {
     folder: PathBuf,
     now: Now,
@@ -43,11 +43,11 @@ pub(super) struct Writer {
     files: BTreeMap<Day, DayFile>,
     tools: Tools,
     expiry: Expiry,
-    /// The day that it was when it was last looked at, and since when.
+    /// Day at the last maintenance, and since when it is that day.
     today: (Day, Instant),
-    /// The day for which expiry was last begun.
+    /// Day on which expiry last began.
     expired_for: Option<Day>,
-    /// How long a day must have lasted before others expire for it.
+    /// Time for which the clock must show the same day before files expire.
     settles_within: Duration,
     checkpoint_at: Instant,
     alarm: Alarm,
@@ -80,7 +80,7 @@ impl Writer {
         })
     }
 
-    /// Until it is told to end, or there is nobody left who could.
+    /// Runs until [`Command::Close`] is received or all senders are dropped.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let mut ending = false;
         while !ending {
@@ -109,7 +109,7 @@ impl Writer {
                         flushes.push(done);
                         break;
                     }
-                    // Whatever came before the end of all workers is still in the queue.
+                    // Batches sent before are still in the queue and are written first.
                     Ok(Command::Close) => ending = true,
                     Err(RecvTimeoutError::Timeout) => break,
                     Err(RecvTimeoutError::Disconnected) => {
@@ -119,9 +119,9 @@ impl Writer {
                 }
             }
             self.write_all(collected);
-            self.look_after_files();
+            self.maintain_files();
             for done in flushes {
-                // Whoever waited may have given up.
+                // The waiting thread may have ended.
                 let _ = done.send(());
             }
         }
@@ -132,7 +132,7 @@ impl Writer {
         if records > 0 && catch_unwind(AssertUnwindSafe(|| self.write(&collected))).is_err() {
             self.files.clear();
             self.counters.dropped.fetch_add(records as u64, Ordering::Relaxed);
-            tracing::error!(records, "request log: a panic; its records are lost");
+            tracing::error!(records, "request log: a write panicked; its records are lost");
         }
         for queued in collected {
             self.counters.release(queued.cost);
@@ -163,7 +163,7 @@ impl Writer {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            // A file that failed once is opened anew.
+            // After an error the file is opened again.
             self.files.remove(&day);
             if is_busy(&error) && attempt < BUSY_ATTEMPTS {
                 continue;
@@ -171,7 +171,7 @@ impl Writer {
             if error.is_damage() && attempt == 1 {
                 let name = set_aside(&self.folder, day)?;
                 self.counters.damaged.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(%day, %error, "request log: the day's file is damaged; kept as {name}, a new one begins");
+                tracing::error!(%day, %error, "request log: the file of the day is damaged; it is kept as {name} and a new one is created");
                 continue;
             }
             return Err(error);
@@ -193,8 +193,8 @@ impl Writer {
         }
     }
 
-    /// What is due beside writing: a checkpoint, a piece of what has expired.
-    fn look_after_files(&mut self) {
+    /// Does the due maintenance: a checkpoint, and one step of removing expired files.
+    fn maintain_files(&mut self) {
         let today = self.now.today();
         let oldest = *self.now.days().start();
         if self.today.0 != today {
@@ -216,7 +216,7 @@ impl Writer {
                 if file.dirty
                     && let Err(error) = file.checkpoint()
                 {
-                    tracing::debug!(%day, %error, "request log: no checkpoint now");
+                    tracing::debug!(%day, %error, "request log: the checkpoint failed and is tried again later");
                 }
                 file.is_there()
             });
@@ -224,7 +224,7 @@ impl Writer {
     }
 }
 
-/// All records, those of one second and service together.
+/// Returns all records, sorted by second and service.
 fn in_order(collected: &[Queued]) -> Vec<Entry<'_>> {
     let mut services: HashMap<&str, u64> = HashMap::new();
     let mut entries = Vec::with_capacity(collected.iter().map(|queued| queued.cost.records).sum());
@@ -234,7 +234,7 @@ fn in_order(collected: &[Queued]) -> Vec<Entry<'_>> {
         let order = |unix_ms: u64| (unix_ms / SLOT_MS) << ORDER_SERVICE_BITS | service;
         entries.extend(records.iter().map(|record| Entry { order: order(record.id.unix_ms()), label, record }));
     }
-    // Stable: of what is nearly in order, as it is here, that is the faster sort.
+    // The stable sort is faster for nearly sorted input, such as this.
     entries.sort_by_key(|entry| entry.order);
     entries
 }
@@ -244,14 +244,14 @@ fn is_busy(error: &LogError) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// Says when writing begins to fail, and when it works again.
+/// Logs when writes begin to fail and when they succeed again.
 #[derive(Default)]
 struct Alarm {
     failing: bool,
     lost: u64,
-    said_at: Option<Instant>,
-    /// The beginning was said: its end will be.
-    said: bool,
+    logged_at: Option<Instant>,
+    /// The current failure was logged; its end will be logged too.
+    is_logged: bool,
 }
 
 impl Alarm {
@@ -259,15 +259,15 @@ impl Alarm {
         match result {
             Err(error) => {
                 self.lost += records;
-                if !self.failing && self.said_at.is_none_or(|at| at.elapsed() >= ALARM) {
-                    self.said_at = Some(Instant::now());
-                    self.said = true;
-                    tracing::error!(%error, "request log: records are being lost until this is over");
+                if !self.failing && self.logged_at.is_none_or(|at| at.elapsed() >= ALARM) {
+                    self.logged_at = Some(Instant::now());
+                    self.is_logged = true;
+                    tracing::error!(%error, "request log: writing fails; records are lost until it succeeds");
                 }
                 self.failing = true;
             }
             Ok(()) => {
-                if std::mem::take(&mut self.failing) && std::mem::take(&mut self.said) {
+                if std::mem::take(&mut self.failing) && std::mem::take(&mut self.is_logged) {
                     tracing::warn!(lost = std::mem::take(&mut self.lost), "request log: records are written again");
                 }
             }

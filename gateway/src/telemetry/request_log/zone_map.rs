@@ -1,28 +1,28 @@
-//! What a search can tell of a block without reading it.
+//! Zone maps: summaries of blocks, by which a search skips blocks without decoding them.
 
-/// Sums up some records: one bit for each class of status, and so on.
+/// Summary of some records: one bit for each class of status, for gateway errors, and for groups of statuses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Zone {
-    /// Bits of [`Zone::NO_STATUS`], [`Zone::class`], [`Zone::CODE`] and [`Zone::status`].
+pub(super) struct ZoneMap {
+    /// Bits of [`ZoneMap::NO_STATUS`], [`ZoneMap::class`], [`ZoneMap::CODE`] and [`ZoneMap::status`].
     pub(super) bits: u64,
     /// The longest total duration, in microseconds.
     pub(super) longest_us: u64,
 }
 
-impl Zone {
-    /// There was no response.
+impl ZoneMap {
+    /// Bit for requests without a response.
     pub(super) const NO_STATUS: u64 = 1;
-    /// There was an error of the gateway's.
+    /// Bit for gateway errors.
     pub(super) const CODE: u64 = 1 << 6;
     const STATUS_SHIFT: u32 = 7;
     const STATUSES: u16 = 56;
 
-    /// Of statuses like 5xx.
+    /// Bit for a class of statuses, such as 5 for 5xx.
     pub(super) fn class(hundreds: u16) -> u64 {
         1 << hundreds.clamp(1, 5)
     }
 
-    /// Of one status; some share theirs.
+    /// Bit for one status. Several statuses share a bit.
     pub(super) fn status(status: u16) -> u64 {
         1 << (Self::STATUS_SHIFT + u32::from(status % Self::STATUSES))
     }
@@ -33,7 +33,7 @@ impl Zone {
         self.longest_us = self.longest_us.max(total_us);
     }
 
-    /// As SQLite keeps it.
+    /// Values of the SQL columns.
     pub(super) fn columns(self) -> [i64; 2] {
         [self.bits as i64, i64::try_from(self.longest_us).unwrap_or(i64::MAX)]
     }
@@ -48,28 +48,28 @@ impl Zone {
 mod tests {
     use super::*;
 
-    /// As the searches' SQL has it.
-    fn may_have(zone: Zone, wanted: u64, min_us: u64) -> bool {
-        zone.bits & wanted == wanted && zone.longest_us >= min_us
+    /// Condition of the searches' SQL.
+    fn may_have(zone_map: ZoneMap, wanted: u64, min_us: u64) -> bool {
+        zone_map.bits & wanted == wanted && zone_map.longest_us >= min_us
     }
 
     #[test]
-    fn what_is_there_may_be_there() {
-        let mut zone = Zone::default();
-        zone.add(Some(502), true, 7);
-        let mut other = Zone::default();
+    fn zone_map_matches_the_records_in_it() {
+        let mut zone_map = ZoneMap::default();
+        zone_map.add(Some(502), true, 7);
+        let mut other = ZoneMap::default();
         other.add(None, false, 9);
-        zone.merge(other);
-        for wanted in [0, Zone::status(502), Zone::class(5), Zone::CODE, Zone::NO_STATUS] {
-            assert!(may_have(zone, wanted, 9));
+        zone_map.merge(other);
+        for wanted in [0, ZoneMap::status(502), ZoneMap::class(5), ZoneMap::CODE, ZoneMap::NO_STATUS] {
+            assert!(may_have(zone_map, wanted, 9));
         }
-        for wanted in [Zone::status(200), Zone::class(2)] {
-            assert!(!may_have(zone, wanted, 0));
+        for wanted in [ZoneMap::status(200), ZoneMap::class(2)] {
+            assert!(!may_have(zone_map, wanted, 0));
         }
-        assert!(!may_have(zone, 0, 10));
-        // All bits are there, and an integer of SQLite's holds them.
+        assert!(!may_have(zone_map, 0, 10));
+        // The bits of all statuses fit SQLite's integer.
         for status in 0..=999 {
-            assert!(Zone::status(status) > Zone::CODE && Zone::status(status) <= 1 << 62);
+            assert!(ZoneMap::status(status) > ZoneMap::CODE && ZoneMap::status(status) <= 1 << 62);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The points in one SQLite file. The older they are the coarser: what is older than three hours is kept by the minute,
-//! what is older than two days by ten minutes, and nothing that is older than seven days.
+//! Points in one SQLite file. Older points are coarser: 10 s up to three hours, one minute up to two days, ten minutes up
+//! to seven days. Then they are deleted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
-use super::totals::Sums;
+use super::totals::Totals;
 use super::{ALL, STEP, Selection};
 use crate::clock::Timestamp;
 
-/// Each entry brings a file from the schema numbered by its index to the next. Append only.
+/// The entry at index n migrates a file from schema version n to n + 1. Append only.
 const MIGRATIONS: &[&str] = &["
     CREATE TABLE services (id INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE) STRICT;
     CREATE TABLE points (
@@ -28,21 +28,21 @@ const MIGRATIONS: &[&str] = &["
     CREATE INDEX points_by_age ON points (step, at);
 "];
 
-/// How long another process may keep the file busy.
+/// Longest wait for a lock that another process holds.
 const BUSY: Duration = Duration::from_secs(1);
-/// Points that are made coarser at a time.
+/// Most points merged in one transaction.
 const COARSEN: usize = 5000;
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
-/// Points of one coarseness, and what becomes of them.
+/// Points of one resolution.
 struct Tier {
-    /// Seconds that they are apart.
+    /// Seconds between points.
     step: i64,
-    /// Seconds that they are kept.
+    /// Seconds for which points are kept at this resolution.
     keep: i64,
-    /// What they become then; nothing, if they are dropped.
+    /// Resolution into which they are merged afterwards; `None` if they are deleted.
     next: Option<i64>,
 }
 
@@ -52,21 +52,21 @@ const TIERS: [Tier; 3] = [
     Tier { step: 600, keep: 7 * DAY, next: None },
 ];
 
-/// How far back points reach, in seconds.
+/// Age of the oldest points, in seconds.
 pub(super) const KEPT: i64 = TIERS[TIERS.len() - 1].keep;
 
-/// How far apart points are of which the oldest is so many seconds old.
+/// Returns the seconds between points if the oldest of them is `age` seconds old.
 pub(super) fn step_at(age: i64) -> i64 {
     TIERS.iter().find(|tier| age <= tier.keep).unwrap_or(&TIERS[TIERS.len() - 1]).step
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FileError {
+pub enum FileError {
     #[error("{0}")]
     Sqlite(#[from] rusqlite::Error),
     #[error("{0}")]
     Io(#[from] io::Error),
-    #[error("the file is of a newer version of the program")]
+    #[error("the file was written by a newer version of the program")]
     Newer,
     #[error("a point cannot be read: {0}")]
     Point(#[from] serde_json::Error),
@@ -75,14 +75,15 @@ pub(super) enum FileError {
 pub(super) struct SeriesFile(Connection);
 
 impl SeriesFile {
-    /// Opens or creates the file at `path` (mode 0600). One that is damaged is put aside: these are charts.
+    /// Opens or creates the file at `path` (mode 0600). Renames a damaged file to `*.damaged` and creates a new one: only
+    /// charts are lost.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         match Self::try_open(path) {
             Err(FileError::Sqlite(error)) if is_damage(&error) => {
                 let mut aside = path.to_owned().into_os_string();
                 aside.push(".damaged");
                 fs::rename(path, &aside)?;
-                tracing::error!(%error, "the file of the series is damaged: kept as *.damaged, a new one begins");
+                tracing::error!(%error, "time series: the file is damaged; it is kept as *.damaged and a new one is created");
                 Self::try_open(path)
             }
             opened => opened,
@@ -90,11 +91,11 @@ impl SeriesFile {
     }
 
     fn try_open(path: &Path) -> Result<Self, FileError> {
-        // SQLite gives the file beside it the same permissions.
+        // SQLite creates its journal with the permissions of this file.
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let mut connection = Connection::open(path)?;
         connection.busy_timeout(BUSY)?;
-        // No write-ahead log: it would need a mapped file beside it, which a full disk could take away under us.
+        // No write-ahead log: its shared-memory file is mapped, and an access to it on a full disk can raise SIGBUS.
         connection.pragma_update(None, "journal_mode", "TRUNCATE")?;
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -107,38 +108,37 @@ impl SeriesFile {
         Ok(Self(connection))
     }
 
-    /// Adds points to what is there.
-    pub(super) fn write(&mut self, points: &BTreeMap<(i64, Arc<str>), Sums>) -> Result<(), FileError> {
+    /// Adds `points` to the points in the file.
+    pub(super) fn write(&mut self, points: &BTreeMap<(i64, Arc<str>), Totals>) -> Result<(), FileError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        for ((at, label), sums) in points {
+        for ((at, label), totals) in points {
             transaction.prepare_cached("INSERT OR IGNORE INTO services (label) VALUES (?1)")?.execute([label])?;
             let service = transaction
                 .prepare_cached("SELECT id FROM services WHERE label = ?1")?
                 .query_row([label], |row| row.get(0))?;
-            add(&transaction, service, *at, STEP, sums)?;
+            add(&transaction, service, *at, STEP, totals)?;
         }
         transaction.commit()?;
         Ok(())
     }
 
-    /// Merges points that have become old, and drops those that are too old. A bounded piece of it: the rest is for the
-    /// next time.
+    /// Merges old points into coarser ones and deletes expired points, at most [`COARSEN`] of each resolution per call.
     pub(super) fn make_coarser(&mut self, now: Timestamp) -> Result<(), FileError> {
         for Tier { step, keep, next } in TIERS {
             let to = next.unwrap_or(step);
-            // A whole coarse point at a time.
+            // Aligned, so that all points of a coarse point are merged.
             let before = (now.0 - keep).div_euclid(to) * to;
             if old(&self.0, step, before, 1)?.is_empty() {
                 continue;
             }
             let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Looked at again: another process (an upgrade) does the same at the same time.
+            // Read again within the transaction: during an upgrade another process merges points too.
             for (service, at, sums) in old(&transaction, step, before, COARSEN)? {
                 match serde_json::from_str(&sums) {
-                    Ok(sums) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &sums)?,
+                    Ok(totals) if next.is_some() => add(&transaction, service, at.div_euclid(to) * to, to, &totals)?,
                     Ok(_) => {}
-                    // One that is damaged must not keep all others from growing old.
-                    Err(error) => tracing::warn!(%error, service, at, "series: a damaged point is dropped"),
+                    // A damaged point must not block the merging of all others.
+                    Err(error) => tracing::warn!(%error, service, at, "time series: a damaged point is deleted"),
                 }
                 transaction
                     .prepare_cached("DELETE FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
@@ -152,15 +152,15 @@ impl SeriesFile {
         Ok(())
     }
 
-    /// Hands over the points of `selection` from `since` until before `until`, in any order.
+    /// Calls `point` for each point of `selection` from `since` (inclusive) to `until` (exclusive), in any order.
     pub(super) fn read(
         &self,
         selection: &Selection,
         since: i64,
         until: i64,
-        mut point: impl FnMut(i64, Sums),
+        mut point: impl FnMut(i64, Totals),
     ) -> Result<(), FileError> {
-        // No wildcard can be in an account's id: the API has checked it.
+        // An account id contains no wildcard: the API has checked it.
         let (condition, label) = match selection {
             Selection::All => ("label = ?1", ALL.to_owned()),
             Selection::Account(account) => ("label GLOB ?1", format!("{account}--*")),
@@ -178,7 +178,7 @@ impl SeriesFile {
         Ok(())
     }
 
-    /// From now on the file cannot grow.
+    /// Prevents the file from growing.
     #[cfg(test)]
     pub(super) fn limit_size(&self) {
         let pages: i64 = self.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
@@ -186,7 +186,7 @@ impl SeriesFile {
     }
 }
 
-/// Points that have become old, the oldest first, at most so many: service, time and sums of each.
+/// Returns at most `most` points before `before`, the oldest first: service, time and encoded totals.
 fn old(connection: &Connection, step: i64, before: i64, most: usize) -> Result<Vec<(i64, i64, String)>, FileError> {
     let mut statement = connection
         .prepare_cached("SELECT service, at, sums FROM points WHERE step = ?1 AND at < ?2 ORDER BY at LIMIT ?3")?;
@@ -195,18 +195,18 @@ fn old(connection: &Connection, step: i64, before: i64, most: usize) -> Result<V
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Adds `sums` to a point.
-fn add(transaction: &Transaction<'_>, service: i64, at: i64, step: i64, sums: &Sums) -> Result<(), FileError> {
+/// Adds `totals` to a point.
+fn add(transaction: &Transaction<'_>, service: i64, at: i64, step: i64, totals: &Totals) -> Result<(), FileError> {
     let found: Option<String> = transaction
         .prepare_cached("SELECT sums FROM points WHERE service = ?1 AND at = ?2 AND step = ?3")?
         .query_map(params![service, at, step], |row| row.get(0))?
         .next()
         .transpose()?;
-    let mut total = found.map(|found| serde_json::from_str(&found)).transpose()?.unwrap_or_else(Sums::default);
-    total.add(sums);
+    let mut sum = found.map(|found| serde_json::from_str(&found)).transpose()?.unwrap_or_else(Totals::default);
+    sum.add(totals);
     transaction
         .prepare_cached("INSERT OR REPLACE INTO points (service, at, step, sums) VALUES (?1, ?2, ?3, ?4)")?
-        .execute(params![service, at, step, serde_json::to_string(&total)?])?;
+        .execute(params![service, at, step, serde_json::to_string(&sum)?])?;
     Ok(())
 }
 
@@ -218,30 +218,30 @@ fn is_damage(error: &rusqlite::Error) -> bool {
 mod tests {
     use super::*;
 
-    fn one() -> Sums {
-        Sums { classes: [0, 1, 0, 0, 0, 0], codes: BTreeMap::from([("GW_X".into(), 1)]), ..Sums::default() }
+    fn one() -> Totals {
+        Totals { classes: [0, 1, 0, 0, 0, 0], codes: BTreeMap::from([("GW_X".into(), 1)]), ..Totals::default() }
     }
 
     fn read(file: &SeriesFile) -> BTreeMap<i64, u64> {
         let mut found = BTreeMap::new();
         let selection = Selection::Service("acme--api".into());
-        file.read(&selection, 0, i64::MAX, |at, sums| *found.entry(at).or_default() += sums.requests()).unwrap();
+        file.read(&selection, 0, i64::MAX, |at, totals| *found.entry(at).or_default() += totals.requests()).unwrap();
         found
     }
 
     #[test]
-    fn points_become_coarser_with_age_and_nothing_is_lost_until_they_are_too_old() {
+    fn points_become_coarser_with_age_without_loss_until_they_expire() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = SeriesFile::open(&folder.path().join("s")).unwrap();
         let start = 1_800_000_000;
-        // An hour, one request every ten seconds.
+        // One hour with one request every ten seconds.
         let points = (0..360).map(|number| ((start + number * STEP, Arc::from("acme--api")), one())).collect();
         file.write(&points).unwrap();
         file.make_coarser(Timestamp(start + HOUR)).unwrap();
         assert_eq!(read(&file).len(), 360);
         for (age, count) in [(4 * HOUR, 60), (DAY, 60), (2 * DAY + HOUR, 6), (7 * DAY, 6)] {
             file.make_coarser(Timestamp(start + age)).unwrap();
-            // What became minutes may be ten minutes' at once.
+            // Points merged into minutes may be due for ten minutes in the same run.
             file.make_coarser(Timestamp(start + age)).unwrap();
             let found = read(&file);
             assert_eq!((found.len(), found.values().sum::<u64>()), (count, 360), "{age}");
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn much_that_is_old_is_dealt_with_piece_by_piece() {
+    fn old_points_are_merged_in_bounded_steps() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = SeriesFile::open(&folder.path().join("s")).unwrap();
         let points: BTreeMap<_, _> =
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_file_is_left_alone() {
+    fn newer_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         SeriesFile::open(&path).unwrap().0.pragma_update(None, "user_version", 99).unwrap();

@@ -1,8 +1,8 @@
-//! What the console's charts show: every ten seconds what each service did, for seven days.
+//! Time series for the console's charts: counts of each service every ten seconds, kept for seven days.
 //!
-//! A thread of the control plane asks the workers for their counts, takes the differences and writes them into a SQLite
-//! file of its own. Two processes may have it open (an upgrade): rows of both for the same moment are added up. Where the
-//! file cannot be written, the latest points are kept in memory until it can.
+//! A thread of the control plane reads the workers' counters and adds the differences to a SQLite file. During an upgrade
+//! two processes have the file open, and points of both for the same time are added. If the file cannot be written, the
+//! latest points are kept in memory until it can.
 
 mod counter_diff;
 mod file;
@@ -18,40 +18,49 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
-use self::counter_diff::Deltas;
-use self::file::{FileError, SeriesFile};
-use self::totals::Sums;
+use self::counter_diff::CounterDiff;
+pub use self::file::FileError;
+use self::file::SeriesFile;
+use self::totals::Totals;
 use self::view::Span;
 pub use self::view::{Point, PointView, SeriesQuery, SeriesView};
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError};
 use crate::limits;
 use crate::telemetry::counters::WorkerReport;
 
-/// Seconds that the finest points are apart.
+/// Seconds between points of the finest resolution.
 const STEP: i64 = 10;
-/// The label of all services together. No service is called that.
+/// Label of the sum of all services. No service has an empty label.
 const ALL: &str = "";
 
-/// The points of one gateway.
+/// Time series of one gateway.
 pub struct Series {
     path: PathBuf,
     state: Mutex<State>,
 }
 
 struct State {
-    deltas: Deltas,
-    /// `None` while it cannot be opened.
+    counter_diff: CounterDiff,
+    /// Open file; `None` while it cannot be opened.
     file: Option<SeriesFile>,
-    /// Open it anew before it is written: it may be another by then.
+    /// Open the file again before the next write: the last one failed, and the file may have been replaced.
     reopen: bool,
-    /// What waits to be written, by its time and label.
-    pending: BTreeMap<(i64, Arc<str>), Sums>,
-    /// The file cannot be written, and the log says so.
+    /// Points not written yet, by time and label.
+    pending: BTreeMap<(i64, Arc<str>), Totals>,
+    /// The last write failed and this was logged.
     failing: bool,
 }
 
-/// Whose points.
+#[derive(Debug, thiserror::Error)]
+pub enum SeriesError {
+    /// A query parameter is invalid.
+    #[error("{field}: {message}")]
+    Invalid { field: &'static str, message: String },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Services whose points are selected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
     All,
@@ -62,7 +71,7 @@ pub enum Selection {
 }
 
 impl Selection {
-    fn takes(&self, label: &str) -> bool {
+    fn matches(&self, label: &str) -> bool {
         match self {
             Self::All => label == ALL,
             Self::Account(account) => label.strip_prefix(&**account).is_some_and(|rest| rest.starts_with("--")),
@@ -72,21 +81,26 @@ impl Selection {
 }
 
 impl Series {
-    /// Opens or creates the file at `path`. Never fails: without it there is the memory.
+    /// Opens or creates the file at `path`. If that fails, points are kept in memory and the file is tried again.
     pub fn open(path: &Path) -> Self {
-        let state =
-            State { deltas: Deltas::default(), file: None, reopen: false, pending: BTreeMap::new(), failing: false };
+        let state = State {
+            counter_diff: CounterDiff::default(),
+            file: None,
+            reopen: false,
+            pending: BTreeMap::new(),
+            failing: false,
+        };
         let series = Self { path: path.to_owned(), state: Mutex::new(state) };
         series.state().save(&series.path, Timestamp::now());
         series
     }
 
-    /// Takes what has happened since the last time, as of `now`, and writes it.
+    /// Adds the difference to the last reports as a point at `now`, and writes it.
     pub fn take(&self, reports: Vec<WorkerReport>, now: Timestamp) {
         let mut state = self.state();
         let at = now.0 - now.0.rem_euclid(STEP);
-        for (label, sums) in state.deltas.take(reports) {
-            state.pending.entry((at, label)).or_default().add(&sums);
+        for (label, totals) in state.counter_diff.advance(reports) {
+            state.pending.entry((at, label)).or_default().add(&totals);
         }
         while state.pending.len() > limits::SERIES_PENDING {
             state.pending.pop_first();
@@ -94,14 +108,14 @@ impl Series {
         state.save(&self.path, now);
     }
 
-    /// Points as `query` wants them, at most some 500; `now` says how fine they can be.
-    pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, ControlError> {
+    /// Returns the points that `query` selects, about 500 at most.
+    pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, SeriesError> {
         let (selection, span) = query.check(now)?;
         Ok(SeriesView::new(span, self.points(&selection, span)?))
     }
 
-    /// Points from `since` until before `until`, without gaps: of `step_seconds`, unless that would be more than some
-    /// 500, or finer than what is kept.
+    /// Returns points from `since` (inclusive) to `until` (exclusive) without gaps. The step is `step_seconds` or coarser: as
+    /// fine as the file, and about 500 points at most.
     pub fn read(
         &self,
         selection: &Selection,
@@ -109,46 +123,45 @@ impl Series {
         until: Timestamp,
         step_seconds: u32,
         now: Timestamp,
-    ) -> Result<Vec<Point>, ControlError> {
+    ) -> Result<Vec<Point>, SeriesError> {
         self.points(selection, Span::new(since.0, until.0, step_seconds.into(), now))
     }
 
-    fn points(&self, selection: &Selection, span: Span) -> Result<Vec<Point>, ControlError> {
+    fn points(&self, selection: &Selection, span: Span) -> Result<Vec<Point>, SeriesError> {
         let state = self.state();
         let mut points = span.points();
         if let Some(file) = &state.file {
-            let read = file.read(selection, span.since, span.until, |at, sums| points.add(at, &sums));
-            read.map_err(|error| ControlError::Io(io::Error::other(error)))?;
+            file.read(selection, span.since, span.until, |at, totals| points.add(at, &totals))?;
         }
-        for ((at, label), sums) in &state.pending {
-            if selection.takes(label) {
-                points.add(*at, sums);
+        for ((at, label), totals) in &state.pending {
+            if selection.matches(label) {
+                points.add(*at, totals);
             }
         }
         Ok(points.into_vec())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held lost points at worst.
+        // A panic while the lock was held can only have lost points.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Writes what waits. What cannot be written waits on.
+    /// Writes pending points; keeps them on failure.
     fn save(&mut self, path: &Path, now: Timestamp) {
         match self.try_save(path, now) {
             Ok(()) if self.failing => {
                 self.failing = false;
-                tracing::warn!("series for charts are written again");
+                tracing::warn!("time series: points are written again");
             }
             Ok(()) => {}
             Err(error) => {
-                // It can be read as far as it goes, but not be trusted with more.
+                // The open file is still used for reading.
                 self.reopen = true;
                 if !self.failing {
                     self.failing = true;
-                    tracing::error!(%error, "series for charts cannot be written: the latest are kept in memory");
+                    tracing::error!(%error, "time series: points cannot be written; the latest are kept in memory until they can");
                 }
             }
         }
@@ -168,21 +181,24 @@ impl State {
     }
 }
 
-/// The thread that takes the points. Ends when this is dropped.
-pub(crate) struct Recording {
+/// Thread that takes a point every [`STEP`] seconds. It ends when this value is dropped.
+pub(crate) struct Sampler {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Recording {
-    /// Starts it.
-    pub(crate) fn start(series: Arc<Series>, control: Arc<Control>) -> io::Result<Self> {
+impl Sampler {
+    /// Starts the thread. `reports` returns the counters of all workers that answer, those of services included.
+    pub(crate) fn start(
+        series: Arc<Series>,
+        reports: impl Fn() -> Vec<WorkerReport> + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = crossbeam_channel::bounded::<()>(1);
         let thread = Builder::new().name("gw-series".to_owned()).spawn(move || {
             loop {
                 let ended = stopped.recv_timeout(until_next(SystemTime::now()));
                 if ended != Err(RecvTimeoutError::Disconnected) {
-                    series.take(control.reports_with_services(), Timestamp::now());
+                    series.take(reports(), Timestamp::now());
                 }
                 if ended != Err(RecvTimeoutError::Timeout) {
                     return;
@@ -192,26 +208,26 @@ impl Recording {
         Ok(Self { stop, thread })
     }
 
-    /// Takes what there is while the workers still answer, and ends.
+    /// Takes a last point, for which the workers must still answer, and ends the thread.
     pub(crate) fn stop(self) {
-        // Fails only if it has ended already.
+        // Fails only if the thread has ended already.
         let _ = self.stop.send(());
         if self.thread.join().is_err() {
-            tracing::error!("the thread of the series panicked");
+            tracing::error!("time series: the thread panicked");
         }
     }
 }
 
-/// How long before it ends a point is taken, in milliseconds: what happened belongs to it, and not to the next.
+/// Milliseconds before the end of its interval at which a point is taken, so that its counts belong to that interval.
 const BEFORE_MS: u128 = 500;
 
-/// Until shortly before the next point begins.
+/// Time until the next point is taken.
 fn until_next(now: SystemTime) -> Duration {
     let step = STEP.unsigned_abs() as u128 * 1000;
     Duration::from_millis(u64::try_from(step - early_ms(now) % step).unwrap_or(1))
 }
 
-/// When the point ends that was taken last.
+/// Returns the end of the interval of the last point.
 pub(crate) fn recorded_until(now: SystemTime) -> Timestamp {
     let seconds = i64::try_from(early_ms(now) / 1000).unwrap_or(i64::MAX);
     Timestamp(seconds - seconds % STEP)
@@ -227,7 +243,7 @@ mod tests {
     use crate::ownership::WorkerId;
     use crate::telemetry::counters::services::{ServiceReport, ServiceStats};
 
-    /// A report of one worker that has counted so many requests of each service.
+    /// Report of one worker with this many requests of each service.
     fn report(worker: usize, services: &[(&str, u64)]) -> WorkerReport {
         let service = |(label, requests): &(&str, u64)| {
             let stats = ServiceStats { classes: [0, *requests, 0, 0, 0, 0], ..ServiceStats::default() };
@@ -255,7 +271,7 @@ mod tests {
         Timestamp(NOW.0 + seconds)
     }
 
-    /// Requests of each point of the last minute before `now`.
+    /// Requests of each point in the minute before `now`.
     fn requests(series: &Series, account: Option<&str>, service: Option<&str>, now: Timestamp) -> Vec<u64> {
         let query = SeriesQuery {
             account: account.map(str::to_owned),
@@ -268,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn points_have_what_came_in_their_ten_seconds() {
+    fn points_count_the_requests_of_their_interval() {
         let folder = tempfile::tempdir().unwrap();
         let series = Series::open(&folder.path().join("series.sqlite"));
         series.take(vec![report(0, &[("acme--api", 5)]), report(1, &[("acme--api", 1), ("bee--b", 2)])], later(9));
         series.take(vec![report(0, &[("acme--api", 9)]), report(1, &[("acme--api", 1), ("bee--b", 4)])], later(19));
-        // One worker did not answer in time; the other began anew.
+        // Worker 0 does not answer in time; the counters of worker 1 have restarted.
         series.take(vec![report(1, &[("acme--api", 3), ("bee--b", 1)])], later(29));
         series.take(vec![report(0, &[("acme--api", 10)]), report(1, &[("acme--api", 3), ("bee--b", 1)])], later(39));
         let now = later(60);
@@ -284,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn points_survive_a_restart_and_two_processes_add_up() {
+    fn points_survive_a_restart_and_points_of_two_processes_are_added() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.sqlite");
         let old = Series::open(&path);
@@ -300,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_kept_until_it_can() {
+    fn points_are_kept_in_memory_while_writing_fails() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.sqlite");
-        // Nothing can be opened where a folder is.
+        // A folder at this path cannot be opened as a file.
         std::fs::create_dir(&path).unwrap();
         let series = Series::open(&path);
         series.take(vec![report(0, &[("acme--api", 5)])], later(5));
@@ -326,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_put_aside() {
+    fn damaged_file_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("series.sqlite");
         std::fs::write(&path, "not a database, and long enough to be looked at as one".repeat(100)).unwrap();
@@ -337,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_while_nothing_can_be_written() {
+    fn pending_points_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let series = Series::open(&folder.path().join("no-folder").join("series.sqlite"));
         for turn in 0..3 {
@@ -350,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_wakes_at_the_end_of_each_point() {
+    fn points_are_taken_shortly_before_their_interval_ends() {
         let at = |ms: u64| until_next(UNIX_EPOCH + Duration::from_millis(ms)).as_millis();
         assert_eq!([at(1_800_000_000_000), at(1_800_000_009_499), at(1_800_000_009_500)], [9500, 1, 10_000]);
         let until = |ms: u64| recorded_until(UNIX_EPOCH + Duration::from_millis(ms)).0;

@@ -1,4 +1,4 @@
-//! What happened in some span of time.
+//! Counts of one interval.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::telemetry::counters::services::{CLASSES, ServiceStats};
 
-/// Counts that add up, and as JSON what the file keeps: short names, no zeros where there are many.
+/// Counts of one interval, which can be added. Serialized as JSON into the file, with short names.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sums {
-    /// Requests by class, as [`CLASSES`] has them.
+pub(super) struct Totals {
+    /// Requests by class, in the order of [`CLASSES`].
     #[serde(rename = "c")]
     pub(super) classes: [u64; CLASSES.len()],
-    /// Errors of the gateway by code.
+    /// Gateway errors by code.
     #[serde(rename = "e", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) codes: BTreeMap<String, u64>,
     #[serde(rename = "i")]
     pub(super) bytes_in: u64,
     #[serde(rename = "o")]
     pub(super) bytes_out: u64,
-    /// Requests by duration, in the buckets of [`gw_shared::telemetry::metrics::Histogram`].
+    /// Requests by total duration, in the buckets of [`gw_shared::telemetry::metrics::Histogram`].
     #[serde(rename = "d")]
     pub(super) durations: [u64; BUCKETS],
 }
 
-impl From<&ServiceStats> for Sums {
+impl From<&ServiceStats> for Totals {
     fn from(stats: &ServiceStats) -> Self {
         Self {
             classes: stats.classes,
@@ -37,13 +37,13 @@ impl From<&ServiceStats> for Sums {
     }
 }
 
-impl Sums {
+impl Totals {
     pub(super) fn requests(&self) -> u64 {
         self.classes.iter().sum()
     }
 
     pub(super) fn add(&mut self, other: &Self) {
-        // What a file says may be anything.
+        // Values read from a file may be arbitrary.
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         self.classes.iter_mut().zip(other.classes).for_each(|(sum, more)| add(sum, more));
         self.durations.iter_mut().zip(other.durations).for_each(|(sum, more)| add(sum, more));

@@ -1,4 +1,4 @@
-//! Points as the administration API and the console show them.
+//! Queries of the time series, and points as the administration API and the console show them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,21 +11,20 @@ use time::format_description::well_known::Rfc3339;
 use utoipa::{IntoParams, ToSchema};
 
 use super::file::{KEPT, step_at};
-use super::totals::Sums;
-use super::{STEP, Selection};
+use super::totals::Totals;
+use super::{STEP, Selection, SeriesError};
 use crate::clock::Timestamp;
-use crate::control::ControlError;
 use crate::hostname::tenant_label;
 use crate::telemetry::counters::services::CLASSES;
 
-/// Most points that are shown, more or less.
+/// Approximate maximum of points in an answer.
 const POINTS: i64 = 500;
-/// Seconds that points may be apart. Coarser ones are whole numbers of those that the file has.
+/// Seconds between points that an answer may have. Each coarser step is a multiple of those in the file.
 const STEPS: [i64; 14] = [STEP, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 43_200, 86_400];
-/// What is shown if nothing else is asked for, in seconds.
+/// Default interval in seconds.
 const SPAN: i64 = 3600;
 
-/// Which points.
+/// Query of points.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -48,20 +47,20 @@ pub struct SeriesQuery {
     pub step: Option<i64>,
 }
 
-/// What happened in one step of time.
-#[derive(Debug, Clone, PartialEq)]
+/// Counts of one step of time.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Point {
-    /// When the step begins.
+    /// Start of the step.
     pub at: Timestamp,
     /// Requests that ended.
     pub requests: u64,
-    /// The same by [`CLASSES`].
+    /// Requests by class, in the order of [`CLASSES`].
     pub classes: [u64; CLASSES.len()],
-    /// Errors of the gateway by code.
+    /// Gateway errors by code.
     pub errors: BTreeMap<String, u64>,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    /// Milliseconds that a half, nine tenths and 99 hundredths of the requests took at most; `None` without any.
+    /// Total duration at the 50th, 90th and 99th percentile in milliseconds; `None` without requests.
     pub quantiles_ms: Option<[f64; 3]>,
 }
 
@@ -97,7 +96,7 @@ pub struct PointView {
     pub p99_ms: Option<f64>,
 }
 
-/// From when to when, in whole steps.
+/// Interval of an answer, in whole steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) since: i64,
@@ -106,17 +105,17 @@ pub(super) struct Span {
 }
 
 impl SeriesQuery {
-    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), ControlError> {
+    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), SeriesError> {
         let selection = match (&self.account, &self.service) {
             (None, None) => Selection::All,
-            (None, Some(_)) => return Err(ControlError::invalid("service", "needs an account")),
+            (None, Some(_)) => return Err(invalid("service", "needs an account")),
             (Some(account), service) => {
-                let account = AccountId::new(account).map_err(ControlError::bad_id("account"))?;
+                let account = AccountId::new(account).map_err(|error| invalid("account", error.to_string()))?;
                 match service {
                     None => Selection::Account(account.to_string()),
                     Some(service) => {
-                        let service = ServiceId::new(service).map_err(ControlError::bad_id("service"))?;
-                        let too_long = || ControlError::invalid("service", "there is no service of so long a name");
+                        let service = ServiceId::new(service).map_err(|error| invalid("service", error.to_string()))?;
+                        let too_long = || invalid("service", "the service id is too long together with the account");
                         Selection::Service(tenant_label(&account, &service).ok_or_else(too_long)?)
                     }
                 }
@@ -125,26 +124,30 @@ impl SeriesQuery {
         let until = time("until", self.until.as_deref())?.unwrap_or(now.0);
         let since = time("since", self.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
         if since >= until {
-            return Err(ControlError::invalid("since", "it must be before `until`"));
+            return Err(invalid("since", "must be before `until`"));
         }
         let step = self.step.unwrap_or(STEP);
         if !(1..=86_400).contains(&step) {
-            return Err(ControlError::invalid("step", "a whole number of seconds from 1 to 86400"));
+            return Err(invalid("step", "a whole number of seconds from 1 to 86400"));
         }
         Ok((selection, Span::new(since, until, step, now)))
     }
 }
 
-fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, ControlError> {
-    let expected = || ControlError::invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
+fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesError> {
+    let expected = || invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
     let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
     text.map(parse).transpose().map_err(|_| expected())
 }
 
+fn invalid(field: &'static str, message: impl Into<String>) -> SeriesError {
+    SeriesError::Invalid { field, message: message.into() }
+}
+
 impl Span {
-    /// Of steps of at least `step` seconds, in the order of time and none empty.
+    /// Creates a non-empty interval with steps of at least `step` seconds. It is limited to the times with points.
     pub(super) fn new(since: i64, until: i64, step: i64, now: Timestamp) -> Self {
-        // There is nothing before and after.
+        // There are no points before and after.
         let oldest = now.0 - KEPT;
         let until = until.clamp(oldest + 1, now.0 + STEP);
         let since = since.clamp(oldest, until - 1);
@@ -154,43 +157,43 @@ impl Span {
         Self { since, until: since + (until - since + step - 1).div_euclid(step) * step, step }
     }
 
-    /// Its points, with nothing in them yet.
+    /// Returns empty points for the interval.
     pub(super) fn points(self) -> Points {
         let count = (self.until - self.since) / self.step;
-        Points { span: self, sums: (0..count).map(|_| Sums::default()).collect() }
+        Points { span: self, totals: (0..count).map(|_| Totals::default()).collect() }
     }
 }
 
 pub(super) struct Points {
     span: Span,
-    sums: Vec<Sums>,
+    totals: Vec<Totals>,
 }
 
 impl Points {
-    pub(super) fn add(&mut self, at: i64, sums: &Sums) {
+    pub(super) fn add(&mut self, at: i64, totals: &Totals) {
         let index = usize::try_from((at - self.span.since).div_euclid(self.span.step)).ok();
-        if let Some(point) = index.and_then(|index| self.sums.get_mut(index)) {
-            point.add(sums);
+        if let Some(point) = index.and_then(|index| self.totals.get_mut(index)) {
+            point.add(totals);
         }
     }
 
     pub(super) fn into_vec(self) -> Vec<Point> {
         let times = (self.span.since..).step_by(usize::try_from(self.span.step).unwrap_or(1));
-        times.zip(self.sums).map(|(at, sums)| Point::new(Timestamp(at), sums)).collect()
+        times.zip(self.totals).map(|(at, totals)| Point::new(Timestamp(at), totals)).collect()
     }
 }
 
 impl Point {
-    fn new(at: Timestamp, sums: Sums) -> Self {
-        let durations = Histogram::from_counts(sums.durations);
+    fn new(at: Timestamp, totals: Totals) -> Self {
+        let durations = Histogram::from_counts(totals.durations);
         let quantiles = [0.5, 0.9, 0.99].map(|quantile| durations.quantile(quantile).map(rounded_ms));
         Self {
             at,
-            requests: sums.requests(),
-            classes: sums.classes,
-            bytes_in: sums.bytes_in,
-            bytes_out: sums.bytes_out,
-            errors: sums.codes,
+            requests: totals.requests(),
+            classes: totals.classes,
+            bytes_in: totals.bytes_in,
+            bytes_out: totals.bytes_out,
+            errors: totals.codes,
             quantiles_ms: match quantiles {
                 [Some(p50), Some(p90), Some(p99)] => Some([p50, p90, p99]),
                 _ => None,
@@ -228,7 +231,7 @@ impl From<Point> for PointView {
     }
 }
 
-/// To the microsecond.
+/// Milliseconds, with microseconds as the fraction.
 fn rounded_ms(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1000.0
 }
@@ -240,7 +243,7 @@ mod tests {
     const NOW: Timestamp = Timestamp(1_800_000_000);
 
     #[test]
-    fn points_are_few_and_as_fine_as_they_can_be() {
+    fn step_is_as_fine_as_the_file_and_the_maximum_of_points_allow() {
         for (age, length, wanted, step) in [
             (3600, 3600, 10, 10),
             (3600, 3600, 45, 60),
@@ -250,7 +253,7 @@ mod tests {
             (7 * 86_400, 600, 10, 600),
             (7 * 86_400, 7 * 86_400, 10, 1800),
             (99 * 86_400, 99 * 86_400, 10, 1800),
-            // Before there was anything, and after.
+            // Before the oldest point, and in the future.
             (99 * 86_400, 600, 10, 600),
             (-3600, 600, 10, 10),
         ] {
@@ -262,16 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn points_are_merged_with_what_was_slow_and_what_failed() {
+    fn points_of_one_step_are_added() {
         let span = Span::new(NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
         let mut points = span.points();
-        let mut sums = Sums { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Sums::default() };
-        sums.codes.insert("GW_X".into(), 1);
-        (sums.durations[2], sums.durations[9]) = (9, 1);
-        points.add(NOW.0, &sums);
-        points.add(NOW.0 + 20, &sums);
-        points.add(NOW.0 - 1, &sums);
-        points.add(NOW.0 + 60, &sums);
+        let mut totals = Totals { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Totals::default() };
+        totals.codes.insert("GW_X".into(), 1);
+        (totals.durations[2], totals.durations[9]) = (9, 1);
+        points.add(NOW.0, &totals);
+        points.add(NOW.0 + 20, &totals);
+        points.add(NOW.0 - 1, &totals);
+        points.add(NOW.0 + 60, &totals);
         let view = SeriesView::new(span, points.into_vec());
         assert_eq!((view.points.len(), view.step_seconds), (2, 30));
         let [first, second] = &view.points[..] else { panic!() };
@@ -283,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_by_its_name() {
+    fn invalid_parameters_are_named() {
         let refused = |query: SeriesQuery| query.check(NOW).unwrap_err().to_string();
         let query = SeriesQuery::default;
         assert!(query().check(NOW).is_ok());

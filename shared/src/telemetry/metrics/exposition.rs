@@ -1,4 +1,14 @@
-//! Prometheus' text format (exposition 0.0.4).
+//! Prometheus' text format (exposition format 0.0.4).
+//!
+//! The crate `prometheus-client` (0.25) is not used, because its text encoder writes OpenMetrics 1.0 only:
+//! - It declares a counter without the suffix of its samples (`# TYPE gw_requests counter`, then `gw_requests_total 2`).
+//!   In format 0.0.4 these are two metrics, the second without type and help, and `promtool check metrics` rejects each
+//!   counter ("no help text"). The text would have to be served as `application/openmetrics-text` whatever the scraper
+//!   accepts.
+//! - It writes the bounds of buckets as `le="1.0"`. Here they are `le="1"`: in Prometheus 2 another value of `le` is
+//!   another time series, so that histograms would be interrupted.
+//! - Its `Collector` is `Send + Sync + 'static`. The agent's counters are in `Rc` and `Cell`, so that each scrape would
+//!   copy them into a tree of families first. This module writes them as it reads them.
 
 use std::fmt::{Display, Write};
 
@@ -10,36 +20,36 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows; its name ends in `_total`.
+    /// Never decreases. The name ends in `_total`.
     Counter,
     Gauge,
     Histogram,
 }
 
-/// A text in the making.
+/// Text to which metrics are appended.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
 
-/// One metric; its samples follow one another.
+/// Appends the samples of one metric.
 pub struct Family<'a> {
     text: &'a mut String,
     name: &'a str,
 }
 
 impl Exposition {
-    /// Begins a metric. `help` is one sentence; each name once.
+    /// Begins a metric. `help` is one sentence. Each name must be used once.
     pub fn family<'a>(&'a mut self, name: &'a str, kind: Kind, help: &str) -> Family<'a> {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
             Kind::Histogram => "histogram",
         };
-        // Here and below: writing to a String cannot fail.
+        // Writing to a String cannot fail, here and below.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
         Family { text: &mut self.0, name }
     }
 
-    /// A metric without labels.
+    /// Appends a metric with one sample and no labels.
     pub fn single(&mut self, name: &str, kind: Kind, help: &str, value: impl Display) {
         self.family(name, kind, help).sample(&[], value);
     }
@@ -54,7 +64,7 @@ impl Family<'_> {
         self.write("", labels, None, value);
     }
 
-    /// The samples of a histogram, in seconds.
+    /// Appends the samples of a histogram, in seconds.
     pub fn histogram(&mut self, labels: &[(&str, &str)], histogram: &Histogram) {
         let mut cumulative = 0;
         for (at, count) in histogram.counts().iter().enumerate() {
@@ -99,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn families_have_their_help_type_and_samples() {
+    fn family_has_help_type_and_samples() {
         let mut text = Exposition::default();
         text.single("a_total", Kind::Counter, "All.", 3);
         let mut family = text.family("b", Kind::Gauge, "Some.");
@@ -112,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_cumulative_and_in_seconds() {
+    fn histogram_buckets_are_cumulative_and_in_seconds() {
         let mut histogram = Histogram::default();
         [100, 300, 70_000_000].iter().for_each(|us| histogram.observe(Duration::from_micros(*us)));
         let mut text = Exposition::default();

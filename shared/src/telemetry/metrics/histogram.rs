@@ -1,9 +1,9 @@
-//! Durations by size: few fixed buckets, so that those of several workers, minutes or processes add up exactly.
+//! Histogram of durations with fixed buckets, so that histograms of several workers, minutes or processes add up exactly.
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets, in nanoseconds: each about twice the one before, from what a request takes on one machine
-/// to a minute. One more bucket has what is longer.
+/// Upper bounds of the buckets in nanoseconds. Each is 2 to 3 times the one before, from a request on one machine to a
+/// minute. One more bucket without a bound follows.
 pub const BOUNDS_NS: [u64; 17] = [
     250_000,
     500_000,
@@ -24,10 +24,10 @@ pub const BOUNDS_NS: [u64; 17] = [
     60_000_000_000,
 ];
 
-/// How many buckets there are, the last without a bound.
+/// Number of buckets, including the last one without a bound.
 pub const BUCKETS: usize = BOUNDS_NS.len() + 1;
 
-/// How many durations fell into each bucket, and their sum.
+/// Number of durations in each bucket, and their sum.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -41,12 +41,12 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
-    /// With these counts, one for each bucket; the sum is not known.
+    /// Creates a histogram with the count of each bucket. Its sum is unknown and set to zero.
     pub fn from_counts(counts: [u64; BUCKETS]) -> Self {
         Self { counts, sum_ns: 0 }
     }
 
-    /// Of each bucket alone, the last without a bound.
+    /// Count of each bucket, not cumulative. The last bucket has no bound.
     pub fn counts(&self) -> &[u64; BUCKETS] {
         &self.counts
     }
@@ -64,7 +64,8 @@ impl Histogram {
         self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
     }
 
-    /// What came since `earlier`; all of it, if this does not continue `earlier` but began anew.
+    /// Returns the durations observed since `earlier`; all of them if a count is lower than in `earlier`, which means that
+    /// counting restarted.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if self.counts.iter().zip(earlier.counts).any(|(now, before)| *now < before) {
@@ -76,8 +77,8 @@ impl Histogram {
         delta
     }
 
-    /// Below which the share `quantile` (0 to 1) of all durations is, taken as even within its bucket; `None` without
-    /// any. What is beyond the last bound counts as that bound.
+    /// Estimates the `quantile` (0 to 1) by linear interpolation within its bucket; `None` if the histogram is empty.
+    /// Durations beyond the last bound count as that bound.
     pub fn quantile(&self, quantile: f64) -> Option<Duration> {
         let rank = self.count() as f64 * quantile.clamp(0.0, 1.0);
         let mut below = 0;
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_in_the_first_bucket_whose_bound_is_not_below_it() {
+    fn duration_is_counted_in_the_first_bucket_whose_bound_is_not_below_it() {
         for (ns, bucket) in
             [(0, 0), (250_000, 0), (250_001, 1), (1_000_000, 2), (60_000_000_000, 16), (60_000_000_001, 17)]
         {
@@ -118,17 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up_to_the_whole_and_the_whole_less_one_is_the_other() {
+    fn add_and_since_are_inverse() {
         let (first, second) = (of(&[100, 900, 70_000_000]), of(&[100, 3_000]));
         let mut whole = first.clone();
         whole.add(&second);
         assert_eq!(whole, of(&[100, 900, 70_000_000, 100, 3_000]));
         assert_eq!((whole.since(&first), whole.since(&second)), (second.clone(), first));
-        assert_eq!(second.since(&whole), second, "it began anew");
+        assert_eq!(second.since(&whole), second, "counting restarted");
     }
 
     #[test]
-    fn quantiles_are_within_the_bucket_where_they_are() {
+    fn quantiles_are_interpolated_within_their_bucket() {
         assert_eq!(Histogram::default().quantile(0.5), None);
         let even: Vec<u64> = (1..=1000).map(|ms| ms * 1000).collect();
         let even = of(&even);

@@ -1,4 +1,4 @@
-//! What both programs measure of themselves, and the text in which Prometheus reads it.
+//! Histograms, metrics of the process, and Prometheus' text format, for both programs.
 
 pub mod exposition;
 pub mod histogram;

@@ -1,13 +1,13 @@
-//! What the kernel knows of this process, under the names that Prometheus' client libraries use.
+//! Metrics of this process, read from `/proc`, with the names that Prometheus' client libraries use.
 
 use std::fs;
 
 use super::{Exposition, Kind};
 
-/// Clock ticks per second in `/proc`: the kernel's USER_HZ, which its ABI fixes.
+/// Clock ticks per second in `/proc`: USER_HZ, which the kernel's ABI fixes.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Writes memory, CPU time, open files and start of this process; what cannot be read is left out.
+/// Writes memory, CPU time, open files and start time of this process. Omits values that cannot be read.
 pub fn write(out: &mut Exposition) {
     if let Some(stat) = fs::read_to_string("/proc/self/stat").ok().and_then(|text| Stat::parse(&text)) {
         let cpu = stat.cpu_ticks as f64 / TICKS_PER_SECOND;
@@ -20,30 +20,30 @@ pub fn write(out: &mut Exposition) {
         out.single("process_threads", Kind::Gauge, "Threads of the process.", stat.threads);
         if let Some(booted) = boot_time() {
             let started = booted as f64 + stat.started_ticks as f64 / TICKS_PER_SECOND;
-            let help = "When the process was started, since the Unix epoch.";
+            let help = "Start time of the process since the Unix epoch in seconds.";
             out.single("process_start_time_seconds", Kind::Gauge, help, started);
         }
     }
     if let Some(open) = open_files() {
-        out.single("process_open_fds", Kind::Gauge, "Open files of the process.", open);
+        out.single("process_open_fds", Kind::Gauge, "Open file descriptors of the process.", open);
     }
     if let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-        out.single("process_max_fds", Kind::Gauge, "Open files that the process may have.", most);
+        out.single("process_max_fds", Kind::Gauge, "Maximum number of open file descriptors of the process.", most);
     }
 }
 
-/// Open files of this process.
+/// Number of open file descriptors of this process.
 pub fn open_files() -> Option<usize> {
-    // Less the one that reads the folder.
+    // The descriptor of the directory itself is not counted.
     Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
 }
 
-/// When the machine was started, in seconds since the Unix epoch.
+/// Boot time of the machine in seconds since the Unix epoch.
 fn boot_time() -> Option<u64> {
     fs::read_to_string("/proc/stat").ok()?.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// `/proc/self/stat` (proc_pid_stat(5)).
+/// Fields of `/proc/self/stat` (proc_pid_stat(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     cpu_ticks: u64,
@@ -55,10 +55,10 @@ struct Stat {
 
 impl Stat {
     fn parse(text: &str) -> Option<Self> {
-        // The name is the program's own choice, spaces and parentheses included.
+        // The second field, the program's name, may contain spaces and parentheses.
         let (_, after) = text.rsplit_once(')')?;
         let fields: Vec<&str> = after.split_whitespace().collect();
-        // Numbered as in the manual, where the first of these is the third.
+        // Numbers of the manual: `fields` begins with field 3.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)? + field(15)?,
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_behind_a_nasty_name() {
+    fn parses_fields_after_a_name_with_parentheses() {
         let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 5000 17 18446744073709551615";
         let expected = Stat { cpu_ticks: 175, threads: 9, started_ticks: 100, virtual_bytes: 5000, resident_pages: 17 };
         assert_eq!(Stat::parse(text), Some(expected));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_memory_files_and_a_start() {
+    fn writes_memory_files_and_start_time_of_this_process() {
         let mut out = Exposition::default();
         write(&mut out);
         let text = out.into_text();

@@ -1,5 +1,5 @@
-//! The collector, over HTTP: OpenTelemetry's exporter (protobuf, retries with backoff) on the HTTP client that the rest
-//! of the product uses.
+//! Connection to the collector: OpenTelemetry's OTLP exporter (protobuf, retries with backoff) on ureq, the HTTP client of
+//! the rest of the product.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use super::export::{Identity, StartError};
 use super::settings::Endpoint;
 
-/// How long one batch may take, with what is tried again of it.
+/// Time limit for one batch, retries included.
 const EXPORT_WITHIN: Duration = Duration::from_secs(10);
-/// Longest that a collector can have us wait.
+/// Longest pause that a collector can ask for.
 const LONGEST_HOLD: Duration = Duration::from_secs(600);
-/// Most of an answer that is read, in bytes: it says no more than what was rejected.
+/// Most bytes read of a response body, which only tells what was rejected.
 const ANSWER_MAX: u64 = 64 * 1024;
 
-/// Prepares to send; connects only when there is something to be sent.
+/// Builds the exporter. It connects when the first batch is sent.
 pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanExporter, Arc<Answers>), StartError> {
     let answers = Arc::new(Answers::default());
     let client = Client { http: agent(endpoint), answers: Arc::clone(&answers) };
@@ -39,7 +39,7 @@ pub(super) fn connect(endpoint: &Endpoint, identity: &Identity) -> Result<(SpanE
     Ok((exporter, answers))
 }
 
-/// Who exports. OpenTelemetry's variables add to it and have the last word.
+/// Resource attributes of this program. OpenTelemetry's environment variables add to them and override them.
 fn resource(identity: &Identity) -> Resource {
     let ours = [
         KeyValue::new("service.name", identity.service_name),
@@ -64,7 +64,7 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     }
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
-        tracing::warn!(errors = ?found.errors, "this system trusts no authorities: no https:// collector will do");
+        tracing::warn!(errors = ?found.errors, "traces: the system has no trusted root certificates; exports to an https:// collector will fail");
     }
     let roots: Vec<_> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
     let tls = TlsConfig::builder()
@@ -74,15 +74,15 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     config.tls_config(tls).build().new_agent()
 }
 
-/// What the collector has said last.
+/// The collector's last answer, written by the HTTP client and read by the exporting thread.
 #[derive(Debug, Default)]
 pub(super) struct Answers(Mutex<Answer>);
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answer {
-    /// Why the last attempt failed, if it did.
+    /// Reason why the last attempt failed; `None` if it succeeded.
     pub(super) failure: Option<String>,
-    /// It wants nothing before then.
+    /// Time before which the collector accepts nothing (`Retry-After`).
     pub(super) hold_until: Option<Instant>,
 }
 
@@ -104,13 +104,13 @@ struct Client {
 
 #[async_trait::async_trait]
 impl HttpClient for Client {
-    /// Blocks: the exporting thread does nothing else.
+    /// Blocks. Only the exporting thread calls this.
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let sent = self.send(request);
         self.answers.set(match &sent {
             Ok(response) if response.status().is_success() => Answer::default(),
             Ok(response) => Answer {
-                failure: Some(format!("the collector answers {}", response.status())),
+                failure: Some(format!("the collector answered {}", response.status())),
                 hold_until: retry_after(response).and_then(|delay| Instant::now().checked_add(delay)),
             },
             Err(error) => Answer { failure: Some(error.to_string()), hold_until: None },
@@ -128,7 +128,7 @@ impl Client {
     }
 }
 
-/// The whole seconds of `Retry-After`. A date, which collectors do not send, is left to the exporter's retries.
+/// Delay in `Retry-After` if it is in seconds. A date, which collectors do not send, is left to the exporter's retries.
 fn retry_after(response: &Response<Bytes>) -> Option<Duration> {
     let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_HOLD))

@@ -1,4 +1,4 @@
-//! Where in a trace a request is, as `traceparent` says it (W3C Trace Context, level 2). No clock, no randomness.
+//! The `traceparent` field (W3C Trace Context, level 2). No clock, no randomness.
 
 use std::fmt;
 
@@ -8,24 +8,24 @@ use http::header::{HeaderMap, HeaderName};
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// A place in a trace. Neither id is all zeros.
+/// Trace id, span id and flags of a request. Neither id is all zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TraceContext {
     pub trace_id: [u8; 16],
     pub span_id: [u8; 8],
-    /// Whoever is before us records the trace, and wants those after it to do so too.
+    /// The caller records the trace and asks the next hops to record it too.
     pub sampled: bool,
-    /// Whoever began the trace says that its id is random. Passed on, never claimed.
+    /// The trace id is random according to its originator. Passed on; never set for traces that begin here.
     pub random: bool,
 }
 
-/// Bytes of a `traceparent` of version 00.
+/// Length in bytes of a `traceparent` of version 00.
 const LENGTH: usize = 55;
 const SAMPLED: u8 = 1;
 const RANDOM: u8 = 2;
 
 impl TraceContext {
-    /// What `headers` say. Several `traceparent` fields say nothing, and so does one that is not valid.
+    /// Reads `traceparent` from `headers`; `None` if it is absent, invalid, or there are several.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut values = headers.get_all(TRACEPARENT).iter();
         match (values.next(), values.next()) {
@@ -34,8 +34,8 @@ impl TraceContext {
         }
     }
 
-    /// Reads `version "-" trace-id "-" parent-id "-" trace-flags`. Of versions to come only what follows these four is
-    /// not understood, and ignored (§3.2.4).
+    /// Parses `version "-" trace-id "-" parent-id "-" trace-flags`. Of a later version, the bytes after these four
+    /// members are ignored (§3.2.4).
     pub fn parse(value: &[u8]) -> Option<Self> {
         let (known, rest) = value.split_at_checked(LENGTH)?;
         let [version] = hexadecimal(&known[0..2])?;
@@ -56,39 +56,39 @@ impl TraceContext {
         Some(Self { trace_id, span_id, sampled: flags & SAMPLED != 0, random: flags & RANDOM != 0 })
     }
 
-    /// A new trace. `random` is 24 bytes of it.
+    /// Begins a new trace, with ids made from `random`.
     pub fn root(random: [u64; 3], sampled: bool) -> Self {
         let trace_id = u128::from(random[0]) << 64 | u128::from(random[1]);
         let (trace_id, span_id) = (trace_id.max(1).to_be_bytes(), random[2].max(1).to_be_bytes());
         Self { trace_id, span_id, sampled, random: false }
     }
 
-    /// The next span of the same trace.
+    /// Returns the context of a child span in the same trace.
     #[must_use]
     pub fn child(self, random: u64) -> Self {
         Self { span_id: random.max(1).to_be_bytes(), ..self }
     }
 
-    /// The value of `traceparent`. Sensitive for HPACK's sake: no two are alike, and none is to push others out of the
-    /// table.
+    /// Formats the value of `traceparent`. It is marked sensitive, so that HPACK does not put it into the dynamic table:
+    /// every value differs and would evict useful entries.
     pub fn to_value(self) -> HeaderValue {
         let mut text = *b"00-................................-................-00";
         write_hexadecimal(&self.trace_id, &mut text[3..35]);
         write_hexadecimal(&self.span_id, &mut text[36..52]);
         text[54] += u8::from(self.sampled) * SAMPLED + u8::from(self.random) * RANDOM;
-        // Digits, letters and dashes are a valid value.
+        // Digits, letters and dashes are a valid field value.
         let mut value = HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static(""));
         value.set_sensitive(true);
         value
     }
 
-    /// The trace id, to be shown.
+    /// Trace id for display.
     pub fn trace(self) -> TraceId {
         TraceId(self.trace_id)
     }
 }
 
-/// A trace id as 32 hexadecimal digits.
+/// Trace id, displayed as 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TraceId([u8; 16]);
 
@@ -104,7 +104,7 @@ impl fmt::Debug for TraceId {
     }
 }
 
-/// Lower case only, as the specification has it.
+/// Decodes hexadecimal digits. Lower case only, as the specification requires.
 fn hexadecimal<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// The example of the specification.
+    /// Example of the specification.
     const EXAMPLE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     fn example() -> TraceContext {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_specification_is_read_and_written() {
+    fn parses_and_formats_the_example_of_the_specification() {
         let context = example();
         assert_eq!(context.trace().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!(
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_bits_and_those_that_nobody_knows_end_here() {
+    fn known_flags_are_passed_on_and_unknown_flags_are_cleared() {
         let flags = |flags: &str| TraceContext::parse(EXAMPLE.replace("-01", &format!("-{flags}")).as_bytes()).unwrap();
         for (text, sampled, random, out) in
             [("00", false, false, "00"), ("02", false, true, "02"), ("03", true, true, "03"), ("fd", true, false, "01")]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_to_come_are_read_as_far_as_they_are_known() {
+    fn parses_the_known_members_of_later_versions() {
         for more in ["", "-", "-and more"] {
             let text = format!("cc{}{more}", &EXAMPLE[2..]);
             assert_eq!(TraceContext::parse(text.as_bytes()), Some(example()), "{text}");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_valid_says_nothing() {
+    fn invalid_values_are_ignored() {
         let trace = &EXAMPLE[3..35];
         let bad = [
             String::new(),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_field_counts() {
+    fn several_fields_are_ignored() {
         let mut headers = HeaderMap::new();
         assert_eq!(TraceContext::of(&headers), None);
         headers.append(TRACEPARENT, HeaderValue::from_static(EXAMPLE));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn no_id_is_zero_whatever_the_randomness() {
+    fn ids_are_never_zero() {
         let root = TraceContext::root([0; 3], true);
         assert_eq!(TraceContext::parse(root.to_value().as_bytes()), Some(root));
         assert_eq!(TraceContext::parse(root.child(0).to_value().as_bytes()), Some(root.child(0)));
@@ -214,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(random: [u64; 3], child: u64, sampled: bool, random_flag: bool) {
+        fn formatted_values_parse(random: [u64; 3], child: u64, sampled: bool, random_flag: bool) {
             let root = TraceContext { random: random_flag, ..TraceContext::root(random, sampled) };
             prop_assert_eq!(TraceContext::parse(root.to_value().as_bytes()), Some(root));
             let child = root.child(child);
@@ -222,7 +222,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_read_without_a_panic_and_what_is_accepted_is_canonical(text in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}") {
+        fn accepted_values_are_canonical(text in "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}") {
             if let Some(context) = TraceContext::parse(text.as_bytes()) {
                 let value = context.to_value();
                 prop_assert_eq!(&value.as_bytes()[2..52], &text.as_bytes()[2..52]);
@@ -230,7 +230,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_are_read_without_a_panic(bytes: Vec<u8>) {
+        fn parsing_never_panics(bytes: Vec<u8>) {
             let _ = TraceContext::parse(&bytes);
         }
     }

@@ -1,5 +1,16 @@
-//! The thread that exports spans: takes batches from the queue, puts them into OpenTelemetry's words, sends them. A
-//! collector that is away or slow costs spans, never requests.
+//! Thread that exports spans: takes batches from a bounded queue, converts them to OpenTelemetry data and sends them to the
+//! collector. While the collector is slow or unreachable, spans are dropped and requests are not delayed.
+//!
+//! `opentelemetry_sdk::trace::BatchSpanProcessor` (0.33) also has a bounded queue and one blocking thread, and its shutdown
+//! has a time limit, but:
+//! - It takes one finished `SpanData` per call, so that the worker would build it: some 20 attributes, each with its own
+//!   allocation, then a send on a channel that all workers share. This measures 1.8 µs per span on the worker. Here the
+//!   worker moves plain data into a batch and sends 128 at a time, 0.1 µs per span; the exporting thread builds the
+//!   `SpanData`.
+//! - The number of spans that its full queue dropped is private. `gw_spans_dropped_total` and the log line about lost spans
+//!   need it.
+//! - A collector's `Retry-After` could only be obeyed by blocking in the exporter, which a shutdown then waits for.
+//! - It panics if its thread cannot be started. Here the program reports the error.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,19 +27,19 @@ use super::collector::{self, Answer};
 use super::settings::Settings;
 use super::span::Finished;
 
-/// Batches that wait for the exporter. Times the 128 spans of a batch, about 4 MiB where paths are short and 8 MiB where
-/// they are not: whoever makes spans bounds their texts.
+/// Batches that wait for the exporting thread, of 128 spans each: about 4 MiB with short paths and at most 8 MiB, since
+/// the texts of a span are bounded where it is made.
 const QUEUED_BATCHES: usize = 32;
-/// Spans that are sent together, at least as many as one batch.
+/// Spans sent in one request to the collector, at least as many as one batch.
 const EXPORTED_TOGETHER: usize = 512;
-/// At most one line of log about spans that were lost in so long.
+/// Shortest time between two log lines about lost spans.
 const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Who exports: one running program.
+/// Identity of the running program, exported as resource attributes.
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub service_name: &'static str,
-    /// Differs between programs of this name that run at the same time.
+    /// Unique among running programs of this name.
     pub instance_id: String,
     pub region: String,
 }
@@ -41,7 +52,7 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
-/// What became of finished spans so far.
+/// Counts of finished spans.
 #[derive(Debug, Default)]
 pub struct SpanCounts {
     exported: AtomicU64,
@@ -49,12 +60,12 @@ pub struct SpanCounts {
 }
 
 impl SpanCounts {
-    /// Sent, and taken by the collector.
+    /// Spans that the collector accepted.
     pub fn exported(&self) -> u64 {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// Lost: the queue was full, or the collector did not take them.
+    /// Spans lost: the queue was full, or the collector did not accept them.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -64,7 +75,7 @@ impl SpanCounts {
     }
 }
 
-/// The way to the exporter; each thread has its own clone.
+/// Sending end of the queue to the exporting thread. Each thread has its own clone.
 pub struct Queue<T> {
     batches: Sender<Vec<T>>,
     counts: Arc<SpanCounts>,
@@ -77,13 +88,13 @@ impl<T> Clone for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue with room for so many batches, and its other end.
+    /// Creates a queue with room for `batches`, and its receiving end.
     pub fn bounded(batches: usize) -> (Self, Receiver<Vec<T>>) {
         let (sender, receiver) = bounded(batches);
         (Self { batches: sender, counts: Arc::default() }, receiver)
     }
 
-    /// Never waits.
+    /// Sends `batch` without waiting. Drops and counts it if the queue is full.
     pub(super) fn hand_over(&self, batch: Vec<T>) {
         if let Err(refused) = self.batches.try_send(batch) {
             SpanCounts::count(&self.counts.dropped, refused.into_inner().len());
@@ -95,16 +106,16 @@ impl<T> Queue<T> {
     }
 }
 
-/// The exporting thread. Dropped, it still sends what it has, if the process lives on.
+/// Handle of the exporting thread. If it is dropped, the thread still sends the queued spans while the process runs.
 pub struct Exporter {
-    /// Nothing is ever sent: it is dropped to stop the thread.
+    /// Dropped to stop the thread; nothing is sent on it.
     stop: Sender<Infallible>,
     ended: Receiver<Infallible>,
     counts: Arc<SpanCounts>,
 }
 
 impl Exporter {
-    /// Starts the thread. Whether the collector is there shows when the first spans are sent.
+    /// Starts the thread. It connects to the collector when the first spans are sent.
     pub fn start<T: Finished>(settings: &Settings, identity: &Identity) -> Result<(Self, Queue<T>), StartError> {
         let (exporter, answers) = collector::connect(&settings.endpoint, identity)?;
         let endpoint = settings.endpoint.to_string();
@@ -141,11 +152,11 @@ impl Exporter {
         &self.counts
     }
 
-    /// Sends what has been handed over, but for no longer than `within`.
+    /// Sends all queued spans and stops the thread. Waits at most `within`.
     pub fn stop(self, within: Duration) {
         drop(self.stop);
         if self.ended.recv_timeout(within) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!("the last spans could not be exported in time");
+            tracing::warn!("traces: queued spans were not exported before the time limit");
         }
     }
 }
@@ -171,7 +182,7 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
                 recv(self.stopped) -> _ => break,
             }
             if let Some(until) = (self.last_answer)().hold_until {
-                // Cut short by a stop, which is seen above. The queue takes what comes meanwhile, as far as it goes.
+                // A stop ends the pause; the select above sees it. Meanwhile spans are queued while there is room.
                 let _ = self.stopped.recv_deadline(until);
             }
         }
@@ -188,32 +199,33 @@ impl<T: Finished, E: SpanExporter, A: Fn() -> Answer> Thread<T, E, A> {
         }
         let count = spans.len();
         let spans: Vec<SpanData> = spans.into_iter().map(|span| span.into_span().into_data(&self.scope)).collect();
-        // Everything in there blocks.
+        // The future blocks this thread: HTTP client and delays between retries.
         let exported: OTelSdkResult = futures_executor::block_on(self.exporter.export(spans));
         let counter = if exported.is_ok() { &self.counts.exported } else { &self.counts.dropped };
         SpanCounts::count(counter, count);
         if let Some(lost) = self.losses.due(self.counts.dropped(), Instant::now()) {
             let failure = exported.err().map(|error| (self.last_answer)().failure.unwrap_or_else(|| error.to_string()));
-            let reason = failure.unwrap_or_else(|| "more than the collector takes".to_owned());
-            tracing::warn!(lost, reason, "spans are lost");
+            let reason = failure
+                .unwrap_or_else(|| "the queue is full: the collector is slower than spans are recorded".to_owned());
+            tracing::warn!(lost, reason, "traces: spans are lost");
         }
     }
 }
 
-/// What has been said about lost spans.
+/// State of the log line about lost spans.
 #[derive(Default)]
 struct Losses {
-    told: u64,
+    logged: u64,
     last: Option<Instant>,
 }
 
 impl Losses {
-    /// How many there are to tell of now, if any.
+    /// Returns the number of lost spans to log now, if any.
     fn due(&mut self, dropped: u64, now: Instant) -> Option<u64> {
         let is_time = self.last.is_none_or(|last| now.duration_since(last) >= LOSS_LOG_INTERVAL);
-        let lost = dropped - self.told;
+        let lost = dropped - self.logged;
         (lost > 0 && is_time).then(|| {
-            (self.told, self.last) = (dropped, Some(now));
+            (self.logged, self.last) = (dropped, Some(now));
             lost
         })
     }
@@ -231,7 +243,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A span of this name.
+    /// Span with this name.
     struct Named(String);
 
     impl Finished for Named {
@@ -251,14 +263,14 @@ mod tests {
         }
     }
 
-    /// Stops at each batch until it is told how that one ends.
+    /// Exporter that blocks at each batch until the test sends a verdict.
     #[derive(Debug)]
-    struct Told {
+    struct Scripted {
         seen: Sender<Vec<String>>,
         verdicts: Receiver<bool>,
     }
 
-    impl SpanExporter for Told {
+    impl SpanExporter for Scripted {
         async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
             self.seen.send(batch.into_iter().map(|span| span.name.into_owned()).collect()).unwrap();
             let taken = self.verdicts.recv_timeout(SOON).unwrap();
@@ -266,10 +278,10 @@ mod tests {
         }
     }
 
-    fn told() -> (Told, Receiver<Vec<String>>, Sender<bool>) {
+    fn scripted() -> (Scripted, Receiver<Vec<String>>, Sender<bool>) {
         let (seen, sees) = crossbeam_channel::unbounded();
         let (decide, verdicts) = crossbeam_channel::unbounded();
-        (Told { seen, verdicts }, sees, decide)
+        (Scripted { seen, verdicts }, sees, decide)
     }
 
     fn named(names: &[&str]) -> Vec<Named> {
@@ -277,12 +289,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_collector_does_not_take_is_counted_and_the_rest_goes_on() {
-        let (exporter, sees, decide) = told();
+    fn rejected_spans_are_counted_and_later_ones_are_exported() {
+        let (exporter, sees, decide) = scripted();
         let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
         queue.hand_over(named(&["a", "b"]));
         assert_eq!(sees.recv_timeout(SOON).unwrap(), ["a", "b"]);
-        // While the collector thinks, what is handed over waits and goes together.
+        // Batches queued during an export are exported together.
         queue.hand_over(named(&["c"]));
         queue.hand_over(named(&["d"]));
         decide.send(false).unwrap();
@@ -293,8 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_without_waiting() {
-        let (exporter, sees, decide) = told();
+    fn full_queue_drops_without_waiting() {
+        let (exporter, sees, decide) = scripted();
         let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
         queue.hand_over(named(&["first"]));
         sees.recv_timeout(SOON).unwrap();
@@ -310,8 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_sends_what_is_there_but_waits_no_longer_than_it_may() {
-        let (exporter, sees, decide) = told();
+    fn stop_sends_queued_spans_and_waits_no_longer_than_its_limit() {
+        let (exporter, sees, decide) = scripted();
         let (exporter, queue) = Exporter::start_with(exporter, "test", Answer::default).unwrap();
         queue.hand_over(named(&["stuck"]));
         sees.recv_timeout(SOON).unwrap();
@@ -323,11 +335,11 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_that_wants_a_pause_has_it_until_the_stop() {
-        let (exporter, sees, decide) = told();
+    fn stop_ends_a_pause_that_the_collector_asked_for() {
+        let (exporter, sees, decide) = scripted();
         let (asks, asked) = bounded(1);
         let answer = move || {
-            // The thread has ended the batch when it asks.
+            // The thread asks after it has finished the batch.
             let _ = asks.try_send(());
             Answer { failure: None, hold_until: Some(Instant::now() + Duration::from_secs(3600)) }
         };
@@ -344,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_told_of_once_a_minute() {
+    fn losses_are_logged_once_a_minute() {
         let (mut losses, start) = (Losses::default(), Instant::now());
         assert_eq!(losses.due(0, start), None);
         assert_eq!(losses.due(3, start), Some(3));
@@ -354,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_keep_their_place() {
+    fn span_data_keeps_trace_and_parent() {
         let (queue, _) = Queue::<()>::bounded(1);
         let mut headers = http::HeaderMap::new();
         let caller = TraceContext::root([1, 2, 3], true);

@@ -1,8 +1,8 @@
-//! Distributed tracing: where in a trace a request is (W3C Trace Context), and spans on their way to a collector (OTLP).
+//! Distributed tracing: trace context of requests (W3C Trace Context) and export of spans to a collector (OTLP).
 //!
-//! A program without a collector touches nothing of this. With one, each thread that serves requests has a [`Tracer`],
-//! which collects finished spans and hands them in batches to the one thread that exports them. Handing over never
-//! waits: what the exporter does not get rid of is dropped and counted.
+//! Without a collector nothing here runs. With one, each thread that serves requests has a [`Tracer`], which collects
+//! finished spans and sends them in batches to one exporting thread. Sending never waits: a batch for which the queue has
+//! no room is dropped and counted.
 
 mod collector;
 pub mod context;
@@ -15,6 +15,6 @@ pub use context::TraceContext;
 pub use export::{Exporter, Identity, Queue, SpanCounts, StartError};
 pub use opentelemetry::KeyValue;
 pub use opentelemetry::trace::SpanKind;
-pub use settings::{Collector, ENDPOINT_FORM, Endpoint, RATIO_FORM, Settings};
+pub use settings::{Collector, Endpoint, Settings};
 pub use span::{Finished, Span, http_method, masked_path, path, server};
 pub use tracer::{SpanContext, Tracer};

@@ -1,4 +1,4 @@
-//! A finished span in OpenTelemetry's words. Made on the exporting thread.
+//! Finished spans as OpenTelemetry data, built on the exporting thread.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -12,13 +12,13 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use super::tracer::SpanContext;
 use crate::telemetry::mask::Masker;
 
-/// What a thread that serves requests knows when a span ends: plain figures, cheap to make and to move.
+/// Plain data of a finished span, cheap to build on a thread that serves requests and to move to the exporting thread.
 pub trait Finished: Send + 'static {
-    /// Puts it into OpenTelemetry's words.
+    /// Converts it to a span with the attributes of OpenTelemetry's semantic conventions.
     fn into_span(self) -> Span;
 }
 
-/// A span, by its semantic conventions.
+/// A span that follows OpenTelemetry's semantic conventions.
 #[derive(Debug)]
 pub struct Span {
     pub context: SpanContext,
@@ -27,9 +27,9 @@ pub struct Span {
     pub start: SystemTime,
     pub end: SystemTime,
     pub attributes: Vec<KeyValue>,
-    /// What happened in between, and when.
+    /// Name and time of each event.
     pub events: Vec<(&'static str, SystemTime)>,
-    /// It failed, and so.
+    /// Error description if the span failed.
     pub failure: Option<String>,
 }
 
@@ -58,8 +58,8 @@ impl Span {
     }
 }
 
-/// The name of a span for a request with this method, and the attributes that say which it was: others than those of
-/// RFC 9110 and PATCH are not to become names.
+/// Returns the name of a span for a request with this method and appends the attributes of the method. A method that is
+/// neither in RFC 9110 nor PATCH does not become a name, which keeps the number of names bounded.
 pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'static, str> {
     const KNOWN: [Method; 9] = [
         Method::GET,
@@ -81,22 +81,22 @@ pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'stat
     Cow::Borrowed("HTTP")
 }
 
-/// Longest path that a span tells, in bytes.
+/// Longest path kept in a span, in bytes.
 const PATH_MAX: usize = 1024;
 
-/// As much of a request's path as a span keeps, without secrets of the gateway.
+/// Masks the gateway's secrets in a request's path and cuts it to [`PATH_MAX`].
 pub fn path(path: &str) -> Box<str> {
     masked_path(path, &Masker::default())
 }
 
-/// As [`path`], without the secrets that `masker` knows.
+/// Like [`path`], and also masks the secrets known to `masker`.
 pub fn masked_path(path: &str, masker: &Masker) -> Box<str> {
     let cut = |path: &str| path[..path.floor_char_boundary(PATH_MAX)].into();
-    // Masked first: a cut within a secret would leave a part that is not recognised.
+    // Masked before it is cut: a part of a secret would not be recognised.
     masker.mask(path.as_bytes()).map_or_else(|| cut(path), |masked| cut(&String::from_utf8_lossy(&masked)))
 }
 
-/// The attributes that say whom a request was for.
+/// Appends the attributes of the server that a request was sent to.
 pub fn server(authority: &Authority, attributes: &mut Vec<KeyValue>) {
     attributes.push(KeyValue::new("server.address", authority.host().to_owned()));
     if let Some(port) = authority.port_u16() {
@@ -110,11 +110,11 @@ mod tests {
     use crate::identity::secret::Secret;
 
     #[test]
-    fn paths_are_cut_between_characters_and_tell_no_secret() {
+    fn paths_are_masked_and_cut_between_characters() {
         let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
         assert_eq!(path(&format!("/{}", "\u{e4}".repeat(1000))).len(), PATH_MAX - 1);
         assert_eq!(&*masked_path("/a/gw_sk_b.c/d/0123456789", &masker), "/a/gw_sk_b.***/d/gw_admin.***");
-        // The cut is within the secret.
+        // The limit falls within the secret.
         let before = format!("/{}", "a".repeat(PATH_MAX - 6));
         assert_eq!(*masked_path(&format!("{before}0123456789"), &masker), format!("{before}gw_ad"));
     }

@@ -1,5 +1,4 @@
-//! What a thread that serves requests has of tracing: decides which are recorded, and keeps finished spans until there
-//! are enough to hand over.
+//! Tracer of one thread that serves requests: decides which requests are recorded and batches finished spans.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,39 +12,39 @@ use super::context::{TRACEPARENT, TRACESTATE, TraceContext};
 use super::export::Queue;
 use crate::runtime;
 
-/// Spans handed over together.
+/// Spans sent to the exporting thread together.
 const BATCH: usize = 128;
-/// Longest that a finished span waits for others.
+/// Longest time that a finished span waits in an incomplete batch.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// One request's place in a trace.
+/// Trace context of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
-    /// Our own, which goes on to the next hop; if nothing is recorded, it may be the caller's.
+    /// Context sent to the next hop: this program's own, or the caller's if the trace is not recorded.
     pub context: TraceContext,
-    /// The span that this one is a child of.
+    /// Id of the parent span.
     pub parent: Option<[u8; 8]>,
     origin: Origin,
 }
 
-/// How the fields of the request become those of the next hop.
+/// How the request's trace fields are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// The trace is not recorded: its fields go on as they are.
+    /// The trace is not recorded: its fields are forwarded unchanged.
     Passing,
-    /// We are a hop of the trace.
+    /// The trace began before and is recorded.
     Continued,
     /// The trace begins here.
     Begun,
 }
 
 impl SpanContext {
-    /// Whether there is to be a span.
+    /// Whether a span is recorded for the request.
     pub fn is_recorded(&self) -> bool {
         self.context.sampled
     }
 
-    /// Sets the fields of the request as it goes on. `tracestate` stays, unless it is of no trace.
+    /// Sets the trace fields of the forwarded request. Removes `tracestate` if the trace begins here.
     pub fn write_to(&self, headers: &mut HeaderMap) {
         if self.origin == Origin::Passing {
             return;
@@ -57,7 +56,7 @@ impl SpanContext {
     }
 }
 
-/// The tracer of one thread.
+/// Tracer of one thread.
 pub struct Tracer<T> {
     sample_ratio: f64,
     random: RefCell<SmallRng>,
@@ -66,10 +65,10 @@ pub struct Tracer<T> {
 }
 
 impl<T> Tracer<T> {
-    /// A tracer that records `sample_ratio` of the traces that begin with it.
+    /// Creates a tracer that records `sample_ratio` of the traces that begin here.
     pub fn new(queue: Queue<T>, sample_ratio: f64) -> Self {
         let mut seed = [0; 32];
-        // The system's generator cannot fail once the process has started; ids that repeat must not exist.
+        // The system's generator does not fail once the process has started. Ids must not repeat.
         if aws_lc_rs::rand::fill(&mut seed).is_err() {
             std::process::abort();
         }
@@ -77,8 +76,8 @@ impl<T> Tracer<T> {
         Self { sample_ratio, random, finished: RefCell::default(), queue }
     }
 
-    /// The place of a request with these fields. Whoever began its trace has decided whether it is recorded; for traces
-    /// that begin here, chance does.
+    /// Returns the context of a request with these fields. The originator of its trace has decided whether it is recorded;
+    /// traces that begin here are sampled at random.
     pub fn begin(&self, headers: &HeaderMap) -> SpanContext {
         let mut random = self.random.borrow_mut();
         match TraceContext::of(headers) {
@@ -95,7 +94,7 @@ impl<T> Tracer<T> {
         }
     }
 
-    /// Takes a finished span of a request that is recorded.
+    /// Adds the finished span of a recorded request.
     pub fn end(&self, span: T) {
         let mut finished = self.finished.borrow_mut();
         finished.push(span);
@@ -104,7 +103,7 @@ impl<T> Tracer<T> {
         }
     }
 
-    /// Hands over what there is.
+    /// Sends all finished spans.
     pub fn flush(&self) {
         let finished = self.finished.take();
         if !finished.is_empty() {
@@ -114,7 +113,7 @@ impl<T> Tracer<T> {
 }
 
 impl<T: 'static> Tracer<T> {
-    /// Keeps spans from waiting for long. Runs on the thread's reactor, for ever.
+    /// Flushes every [`FLUSH_INTERVAL`]. Runs on the thread's reactor and never returns.
     pub async fn keep_flushing(self: Rc<Self>) {
         loop {
             runtime::sleep(FLUSH_INTERVAL).await;
@@ -123,7 +122,8 @@ impl<T: 'static> Tracer<T> {
     }
 }
 
-/// Whether a trace is among the recorded. `random` is the second half of its id, so that the id alone tells.
+/// Decides whether a trace is recorded. `random` is the second half of its id, so that the decision depends on the id
+/// alone.
 fn is_sampled(random: u64, ratio: f64) -> bool {
     const STEPS: f64 = (1_u64 << 53) as f64;
     ((random >> 11) as f64) / STEPS < ratio
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_trace_is_continued() {
+    fn recorded_trace_is_continued() {
         let mut headers = headers(&[("a", "1"), ("traceparent", CALLER), ("tracestate", "v=1"), ("b", "2")]);
         let (tracer, _batches) = tracer(0.0);
         let [first, second] = [tracer.begin(&headers), tracer.begin(&headers)];
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_is_not_recorded_passes_as_it_is() {
+    fn trace_that_is_not_recorded_is_forwarded_unchanged() {
         const VALUE: &str = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-new";
         let before = headers(&[("traceparent", VALUE), ("tracestate", "v=1")]);
         let (tracer, _batches) = tracer(1.0);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_that_begin_here_are_recorded_by_chance() {
+    fn new_traces_are_sampled_at_the_configured_ratio() {
         let nothing = HeaderMap::new();
         let (all, _batches) = tracer(1.0);
         let (none, _batches) = tracer(0.0);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_say_nothing_are_replaced() {
+    fn invalid_trace_fields_are_replaced() {
         for fields in [
             &[("traceparent", CALLER), ("traceparent", CALLER), ("tracestate", "v=1")][..],
             &[("traceparent", "00-nonsense"), ("tracestate", "v=1")],
@@ -208,14 +208,14 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_handed_over_in_batches_and_what_finds_no_room_is_counted() {
+    fn spans_are_sent_in_batches_and_dropped_spans_are_counted() {
         let (tracer, batches) = tracer(1.0);
         for span in 0..BATCH as u32 {
             assert!(batches.is_empty());
             tracer.end(span);
         }
         assert_eq!(batches.len(), 1);
-        // There is room for one batch.
+        // The queue has room for one batch.
         tracer.end(1000);
         tracer.flush();
         assert_eq!(batches.recv().unwrap(), (0..BATCH as u32).collect::<Vec<_>>());

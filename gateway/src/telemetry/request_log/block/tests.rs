@@ -4,7 +4,6 @@ use gw_shared::id::{AgentId, ClientId, KeyId};
 use http::Method;
 use proptest::prelude::*;
 
-use super::super::record::Timing;
 use super::*;
 
 const SECOND_MS: u64 = 1_795_234_532_000;
@@ -57,7 +56,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
     prop::collection::vec(record, 1..60)
 }
 
-/// A record as a view has it.
+/// Fields of `record` as a view has them.
 fn expected(record: &Record) -> [Option<String>; 9] {
     let (by, caller) = match &record.by {
         None => (None, None),
@@ -109,13 +108,13 @@ fn found(view: RequestView) -> [Option<String>; 9] {
 
 proptest! {
     #[test]
-    fn blocks_are_read_as_they_were_written(records in records(), cut in any::<prop::sample::Index>()) {
+    fn encoded_blocks_decode_to_the_same_records(records in records(), cut in any::<prop::sample::Index>()) {
         let mut encoder = Encoder::new().unwrap();
         let mut builder = encoder.begin(SECOND_MS);
         for (number, record) in records.iter().enumerate() {
             builder.add((number / 7) as i64, record, (number % 2 == 0).then_some(number as i64), &Masker::default()).unwrap();
         }
-        let (data, zone) = builder.finish().unwrap();
+        let (data, zone_map) = builder.finish().unwrap();
         let mut unpacker = Unpacker::new().unwrap();
         let raw = unpacker.unpack(data).unwrap();
         let block = Block::read(&raw, |_| true).unwrap();
@@ -125,19 +124,19 @@ proptest! {
             prop_assert_eq!(*service, (number / 7) as i64);
             prop_assert_eq!(row.capture, (number % 2 == 0).then_some(number as i64));
         }
-        prop_assert_eq!(zone.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
+        prop_assert_eq!(zone_map.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
         let some = Block::read(&raw, |service| service == 1).unwrap();
         let ids = |block: &Block<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
             block.rows.iter().take(to).skip(from).map(|(_, row)| block.id(row)).collect()
         };
         prop_assert_eq!(ids(&some, 0, records.len()), ids(&block, 7, 14));
-        // What is missing is noticed.
+        // A truncated block is refused.
         let cut = cut.index(data.len());
         prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| Block::read(&raw, |_| true).map(drop)).is_err());
     }
 
     #[test]
-    fn what_is_no_block_is_refused_and_nothing_worse(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
+    fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
             && let Ok(block) = Block::read(&raw, |_| true)
@@ -147,4 +146,41 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_plain_block_keeps_its_bytes() {
+    const BLOCK: &str = "\
+        01f0f9ff9faa330206015308012a03034745541a67775f63695f30303030303030303030303030303030303030301047\
+        575f4241434b454e445f524553455497067001800203040506070100042f612f6200cb00710702010101f60301020105\
+        ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
+        010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
+    let id = |low: u8| RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low]).unwrap();
+    let full = Record {
+        by: Some(CallerId::Client(ClientId::new("gw_ci_00000000000000000000").unwrap())),
+        status: Some(502),
+        code: Some("GW_BACKEND_RESET"),
+        ended: Ended::Cut,
+        bytes_in: 5,
+        bytes_out: 300,
+        timing: Timing {
+            authenticate: 10,
+            wait: Some(20),
+            agent: Some(30),
+            backend_first_byte: Some(40),
+            response_head: Some(50),
+            total: 600,
+        },
+        replayed_from: Some(id(9)),
+        trace_id: Some(*b"0123456789abcdef"),
+        ..Record::example(id(1))
+    };
+    let plain = Record::example(id(2));
+    let mut encoder = Encoder::new().unwrap();
+    let mut builder = encoder.begin(full.id.unix_ms() / SLOT_MS * SLOT_MS);
+    builder.add(3, &full, Some(7), &Masker::default()).unwrap();
+    builder.add(4, &plain, None, &Masker::default()).unwrap();
+    let (block, _) = builder.finish().unwrap();
+    let text = block.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    assert_eq!(text, BLOCK);
 }

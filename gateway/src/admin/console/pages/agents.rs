@@ -1,0 +1,214 @@
+//! Agents and enrollment tokens of an account.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+use gw_shared::identity::enrollment::EnrollmentStatus;
+use serde::Deserialize;
+
+use super::accounts::{Tab, crumbs};
+use super::caller_secrets::Offered;
+use super::tunnels::TunnelRow;
+use crate::admin::Admin;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::clock::Timestamp;
+use crate::control::{Actor, AgentChanges, AgentView, Control, EnrollmentTokenView};
+use crate::page::{Page, PageQuery};
+use crate::store::Approval;
+
+#[derive(Template)]
+#[template(path = "agents.html")]
+struct AgentsPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    tab: Tab,
+    agents: Vec<AgentView>,
+    next_cursor: Option<String>,
+    tokens: Vec<EnrollmentTokenView>,
+    next_token: Option<String>,
+    now: Timestamp,
+}
+
+#[derive(Template)]
+#[template(path = "agent.html")]
+struct AgentPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    agent: AgentView,
+    tunnels: Vec<TunnelRow>,
+    services: Offered,
+    form: Form,
+    now: Timestamp,
+}
+
+/// Text and style of an agent's status.
+pub(crate) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static str) {
+    match status {
+        EnrollmentStatus::Pending => ("waiting for approval", "warn"),
+        EnrollmentStatus::Approved => ("approved", "good"),
+        EnrollmentStatus::Revoked => ("revoked", "bad"),
+    }
+}
+
+/// Text and style of an enrollment token's state.
+fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'static str) {
+    if token.used_by.is_some() {
+        ("used", "neutral")
+    } else if token.expires_at <= now.to_string() {
+        ("expired", "neutral")
+    } else {
+        ("open", "good")
+    }
+}
+
+/// Selects a page of each of the two lists.
+#[derive(Deserialize)]
+pub(crate) struct ListsQuery {
+    cursor: Option<String>,
+    /// Cursor of the enrollment tokens.
+    tokens: Option<String>,
+}
+
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Query(ListsQuery { cursor, tokens }): Query<ListsQuery>,
+) -> Result<Response, Failure> {
+    let id = account.clone();
+    let look = move |control: &Control| {
+        let page = |cursor| PageQuery { limit: Some(50), cursor };
+        Ok((control.agents(&id, &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
+    };
+    let (agents, tokens) = admin.look(look).await?;
+    let Page { items: agents, next_cursor } = agents;
+    let Page { items: tokens, next_cursor: next_token } = tokens;
+    let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
+    let (crumbs, now) = (crumbs(&account), Timestamp::now());
+    render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, next_token, now })
+}
+
+pub(crate) async fn show(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    page(&admin, visit, account, agent, as_it_is).await
+}
+
+async fn page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    id: String,
+    form: impl FnOnce(&AgentView) -> Form,
+) -> Result<Response, Failure> {
+    let look = move |control: &Control| {
+        let agent = control.agent(&account, &id)?;
+        let services = Offered::new(control, &account, agent.services.iter().map(ToString::to_string))?;
+        Ok((agent, services))
+    };
+    let (agent, services) = admin.look(look).await?;
+    let mut crumbs = crumbs(agent.account.as_str());
+    crumbs.push(crumb("Agents", format!("/accounts/{}/agents", agent.account)));
+    render(&AgentPage {
+        chrome: visit.chrome(Section::Accounts, agent.name.as_str()),
+        crumbs,
+        tunnels: agent.tunnels.iter().map(TunnelRow::from).collect(),
+        form: form(&agent),
+        agent,
+        services,
+        now: Timestamp::now(),
+    })
+}
+
+fn as_it_is(agent: &AgentView) -> Form {
+    agent
+        .services
+        .iter()
+        .fold(Form::default().with("name", &agent.name), |form, service| form.with("services", service.as_str()))
+}
+
+pub(crate) async fn change(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let services = form.values("services");
+    if services.is_empty() {
+        let (account_id, id) = (account.clone(), agent.clone());
+        if !admin.look(move |control| control.agent(&account_id, &id)).await?.services.is_empty() {
+            form.refuse("services", "at least one: what the agent serves. To stop it, revoke it");
+        }
+    }
+    if !form.is_refused() {
+        let changes = AgentChanges { name: Some(form.value("name").to_owned()), services: Some(services) };
+        let (account_id, id) = (account.clone(), agent.clone());
+        let change = move |control: &Control| control.change_agent(&Actor::Admin, &account_id, &id, &changes);
+        match admin.attempt(change).await? {
+            Ok(agent) => return Ok(back(&agent, "saved")),
+            Err(error) => form.refused_by(error)?,
+        }
+    }
+    let page = page(&admin, visit, account, agent, |_| form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+pub(crate) async fn approve(
+    State(admin): State<Admin>,
+    Path((account, agent)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let agent = admin.look(move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await?;
+    Ok(back(&agent, "approved"))
+}
+
+pub(crate) async fn revoke(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    if form.confirms(&agent) {
+        let agent = admin.look(move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await?;
+        return Ok(back(&agent, "revoked"));
+    }
+    refused(&admin, visit, account, agent, &form).await
+}
+
+pub(crate) async fn delete(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path((account, agent)): Path<(String, String)>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    if form.confirms(&agent) {
+        let list = format!("/accounts/{account}/agents?note=deleted");
+        admin.look(move |control| control.delete_agent(&Actor::Admin, &account, &agent)).await?;
+        return Ok(Redirect::to(&list).into_response());
+    }
+    refused(&admin, visit, account, agent, &form).await
+}
+
+/// Shows the stored agent and the typed confirmation.
+async fn refused(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    agent: String,
+    form: &Form,
+) -> Result<Response, Failure> {
+    let typed = |agent: &AgentView| as_it_is(agent).with("confirm", form.value("confirm")).with_errors_of(form);
+    let page = page(admin, visit, account, agent, typed).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+fn back(agent: &AgentView, note: &str) -> Response {
+    Redirect::to(&format!("/accounts/{}/agents/{}?note={note}", agent.account, agent.agent_id)).into_response()
+}

@@ -1,0 +1,100 @@
+//! Enrollment tokens, with which agents join the gateway.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::accounts::crumbs;
+use super::caller_secrets::Offered;
+use crate::admin::Admin;
+use crate::admin::console::web::commands::Place;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
+use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken};
+use crate::store::Approval;
+
+#[derive(Template)]
+#[template(path = "enrollment_new.html")]
+struct NewTokenPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    services: Offered,
+    form: Form,
+}
+
+#[derive(Template)]
+#[template(path = "enrollment_secret.html")]
+struct TokenPage {
+    chrome: Chrome,
+    crumbs: Vec<Crumb>,
+    account: String,
+    view: EnrollmentTokenView,
+    token: String,
+    enroll: String,
+    run: &'static str,
+}
+
+fn list_crumbs(account: &str) -> Vec<Crumb> {
+    let mut crumbs = crumbs(account);
+    crumbs.push(crumb("Agents", format!("/accounts/{account}/agents")));
+    crumbs
+}
+
+pub(crate) async fn new(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+) -> Result<Response, Failure> {
+    page(&admin, visit, account, Form::default().with("approval", "auto")).await
+}
+
+async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
+    let id = account.clone();
+    let services = admin.look(move |control| Offered::new(control, &id, [])).await?;
+    let chrome = visit.chrome(Section::Accounts, "Enroll an agent");
+    render(&NewTokenPage { chrome, crumbs: list_crumbs(&account), account, services, form })
+}
+
+pub(crate) async fn create(
+    State(admin): State<Admin>,
+    visit: Visit,
+    Path(account): Path<String>,
+    Extension(mut form): Extension<Form>,
+) -> Result<Response, Failure> {
+    let new = NewEnrollmentToken {
+        services: form.values("services"),
+        approval: if form.has("approval", "manual") { Approval::Manual } else { Approval::Auto },
+        expires_in_seconds: None,
+    };
+    let id = account.clone();
+    match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
+        Ok(made) => {
+            let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
+            // The link back must lead to the list, because the address of this page accepts only POST.
+            chrome.address = format!("/accounts/{account}/agents");
+            let made = made.on_port(admin.console.port());
+            let enroll = made.command();
+            let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
+            render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: Place::run() })
+        }
+        Err(error) => {
+            form.refused_by(error)?;
+            let page = page(&admin, visit, account, form).await?;
+            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+        }
+    }
+}
+
+pub(crate) async fn delete(
+    State(admin): State<Admin>,
+    Path((account, id)): Path<(String, String)>,
+) -> Result<Response, Failure> {
+    let list = format!("/accounts/{account}/agents?note=deleted");
+    admin.look(move |control| control.delete_enrollment_token(&Actor::Admin, &account, &id)).await?;
+    Ok(Redirect::to(&list).into_response())
+}

@@ -1,0 +1,126 @@
+//! The overview page.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::requests::RequestRow;
+use super::traffic::Range;
+use crate::admin::Admin;
+use crate::admin::console::web::data;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::format;
+use crate::admin::console::web::page::{Chrome, Section, Visit, render};
+use crate::clock::Timestamp;
+use crate::control::{Control, ControlError};
+use crate::store::ServiceRecord;
+use crate::telemetry::request_log::{RequestLog, SearchQuery};
+
+/// Most services on the page; the pages of the accounts list all.
+const SERVICES: usize = 50;
+const ERRORS: usize = 8;
+/// Greatest age of the errors shown. The page is refreshed every few seconds, so that a longer search would be
+/// expensive.
+const ERRORS_SECONDS: i64 = 3600;
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewPage {
+    chrome: Chrome,
+    glance: Glance,
+    range: Range,
+}
+
+struct Glance {
+    accounts: usize,
+    services: Vec<ServiceRow>,
+    more_services: usize,
+    tunnels: usize,
+    in_flight: usize,
+    connections: String,
+    /// `None` if the log cannot be read.
+    errors: Option<Errors>,
+}
+
+struct Errors {
+    rows: Vec<RequestRow>,
+    /// Whether these are all errors; a search ends early after a limit of work.
+    are_all: bool,
+}
+
+struct ServiceRow {
+    account: String,
+    id: String,
+    hostname: String,
+    enabled: bool,
+    tunnels: usize,
+    in_flight: usize,
+}
+
+impl ServiceRow {
+    /// Text and style of the service's state.
+    fn state(&self) -> (&'static str, &'static str) {
+        match (self.enabled, self.tunnels) {
+            (false, _) => ("disabled", "neutral"),
+            (true, 0) => ("no tunnel", "bad"),
+            (true, _) => ("serving", "good"),
+        }
+    }
+}
+
+pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
+    let glance = admin.look_with_log(glance).await?;
+    render(&OverviewPage { chrome: visit.chrome(Section::Overview, "Overview"), glance, range: Range::default() })
+}
+
+fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
+    let reports = control.reports();
+    let tunnels: Vec<_> = reports.iter().flat_map(|report| &report.tunnels).collect();
+    let mut by_service: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for tunnel in &tunnels {
+        let (count, in_flight) = by_service.entry(&tunnel.service).or_default();
+        *count += 1;
+        *in_flight += tunnel.in_flight;
+    }
+    let row = |service: &ServiceRecord| {
+        let label = format!("{}--{}", service.account, service.id);
+        let (tunnels, in_flight) = by_service.get(label.as_str()).copied().unwrap_or_default();
+        ServiceRow {
+            account: service.account.to_string(),
+            id: service.id.to_string(),
+            hostname: control.region().tenant_hostname(&service.account, &service.id).unwrap_or_default(),
+            enabled: service.enabled,
+            tunnels,
+            in_flight,
+        }
+    };
+    let (accounts, services, all_services) = control.look_at(|records| {
+        let rows: Vec<ServiceRow> = records.services.values().take(SERVICES).map(row).collect();
+        (records.accounts.len(), rows, records.services.len())
+    });
+    Ok(Glance {
+        accounts,
+        services,
+        more_services: all_services.saturating_sub(SERVICES),
+        tunnels: tunnels.len(),
+        in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
+        connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
+        // The rest of the page is shown even without the errors.
+        errors: errors(log, Timestamp::now())
+            .inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown"))
+            .ok(),
+    })
+}
+
+fn errors(log: &RequestLog, now: Timestamp) -> Result<Errors, ControlError> {
+    let failed = SearchQuery {
+        status: Some("5xx".to_owned()),
+        since: Some(Timestamp(now.0 - ERRORS_SECONDS).to_string()),
+        limit: Some(ERRORS),
+        ..SearchQuery::default()
+    };
+    let page = data::search(log, &failed)?;
+    Ok(Errors { rows: page.items.iter().map(RequestRow::from).collect(), are_all: page.next_cursor.is_none() })
+}

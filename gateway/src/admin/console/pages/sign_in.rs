@@ -1,0 +1,125 @@
+//! Sign-in with the admin token, and sign-out.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use askama::Template;
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{AppendHeaders, IntoResponse, Redirect, Response};
+use gw_shared::identity::secret::{Secret, SecretHash};
+
+use crate::admin::Admin;
+use crate::admin::console::web::address;
+use crate::admin::console::web::assets;
+use crate::admin::console::web::failure::Failure;
+use crate::admin::console::web::form::Form;
+use crate::admin::console::web::page::render;
+use crate::admin::console::web::session::{self, LIFETIME, SESSION, SIGN_IN, THEME};
+use crate::admin::console::web::theme::Theme;
+
+#[derive(Template)]
+#[template(path = "sign_in.html")]
+struct SignInPage<'a> {
+    assets: &'static str,
+    theme: Theme,
+    region: &'a str,
+    form_token: String,
+    next: &'a str,
+    /// The visitor was redirected here because the session ended.
+    has_ended: bool,
+    error: Option<&'a str>,
+}
+
+pub(crate) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
+    let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
+    let next = address::checked(query.value("next"));
+    if is_signed_in(&admin, &headers) {
+        return Ok(Redirect::to(next).into_response());
+    }
+    page(&admin, &headers, next, query.has("ended", "yes"), None)
+}
+
+fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
+    SESSION.of(headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now()))
+}
+
+/// Shows the form again with an error.
+fn refused(admin: &Admin, headers: &HeaderMap, next: &str, error: &str) -> Result<Response, Failure> {
+    page(admin, headers, next, false, Some(error))
+}
+
+/// Shows the form, with a cookie that ties it to this browser.
+fn page(
+    admin: &Admin,
+    headers: &HeaderMap,
+    next: &str,
+    has_ended: bool,
+    error: Option<&str>,
+) -> Result<Response, Failure> {
+    // Reuses the existing id, which forms in other tabs depend on.
+    let id = SIGN_IN.of(headers).filter(|id| session::is_id(id)).map(|id| Secret::new(id.to_owned()));
+    let id = id.unwrap_or_else(session::new_id);
+    let page = render(&SignInPage {
+        assets: assets::version(),
+        theme: THEME.of(headers).map_or(Theme::System, Theme::from),
+        region: admin.control.region().apex(),
+        form_token: session::form_token(id.reveal()),
+        next,
+        has_ended,
+        error,
+    })?;
+    Ok(([(header::SET_COOKIE, SIGN_IN.set(headers, id.reveal(), LIFETIME))], page).into_response())
+}
+
+pub(crate) async fn sign_in(
+    State(admin): State<Admin>,
+    ConnectInfo(client): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, Failure> {
+    let form = Form::parse(&body);
+    let next = address::checked(form.value("next"));
+    if is_signed_in(&admin, &headers) {
+        // Signed in through another tab in the meantime.
+        return Ok(Redirect::to(next).into_response());
+    }
+    let is_our_form = SIGN_IN
+        .of(&headers)
+        .is_some_and(|id| session::is_form_token(&session::form_token(id), form.value(Form::TOKEN)));
+    if !is_our_form {
+        let again = refused(&admin, &headers, next, "This form was too old, or cookies are off. Try again.")?;
+        return Ok((StatusCode::FORBIDDEN, again).into_response());
+    }
+    let now = Instant::now();
+    // Checked before any rate limit: the correct token is always accepted, even if another client behind the same proxy
+    // exhausted the limit. Both sides are hashed, so that the time of the comparison reveals nothing about the token,
+    // including its length.
+    if !SecretHash::of(admin.control.admin_token().reveal()).matches(form.value("token").trim()) {
+        if let Err(exhausted) = admin.console.failures().take(client.ip(), now) {
+            let seconds = exhausted.until_one.as_secs() + 1;
+            let message = format!("Too many failed attempts from your address. Try again in {seconds} seconds.");
+            let again = refused(&admin, &headers, next, &message)?;
+            return Ok((StatusCode::TOO_MANY_REQUESTS, [(header::RETRY_AFTER, seconds)], again).into_response());
+        }
+        tracing::warn!(client = %client.ip(), "console: wrong admin token");
+        let again = refused(&admin, &headers, next, "This is not the admin token of this gateway.")?;
+        return Ok((StatusCode::UNAUTHORIZED, again).into_response());
+    }
+    let id = admin.console.sessions.open(now);
+    tracing::info!(client = %client.ip(), "console: signed in");
+    let cookies = AppendHeaders([
+        (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME)),
+        (header::SET_COOKIE, SIGN_IN.set(&headers, "", std::time::Duration::ZERO)),
+    ]);
+    Ok((cookies, Redirect::to(next)).into_response())
+}
+
+pub(crate) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+    if let Some(id) = SESSION.of(&headers) {
+        admin.console.sessions.close(id);
+    }
+    let cookie = SESSION.set(&headers, "", std::time::Duration::ZERO);
+    ([(header::SET_COOKIE, cookie)], Redirect::to("/sign-in")).into_response()
+}

@@ -1,0 +1,169 @@
+//! Middleware of the console: response headers, host and origin checks, sessions.
+
+use std::time::Instant;
+
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::failure::Failure;
+use super::form::{FORM_MAX, Form};
+use super::session::{self, SESSION};
+use super::{address, hosts};
+use crate::admin::Admin;
+
+/// Forbids inline scripts and styles, other origins, and framing.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// Field for the form token of requests by scripts.
+const FORM_TOKEN: HeaderName = HeaderName::from_static("x-gw-form-token");
+/// Field in which htmx sends the address of the current page.
+const CURRENT_URL: HeaderName = HeaderName::from_static("hx-current-url");
+
+/// Adds the security headers of every response.
+pub(crate) async fn hardened(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // Not `no-referrer`, which makes browsers send `Origin: null` with the console's own forms.
+        (header::REFERRER_POLICY, "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Refuses requests for other hosts, and unsafe requests from pages of other origins.
+pub(crate) async fn own_host(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let host = text(request.headers(), &header::HOST);
+    if !hosts::is_ours(host, admin.control.region(), admin.control.admin_hosts()) {
+        return Failure::other_host(host).into_response();
+    }
+    if !request.method().is_safe() && !is_from_us(request.headers(), host) {
+        return Failure::forged().into_response();
+    }
+    next.run(request).await
+}
+
+/// Whether the browser declares the request as same-origin. True if it declares nothing, as old browsers and other
+/// clients do; the form token decides then.
+fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
+    match (text(headers, &HeaderName::from_static("sec-fetch-site")), text(headers, &header::ORIGIN)) {
+        // Preferred over Origin, because a proxy may have changed Host.
+        ("same-origin" | "none", _) => true,
+        ("", origin) => origin.is_empty() || hosts::is_same(origin, host),
+        _ => false,
+    }
+}
+
+/// Requires a session and, for unsafe methods, the form token. Parses the form once for all handlers, so that no
+/// handler can omit the check.
+pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
+    let id = SESSION.of(request.headers()).filter(|id| admin.console.sessions.is_open(id, Instant::now()));
+    let Some(form_token) = id.map(session::form_token) else { return sign_in_first(&request) };
+    if !request.method().is_safe() {
+        let (parts, body) = request.into_parts();
+        let Ok(body) = to_bytes(body, FORM_MAX).await else { return Failure::too_large().into_response() };
+        let form = Form::parse(&body);
+        let sent = match text(&parts.headers, &FORM_TOKEN) {
+            "" => form.value(Form::TOKEN),
+            sent => sent,
+        };
+        if !session::is_form_token(&form_token, sent) {
+            return Failure::forged().into_response();
+        }
+        request = Request::from_parts(parts, axum::body::Body::empty());
+        request.extensions_mut().insert(form);
+    }
+    request.extensions_mut().insert(SignedIn { form_token });
+    next.run(request).await
+}
+
+/// Proof that a request belongs to a session. Only [`signed_in`] creates one.
+#[derive(Clone)]
+pub(crate) struct SignedIn {
+    pub(crate) form_token: String,
+}
+
+/// Redirects to the sign-in page, which leads back to the current page.
+fn sign_in_first(request: &Request) -> Response {
+    let headers = request.headers();
+    // A script would process the sign-in page as the response it expects.
+    if headers.contains_key("hx-request") || request.uri().path() == "/traffic/series" {
+        let address = address::of_sign_in(&page_of(text(headers, &CURRENT_URL)), true);
+        return (StatusCode::UNAUTHORIZED, [("HX-Redirect", address)]).into_response();
+    }
+    let address = if request.method().is_safe() {
+        let asked = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+        address::of_sign_in(asked, false)
+    } else {
+        address::of_sign_in(&page_of(text(headers, &header::REFERER)), true)
+    };
+    Redirect::to(&address).into_response()
+}
+
+/// Path and query of the page that the browser shows, without the note of the last change. Drops the host, so that a
+/// redirect cannot leave the console.
+fn page_of(url: &str) -> String {
+    let Some(page) = url.parse::<Uri>().ok().and_then(|url| url.into_parts().path_and_query) else {
+        return "/".to_owned();
+    };
+    let query =
+        page.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("note="));
+    let query: Vec<&str> = query.collect();
+    let address =
+        if query.is_empty() { page.path().to_owned() } else { format!("{}?{}", page.path(), query.join("&")) };
+    address::checked(&address).to_owned()
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_other_sites_send_is_not_from_us() {
+        let from = |site: &'static str, origin: &'static str| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [("sec-fetch-site", site), ("origin", origin)] {
+                if !value.is_empty() {
+                    headers.insert(name, HeaderValue::from_static(value));
+                }
+            }
+            is_from_us(&headers, "127.0.0.1:9080")
+        };
+        let ours = "http://127.0.0.1:9080";
+        assert!(
+            from("same-origin", ours) && from("", ours) && from("", "") && from("same-origin", "https://proxy.example")
+        );
+        assert!(!from("cross-site", ours) && !from("same-site", ours) && !from("", "null"));
+        assert!(!from("", "http://127.0.0.1:9081") && !from("", "https://evil.example"));
+    }
+
+    #[test]
+    fn pages_to_go_back_to_are_ours() {
+        for (url, page) in [
+            ("http://127.0.0.1:9080/requests?status=5xx#top", "/requests?status=5xx"),
+            ("https://proxy.example/accounts/acme?note=saved", "/accounts/acme"),
+            ("https://proxy.example/requests?note=saved&id=1", "/requests?id=1"),
+            ("https://evil.example//evil.example/", "/"),
+            ("//evil.example/", "/"),
+            ("nonsense", "/"),
+            ("", "/"),
+        ] {
+            assert_eq!(page_of(url), page, "{url}");
+        }
+    }
+}

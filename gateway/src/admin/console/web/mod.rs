@@ -1,0 +1,16 @@
+//! Shared parts of the pages: guards, sessions, forms, formats, assets and the page frame.
+
+pub(crate) mod address;
+pub(crate) mod assets;
+pub(crate) mod body;
+pub(crate) mod commands;
+pub(crate) mod data;
+pub(crate) mod failure;
+pub(crate) mod form;
+pub(crate) mod format;
+pub(crate) mod guard;
+pub(crate) mod hosts;
+pub(crate) mod page;
+pub(crate) mod session;
+pub(crate) mod theme;
+pub(crate) mod waterfall;

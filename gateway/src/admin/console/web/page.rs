@@ -1,0 +1,127 @@
+//! The page frame: navigation, breadcrumbs, theme and notes.
+
+use askama::Template;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+use axum::response::{Html, IntoResponse, Response};
+
+use super::assets;
+use super::failure::Failure;
+use super::guard::SignedIn;
+use super::session::THEME;
+use super::theme::Theme;
+use crate::admin::Admin;
+
+/// Section of a page in the navigation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Section {
+    Overview,
+    Accounts,
+    Tunnels,
+    Requests,
+    Traffic,
+    AuditLog,
+}
+
+impl Section {
+    /// All sections in the order of the navigation, with names and addresses.
+    const ALL: [(Self, &'static str, &'static str); 6] = [
+        (Self::Overview, "Overview", "/"),
+        (Self::Accounts, "Accounts", "/accounts"),
+        (Self::Tunnels, "Live tunnels", "/tunnels"),
+        (Self::Requests, "Requests", "/requests"),
+        (Self::Traffic, "Traffic", "/traffic"),
+        (Self::AuditLog, "Audit log", "/audit-log"),
+    ];
+}
+
+/// A request for a page in a session.
+pub(crate) struct Visit {
+    signed_in: SignedIn,
+    theme: Theme,
+    /// Path and query.
+    address: String,
+    note: Option<&'static str>,
+    region: String,
+}
+
+impl FromRequestParts<Admin> for Visit {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, admin: &Admin) -> Result<Self, Failure> {
+        // The guard sets it on every request.
+        let signed_in = parts.extensions.get::<SignedIn>().cloned().ok_or_else(Failure::forged)?;
+        let query = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).map(|Query(query)| query);
+        let note = query.iter().flatten().find(|(name, _)| name == "note").and_then(|(_, note)| in_words(note));
+        Ok(Self {
+            signed_in,
+            theme: THEME.of(&parts.headers).map_or(Theme::System, Theme::from),
+            address: parts.uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string),
+            note,
+            region: admin.control.region().apex().to_owned(),
+        })
+    }
+}
+
+/// The text of a `note` parameter, with which a form handler reports success after its redirect.
+fn in_words(note: &str) -> Option<&'static str> {
+    Some(match note {
+        "created" => "Created.",
+        "there" => "It was there already, with these settings. Nothing was changed.",
+        "saved" => "Saved. It is in force on every core.",
+        "deleted" => "Deleted. What it opened is closed.",
+        "approved" => "Approved. The agent collects its certificate when it next asks.",
+        "revoked" => "Revoked. Its tunnels have ended, its certificate opens nothing.",
+        "replayed" => "Replayed. This is the new request.",
+        _ => return None,
+    })
+}
+
+/// The data of the page frame.
+pub(crate) struct Chrome {
+    pub(crate) title: String,
+    pub(crate) section: Section,
+    pub(crate) assets: &'static str,
+    pub(crate) form_token: String,
+    pub(crate) theme: Theme,
+    pub(crate) address: String,
+    pub(crate) note: Option<&'static str>,
+    pub(crate) region: String,
+}
+
+impl Visit {
+    pub(crate) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
+        let Self { signed_in: SignedIn { form_token }, theme, address, note, region } = self;
+        Chrome { title: title.into(), section, assets: assets::version(), form_token, theme, address, note, region }
+    }
+}
+
+impl Chrome {
+    pub(crate) fn sections(&self) -> [(Section, &'static str, &'static str); 6] {
+        Section::ALL
+    }
+
+    pub(crate) fn themes(&self) -> [Theme; 3] {
+        Theme::ALL
+    }
+}
+
+pub(crate) fn render(page: &impl Template) -> Result<Response, Failure> {
+    match page.render() {
+        Ok(text) => Ok(Html(text).into_response()),
+        Err(error) => {
+            tracing::error!(%error, "a page of the console");
+            Err(Failure::broken())
+        }
+    }
+}
+
+/// One step of the breadcrumbs.
+pub(crate) struct Crumb {
+    pub(crate) name: String,
+    pub(crate) address: String,
+}
+
+pub(crate) fn crumb(name: impl Into<String>, address: impl Into<String>) -> Crumb {
+    Crumb { name: name.into(), address: address.into() }
+}

@@ -1,0 +1,93 @@
+//! The audit log: its entries, and the entries for reads and replays of captured requests, which may hold personal
+//! data.
+
+use gw_shared::id::AccountId;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{Actor, Control, ControlError, ReplayEdits};
+use crate::clock::Timestamp;
+use crate::page::Page;
+use crate::store::{AuditEntry, AuditQuery, NumberedEntry};
+use crate::telemetry::request_log::{RequestView, Side};
+
+/// Who changed what, when.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = AuditEntry)]
+pub struct AuditEntryView {
+    pub number: i64,
+    #[schema(format = DateTime)]
+    pub at: String,
+    /// `admin`, `gateway`, `agent …` or `enrollment-token …`
+    pub actor: String,
+    /// For example `service.create`.
+    pub action: String,
+    pub account: Option<String>,
+    pub target: String,
+    /// What was asked for.
+    pub detail: serde_json::Value,
+}
+
+impl From<NumberedEntry> for AuditEntryView {
+    fn from(NumberedEntry { number, entry }: NumberedEntry) -> Self {
+        let AuditEntry { at, actor, action, account, target, detail } = entry;
+        let (at, action, account) = (at.to_string(), action.into_owned(), account.map(String::from));
+        Self { number, at, actor, action, account, target, detail }
+    }
+}
+
+impl Control {
+    /// A page of the audit log, the newest entry first. The cursor is the number of the page's last entry.
+    pub fn audit_log(&self, query: &AuditQuery) -> Result<Page<AuditEntryView>, ControlError> {
+        // One more entry than the page has tells whether another page follows.
+        let one_more = AuditQuery { limit: query.limit.saturating_add(1), ..query.clone() };
+        let mut entries = self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(&one_more)?;
+        let has_more = entries.len() > query.limit;
+        entries.truncate(query.limit);
+        let next_cursor = entries.last().filter(|_| has_more).map(|last| last.number.to_string());
+        Ok(Page { items: entries.into_iter().map(AuditEntryView::from).collect(), next_cursor })
+    }
+
+    /// Records in the audit log that a captured body of `request` is read. Must be called before the body is returned.
+    pub(crate) fn note_body_read(&self, actor: &Actor, request: &RequestView, side: Side) -> Result<(), ControlError> {
+        self.note(actor, "request.read_body", request, json!({ "body": side }))
+    }
+
+    /// Records a replay of `request` in the audit log, with the names of the edited parts.
+    pub(super) fn note_replay(
+        &self,
+        actor: &Actor,
+        request: &RequestView,
+        edits: &ReplayEdits,
+    ) -> Result<(), ControlError> {
+        let edited = [
+            ("method", edits.method.is_some()),
+            ("target", edits.target.is_some()),
+            ("headers", edits.headers.is_some() || !edits.set_headers.is_empty()),
+            ("body", edits.body.is_some() || edits.body_base64.is_some()),
+        ];
+        let edited: Vec<&str> = edited.into_iter().filter_map(|(name, is_edited)| is_edited.then_some(name)).collect();
+        self.note(actor, "request.replay", request, json!({ "body": Side::Request, "edited": edited }))
+    }
+
+    fn note(
+        &self,
+        actor: &Actor,
+        action: &'static str,
+        request: &RequestView,
+        detail: serde_json::Value,
+    ) -> Result<(), ControlError> {
+        let entry = AuditEntry {
+            at: Timestamp::now(),
+            actor: actor.to_string(),
+            action: action.into(),
+            account: AccountId::new(&request.account).ok(),
+            target: request.id.clone(),
+            detail,
+        };
+        self.state().store.as_mut().ok_or(ControlError::HandedOver)?.commit(&[], &entry)?;
+        tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
+        Ok(())
+    }
+}

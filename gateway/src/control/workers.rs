@@ -1,0 +1,22 @@
+//! The workers, as the control plane reaches them.
+
+use std::sync::Arc;
+
+use super::Replay;
+use crate::ownership::WorkerId;
+use crate::store::Directory;
+use crate::telemetry::counters::WorkerReport;
+use crate::tls::ServerConfigs;
+
+/// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
+pub(crate) trait Workers: Send + Sync {
+    fn count(&self) -> usize;
+    /// Makes every worker use this directory from now on.
+    fn publish_directory(&self, directory: &Arc<Directory>);
+    /// Makes every worker use these certificates for new connections.
+    fn publish_certificates(&self, certificates: &Arc<ServerConfigs>);
+    /// Reports of the workers that answer in time.
+    fn reports(&self, with_services: bool) -> Vec<WorkerReport>;
+    /// Posts a replay to the owner of its service; gives it back if the owner has no room.
+    fn replay(&self, owner: WorkerId, replay: Box<Replay>) -> Result<(), Box<Replay>>;
+}

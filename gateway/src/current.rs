@@ -1,0 +1,23 @@
+//! A snapshot that the control plane replaces as a whole.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The snapshot that one worker uses now. Requests hold it through a count of this worker: the atomic count is shared by
+/// all cores.
+pub(crate) struct Current<T>(RefCell<Rc<Arc<T>>>);
+
+impl<T> Current<T> {
+    pub(crate) fn new(snapshot: Arc<T>) -> Rc<Self> {
+        Rc::new(Self(RefCell::new(Rc::new(snapshot))))
+    }
+
+    pub(crate) fn get(&self) -> Rc<Arc<T>> {
+        Rc::clone(&self.0.borrow())
+    }
+
+    pub(crate) fn replace(&self, snapshot: Arc<T>) {
+        self.0.replace(Rc::new(snapshot));
+    }
+}

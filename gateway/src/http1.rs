@@ -1,0 +1,86 @@
+//! HTTP/1.1 on a TLS connection, as callers and the upgrade requests of agents use it (RFC 9112).
+
+use std::io::{self, IoSlice};
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead};
+use gw_shared::http::{Connection, InvalidHead};
+use gw_shared::net::TlsStream;
+use http::Response;
+
+use crate::connections::ConnectionGuard;
+use crate::limits;
+
+/// Reads one request head; `None` when the peer closed the connection or took too long.
+pub(crate) async fn read_head(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    guard: &ConnectionGuard,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, InvalidHead> {
+    read_head_or_refuse(stream, buffer, guard, head_limits).await.map_err(|refused| refused.invalid)
+}
+
+/// Refused head, with its received bytes.
+pub(crate) struct RefusedHead {
+    pub(crate) invalid: InvalidHead,
+    pub(crate) received: Bytes,
+}
+
+/// As [`read_head`]; keeps a head that is refused.
+pub(crate) async fn read_head_or_refuse(
+    stream: &TlsStream,
+    buffer: &mut BytesMut,
+    guard: &ConnectionGuard,
+    head_limits: HeadLimits,
+) -> Result<Option<RequestHead>, RefusedHead> {
+    let mut scanner = HeadScanner::default();
+    let mut begun = false;
+    loop {
+        match scanner.find_end(buffer, head_limits) {
+            Ok(Some(end)) => {
+                let received = buffer.split_to(end).freeze();
+                let parsed = head::parse_request(&received, head_limits);
+                return parsed.map(Some).map_err(|invalid| RefusedHead { invalid, received });
+            }
+            Ok(None) => {}
+            Err(invalid) => return Err(RefusedHead { invalid, received: buffer.split().freeze() }),
+        }
+        if buffer.is_empty() {
+            // An idle connection keeps no buffer.
+            *buffer = BytesMut::new();
+        } else if !begun {
+            begun = true;
+            guard.expect_by(Instant::now() + limits::HEAD);
+        }
+        match std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// Writes a whole response.
+pub(crate) async fn write_response(
+    stream: &TlsStream,
+    response: Response<Vec<u8>>,
+    connection: Connection<'_>,
+) -> io::Result<()> {
+    let (parts, body) = response.into_parts();
+    let mut out = Vec::new();
+    let framing = Framing::Length(body.len() as u64);
+    head::write_response(&mut out, parts.status, &parts.headers, framing, connection);
+    stream.write_all(&mut [IoSlice::new(&out), IoSlice::new(&body)]).await?;
+    stream.flush().await
+}
+
+/// Closes after a response to a request that was not read to its end. Reads and drops data for a while first: closing
+/// with unread data resets the connection, which can destroy the response (RFC 9112 §9.6).
+pub(crate) async fn linger(stream: &TlsStream, guard: &ConnectionGuard) {
+    guard.expect_by(Instant::now() + limits::LINGER);
+    guard.closes();
+    if stream.close().await.is_ok() {
+        stream.closer().linger(limits::LINGER_BYTES).await;
+    }
+}

@@ -1,0 +1,118 @@
+//! One request and its response, between the connection of a caller (of any HTTP version) and the code that serves it.
+
+use std::cell::RefCell;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use gw_shared::http::{InvalidBody, Part, UpgradeProtocol};
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+
+/// How a request ended, for the connection that carried it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The response went out whole.
+    Complete,
+    /// The response went out whole and refused a caller that had not authenticated.
+    Refused,
+    /// The response began and broke off: it must not look complete.
+    Cut,
+    /// The caller closed the connection or reset the stream.
+    CallerGone,
+}
+
+/// Head of a relayed response, fields cleaned for the next hop.
+#[derive(Debug)]
+pub(crate) struct ResponseHead {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// Data or trailers follow.
+    pub(crate) has_body: bool,
+    /// The backend has switched to this protocol: the body is its direction of the connection.
+    pub(crate) upgrade: Option<UpgradeProtocol>,
+}
+
+/// The caller closed the connection, or cannot be written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallerGone;
+
+/// Why a request body ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BodyError {
+    Gone,
+    Malformed(InvalidBody),
+}
+
+/// The body of a request.
+pub(crate) trait RequestBody {
+    /// The next part; [`Part::End`] repeatedly once the body is complete.
+    async fn part(&mut self) -> Result<Part, BodyError>;
+    /// Whether the part just returned was the last.
+    fn is_done(&self) -> bool;
+    /// Resolves when the caller is gone. Can be dropped and called again.
+    async fn gone(&mut self) -> CallerGone;
+    /// Whether the caller has already reset the request, as far as that is known without I/O.
+    fn was_taken_back(&mut self) -> bool {
+        false
+    }
+    /// After an upgrade: further bytes are the caller's direction of the other protocol, until it ends.
+    fn switch_protocols(&mut self);
+}
+
+/// Writer of the response to one request.
+pub(crate) trait ResponseSink {
+    /// Sends an interim response (1xx) at once, if the version of the caller has them.
+    async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
+    /// Writes the final head. With [`ResponseHead::upgrade`], later data belongs to the other protocol.
+    async fn head(&mut self, head: ResponseHead) -> Result<(), CallerGone>;
+    /// Writes a piece of the body; `last` announces that neither data nor trailers follow.
+    async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
+    /// Completes the response and sends the rest of it.
+    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone>;
+    /// Sends the written data.
+    async fn flush(&mut self) -> Result<(), CallerGone>;
+    /// Whether a final head was written: another response is impossible then.
+    fn has_begun(&self) -> bool;
+    /// Announces an error response: the caller has a time limit to read it. If the rest of the request cannot be told
+    /// from a following request, the connection closes.
+    fn begin_refusal(&mut self, request_is_readable: bool);
+
+    /// Writes a whole response of the gateway.
+    async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
+        let (parts, body) = response.into_parts();
+        let head =
+            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
+        self.head(head).await?;
+        self.data(body.into(), true).await?;
+        self.end(None).await
+    }
+}
+
+thread_local! {
+    /// Seconds since the Unix epoch, and that time as a value of `Date`.
+    static DATE: RefCell<(u64, HeaderValue)> = const { RefCell::new((0, HeaderValue::from_static(""))) };
+}
+
+/// Adds `Date` to a response that has none (RFC 9110 §6.6.1).
+pub(crate) fn set_date(headers: &mut HeaderMap) {
+    if headers.contains_key(header::DATE) {
+        return;
+    }
+    let now = SystemTime::now();
+    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let value = DATE.with_borrow_mut(|date| {
+        if date.0 != seconds
+            && let Ok(value) = HeaderValue::try_from(httpdate::fmt_http_date(now))
+        {
+            *date = (seconds, value);
+        }
+        date.1.clone()
+    });
+    headers.insert(header::DATE, value);
+}
+
+/// Adds `Date` to a response of the gateway.
+pub(crate) fn dated(mut response: Response<Vec<u8>>) -> Response<Vec<u8>> {
+    set_date(response.headers_mut());
+    response
+}

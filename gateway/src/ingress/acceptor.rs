@@ -1,0 +1,96 @@
+//! Listening sockets of a worker, and their accept loops.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use gw_shared::net::Listener;
+use gw_shared::runtime;
+use tokio::sync::watch;
+
+use super::Ingress;
+
+/// Pause after an accept that failed for lack of descriptors or memory: an immediate retry fails, too.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// A worker's listening sockets.
+pub(crate) struct Acceptor {
+    /// Empty once they are left to other processes.
+    listeners: RefCell<Vec<Rc<Listener>>>,
+    /// No other process listens on them.
+    are_ours: bool,
+    stopped: watch::Sender<bool>,
+}
+
+impl Acceptor {
+    pub(crate) fn new(listeners: Vec<std::net::TcpListener>, are_ours: bool) -> io::Result<Self> {
+        let listeners: io::Result<_> =
+            listeners.into_iter().map(|listener| Listener::new(listener).map(Rc::new)).collect();
+        Ok(Self { listeners: RefCell::new(listeners?), are_ours, stopped: watch::Sender::new(false) })
+    }
+
+    /// Stops accepting. Connections that wait in the kernel are left to another process that listens, too. Without one
+    /// they are accepted, and later ones are refused.
+    pub(crate) fn stop(&self, has_successor: bool) {
+        if has_successor || !self.are_ours {
+            self.listeners.take();
+        }
+        self.stopped.send_replace(true);
+    }
+
+    /// Makes the kernel refuse connections at once, unless another process listens, too.
+    pub(crate) fn abandon(&self) {
+        self.stop(false);
+        self.listeners.take().iter().for_each(|listener| listener.shut());
+    }
+}
+
+impl Ingress {
+    /// Accepts on every listener of this worker.
+    pub(crate) fn accept_all(self: &Rc<Self>) {
+        for listener in self.acceptor.listeners.borrow().iter() {
+            runtime::spawn(Rc::clone(self).accept(Rc::clone(listener)));
+        }
+    }
+
+    /// Accepts until the acceptor is stopped.
+    async fn accept(self: Rc<Self>, listener: Rc<Listener>) {
+        let mut stopped = self.acceptor.stopped.subscribe();
+        let mut stopped = pin!(stopped.wait_for(|stopped| *stopped));
+        loop {
+            let accepted = match select(stopped.as_mut(), pin!(listener.accept())).await {
+                Either::Left(_) => break,
+                Either::Right((accepted, _)) => accepted,
+            };
+            match accepted {
+                Ok((fd, peer)) => self.begin(fd, peer),
+                Err(error) => {
+                    self.counters.accept_errors.increment();
+                    // ECONNABORTED: the peer gave up before the accept. Other errors are a shortage.
+                    if error.kind() != io::ErrorKind::ConnectionAborted {
+                        tracing::warn!(%error, "accepting connections fails");
+                        runtime::sleep(ACCEPT_BACKOFF).await;
+                    }
+                }
+            }
+        }
+        // Connections that wait on a listener left to another process belong to that process.
+        let is_left = !self.acceptor.listeners.borrow().iter().any(|kept| Rc::ptr_eq(kept, &listener));
+        if !is_left {
+            while let Ok(Some((fd, peer))) = listener.try_accept() {
+                self.begin(fd, peer);
+            }
+            listener.shut();
+        }
+    }
+
+    fn begin(self: &Rc<Self>, fd: OwnedFd, peer: SocketAddr) {
+        self.counters.accepted.increment();
+        runtime::spawn(Rc::clone(self).greet(fd, peer));
+    }
+}

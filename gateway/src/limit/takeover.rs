@@ -1,0 +1,58 @@
+//! Requests that one process admits by the buckets of another while it is replaced.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::limits;
+
+/// The buckets of the process that took over from this one. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct SuccessorBuckets(Sender<SuccessorCharge>);
+
+/// A request that the successor is asked to admit.
+pub(crate) struct SuccessorCharge {
+    /// Label of the service.
+    pub(crate) service: Arc<str>,
+    /// Receives `None` once the request is admitted, or the time until it can be.
+    pub(crate) reply: oneshot::Sender<Option<Duration>>,
+}
+
+/// A request that the predecessor asks this process to admit.
+pub(crate) struct PredecessorCharge {
+    /// Label of the service.
+    pub(crate) service: String,
+    /// Sends the answer: `None` once the request is admitted, or the time until it can be.
+    pub(crate) answer: Box<dyn FnOnce(Option<Duration>) + Send>,
+}
+
+impl fmt::Debug for PredecessorCharge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PredecessorCharge").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+impl SuccessorBuckets {
+    /// The buckets, and the queue of the requests that are to be charged to them.
+    pub(crate) fn new() -> (Self, Receiver<SuccessorCharge>) {
+        let (sender, receiver) = bounded(limits::CHARGES);
+        (Self(sender), receiver)
+    }
+
+    /// Takes one request out of the bucket of `service`.
+    pub(crate) async fn take(&self, service: &Arc<str>) -> Result<(), Error> {
+        const DRAINING: Error = Error::Overloaded("draining");
+        let (reply, answer) = oneshot::channel();
+        self.0.try_send(SuccessorCharge { service: Arc::clone(service), reply }).map_err(|_| DRAINING)?;
+        match answer.await {
+            Ok(None) => Ok(()),
+            Ok(Some(retry_after)) => Err(Error::RateLimited { retry_after }),
+            // The successor has ended.
+            Err(_) => Err(DRAINING),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Authentication of relayed requests, with limits on failures per client address.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::header::HeaderMap;
+
+use super::Relay;
+use crate::auth::{self, Authenticated};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limit::{AddressLimits, Exhausted, Rate};
+use crate::request_scope::{RequestScope, Stage};
+use crate::store::{Directory, Service};
+
+/// Failed authentications per client address. Each worker counts the requests that it answers.
+pub(crate) struct AuthFailures {
+    failures: RefCell<AddressLimits>,
+    /// Tokens with a wrong signature: the failures that cost a signature check.
+    forgeries: RefCell<AddressLimits>,
+}
+
+impl AuthFailures {
+    pub(crate) fn new(rate: Rate) -> Self {
+        Self { failures: RefCell::new(AddressLimits::new(rate)), forgeries: RefCell::new(AddressLimits::new(rate)) }
+    }
+}
+
+impl Relay {
+    /// Authenticates the caller of `service`.
+    ///
+    /// An address with too many failures is told that it is limited instead of the reason. Valid credentials are accepted
+    /// nevertheless: a client cannot lock out others behind its address. Only unverified tokens from an address that sent
+    /// forged ones have to wait, because each costs a signature check.
+    pub(super) fn authenticate(
+        &self,
+        scope: &RequestScope,
+        directory: &Directory,
+        service: &Arc<Service>,
+        headers: &HeaderMap,
+    ) -> Result<Authenticated, Error> {
+        let AuthFailures { failures, forgeries } = &self.auth_failures;
+        let authenticated = {
+            let may_verify = || may_verify(forgeries, scope.client);
+            let tokens = &mut self.tokens.borrow_mut();
+            let checks = auth::Checks { directory, issuer: &self.issuer, service, now: Timestamp::now, may_verify };
+            auth::authenticate(checks, tokens, headers)
+        };
+        scope.note(Stage::Authenticated(authenticated.as_ref().ok().map(|authenticated| &authenticated.by)));
+        authenticated.map_err(|error| {
+            if !error.is_failed_authentication() {
+                return error;
+            }
+            if error == Error::TokenForged {
+                // Counted here; enforced before the next signature check.
+                let _ = forgeries.borrow_mut().take(scope.client, Instant::now());
+            }
+            failures.borrow_mut().take(scope.client, Instant::now()).map_or_else(limited, |()| error)
+        })
+    }
+}
+
+fn may_verify(forgeries: &RefCell<AddressLimits>, client: IpAddr) -> Result<(), Error> {
+    forgeries.borrow_mut().is_exhausted(client, Instant::now()).map_or(Ok(()), |exhausted| Err(limited(exhausted)))
+}
+
+fn limited(exhausted: Exhausted) -> Error {
+    Error::AuthRateLimited { retry_after: exhausted.until_one }
+}

@@ -1,0 +1,26 @@
+//! Responses of the gateway itself.
+
+use http::Response;
+
+use super::{RequestScope, Stage};
+use crate::error::Error;
+use crate::http_message::{Outcome, ResponseSink, dated};
+
+/// Sends a response of the gateway.
+pub(crate) async fn respond(
+    scope: &RequestScope,
+    answer: Response<Vec<u8>>,
+    response: &mut impl ResponseSink,
+) -> Outcome {
+    scope.note(Stage::GatewayResponse { status: answer.status(), bytes: answer.body().len() });
+    response.begin_refusal(true);
+    let sent = response.whole(dated(answer)).await;
+    if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
+}
+
+/// Sends an error of the gateway.
+pub(crate) async fn refuse(scope: &RequestScope, error: &Error, response: &mut impl ResponseSink) -> Outcome {
+    scope.note(Stage::Refused(error));
+    let outcome = respond(scope, error.response(scope.id), response).await;
+    if outcome == Outcome::Complete && error.is_before_authentication() { Outcome::Refused } else { outcome }
+}

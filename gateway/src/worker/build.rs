@@ -1,0 +1,204 @@
+//! Builds the parts of a worker.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gw_shared::id::RequestIds;
+
+use super::{Peers, Setup, Stop, Worker};
+use crate::apex::{AddressTables, Apex};
+use crate::config::Config;
+use crate::connections::Connections;
+use crate::connections::handshakes::Handshakes;
+use crate::control::Executor;
+use crate::current::Current;
+use crate::ingress::{Acceptor, Ingress};
+use crate::lifecycle::Lifecycle;
+use crate::limit::{Arrivals, Bucket, Buckets};
+use crate::limits;
+use crate::memory::relay::RelayMemory;
+use crate::memory::sockets::SocketMemory;
+use crate::ownership::WorkerId;
+use crate::relay::{AuthFailures, Relay};
+use crate::request_scope::Observers;
+use crate::route::Router;
+use crate::store::Directory;
+use crate::telemetry::counters::Counters;
+use crate::telemetry::request_log::{CaptureBudget, LogQueue, Recorder};
+use crate::telemetry::trace::{self, Tracing};
+use crate::tls::ServerConfigs;
+use crate::tunnel::grace::TunnelGrace;
+use crate::tunnel::{Registry, Tunnels};
+use crate::upstream::Upstream;
+
+/// What several parts of a worker share.
+struct Common {
+    id: WorkerId,
+    config: Arc<Config>,
+    peers: Arc<Peers>,
+    executor: Executor,
+    directory: Rc<Current<Directory>>,
+    certificates: Rc<Current<ServerConfigs>>,
+    counters: Rc<Counters>,
+    ids: Rc<RequestIds>,
+    lifecycle: Rc<Lifecycle>,
+    socket_memory: Rc<SocketMemory>,
+}
+
+impl Worker {
+    /// Fails if the listeners cannot be used.
+    pub(super) fn new(setup: Setup) -> io::Result<Self> {
+        let Setup { id, peers, config, executor, .. } = setup;
+        let buckets = Rc::new(RefCell::new(match setup.levels {
+            Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
+            None => Buckets::awaited(),
+        }));
+        let common = Common {
+            id,
+            config,
+            peers,
+            executor,
+            directory: Current::new(setup.directory),
+            certificates: Current::new(setup.certificates),
+            counters: Rc::default(),
+            ids: Rc::new(RequestIds::new()),
+            lifecycle: Rc::default(),
+            socket_memory: SocketMemory::new(id, setup.socket_budget),
+        };
+        let observers = Rc::new(common.observers(setup.log, setup.traces));
+        let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
+        let upstream = Rc::new(Upstream {
+            worker: id,
+            buckets: Rc::clone(&buckets),
+            tunnels: Rc::clone(&tunnels),
+            counters: Rc::clone(&common.counters),
+            cross_core_served: Cell::new(0),
+            owners: common.peers.clone(),
+            wakes: common.peers.clone(),
+        });
+        let router = Rc::new(common.router(&upstream, &observers));
+        let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
+        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours)?;
+        let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels));
+        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, .. } = common;
+        let stop = Stop::default();
+        Ok(Self {
+            id,
+            peers,
+            lifecycle,
+            directory,
+            certificates,
+            counters,
+            observers,
+            socket_memory,
+            connections,
+            buckets,
+            tunnels,
+            upstream,
+            router,
+            ingress,
+            stop,
+        })
+    }
+}
+
+impl Common {
+    fn observers(&self, log: LogQueue, traces: Option<trace::Destination>) -> Observers {
+        Observers {
+            ids: Rc::clone(&self.ids),
+            counters: Rc::clone(&self.counters),
+            recorder: RefCell::new(Recorder::new(log)),
+            capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
+            apex_records: RefCell::new(Bucket::new(limits::APEX_RECORDS, Instant::now())),
+            tracing: Tracing::new(traces),
+            requests_in_flight: Cell::new(0),
+            lifecycle: Rc::clone(&self.lifecycle),
+        }
+    }
+
+    fn tunnels(&self, grace: Arc<TunnelGrace>) -> Tunnels {
+        Tunnels {
+            worker: self.id,
+            region: self.config.region.clone(),
+            agent_mtls: self.config.agent_mtls,
+            registry: RefCell::new(Registry::new(Arc::clone(&grace))),
+            grace,
+            directory: Rc::clone(&self.directory),
+            certificates: Rc::clone(&self.certificates),
+            executor: self.executor.clone(),
+            relay_memory: RelayMemory::new(relay_memory_of_worker(&self.config), Rc::clone(&self.socket_memory)),
+            counters: Rc::clone(&self.counters),
+            ids: Rc::clone(&self.ids),
+            lifecycle: Rc::clone(&self.lifecycle),
+        }
+    }
+
+    fn router(&self, upstream: &Rc<Upstream>, observers: &Rc<Observers>) -> Router {
+        let config = &self.config;
+        let relay = Rc::new(Relay {
+            directory: Rc::clone(&self.directory),
+            issuer: config.region.base_url(),
+            tokens: RefCell::default(),
+            auth_failures: AuthFailures::new(config.auth_failures),
+            upstream: Rc::clone(upstream),
+            observers: Rc::clone(observers),
+            lifecycle: Rc::clone(&self.lifecycle),
+        });
+        let apex = Apex {
+            worker: self.id,
+            workers: self.peers.mailboxes.len(),
+            issuer: config.region.base_url(),
+            region: config.region.clone(),
+            token_lifetime: config.token_lifetime,
+            directory: Rc::clone(&self.directory),
+            executor: self.executor.clone(),
+            addresses: AddressTables::new(config.token_requests, config.enrollment_requests),
+            owners: self.peers.clone(),
+            counters: Rc::clone(&self.counters),
+        };
+        Router {
+            region: config.region.clone(),
+            trusted_proxies: config.trusted_proxies.clone(),
+            relay,
+            apex,
+            observers: Rc::clone(observers),
+            lifecycle: Rc::clone(&self.lifecycle),
+        }
+    }
+
+    fn ingress(
+        &self,
+        acceptor: Acceptor,
+        connections: &Rc<Connections>,
+        router: &Rc<Router>,
+        tunnels: &Rc<Tunnels>,
+    ) -> Ingress {
+        let config = &self.config;
+        Ingress {
+            worker: self.id,
+            workers: self.peers.mailboxes.len(),
+            region: config.region.clone(),
+            trusted_proxies: config.trusted_proxies.clone(),
+            hand_over: config.hand_over,
+            acceptor,
+            arrivals: Arrivals::new(config.connections_per_address, config.new_connections),
+            connections: Rc::clone(connections),
+            handshakes: Handshakes::new(limits::HANDSHAKES),
+            directory: Rc::clone(&self.directory),
+            certificates: Rc::clone(&self.certificates),
+            load: self.peers.clone(),
+            owners: self.peers.clone(),
+            router: Rc::clone(router),
+            tunnels: Rc::clone(tunnels),
+            counters: Rc::clone(&self.counters),
+        }
+    }
+}
+
+/// Bytes that the relayed requests of one worker may hold.
+fn relay_memory_of_worker(config: &Config) -> usize {
+    (config.relay_memory / config.workers.max(1)).max(limits::RELAY_MEMORY_LEAST)
+}

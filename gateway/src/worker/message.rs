@@ -1,0 +1,61 @@
+//! Messages to a worker.
+
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+
+use crate::apex::AddressCharge;
+use crate::control::Replay;
+use crate::ingress::HandedOver;
+use crate::limit::{Level, PredecessorCharge, SuccessorBuckets};
+use crate::pipe;
+use crate::store::Directory;
+use crate::telemetry::counters::Scrape;
+use crate::tls::ServerConfigs;
+use crate::upstream::CrossCoreRequest;
+
+/// What another thread asks of a worker.
+pub(crate) enum Message {
+    /// Serve a connection whose service this worker owns.
+    Connection(Box<HandedOver>),
+    /// Relay a request of a service that this worker owns, for the caller of another worker.
+    Relay(Box<CrossCoreRequest>),
+    /// Relay a captured request again.
+    Replay(Box<Replay>),
+    /// Wake one end of a pipe.
+    Wake(pipe::Wake),
+    /// Take one request out of the bucket of an address that this worker owns.
+    ChargeAddress(Box<AddressCharge>),
+    /// Use this directory from now on.
+    Directory(Arc<Directory>),
+    /// Use these certificates for new connections.
+    Certificates(Arc<ServerConfigs>),
+    /// Continue the buckets of this worker's services at these levels.
+    Levels(Arc<Vec<Level>>),
+    /// Admit a request of the predecessor.
+    ChargeForPredecessor(Box<PredecessorCharge>),
+    /// Another process takes over: leave it the buckets.
+    Succeeded(Box<Succeeded>),
+    /// Report the levels of the buckets.
+    ReportLevels(Sender<Vec<Level>>),
+    /// Report counters and state.
+    Scrape(Scrape),
+    /// Accept no more connections, finish running requests; with a successor, leave it the connections that wait to be
+    /// accepted.
+    Drain { successor: bool },
+    /// In a drain: report whether no request runs or may be on its way.
+    ReportQuiet(Sender<bool>),
+    /// No request runs on any worker: end connections without a request.
+    EndQuiet,
+    /// The drain is over: refuse requests, let the agents end their tunnels.
+    End,
+    /// Stop now.
+    Stop,
+}
+
+/// The buckets of the process that takes over.
+pub(crate) struct Succeeded {
+    pub(crate) buckets: SuccessorBuckets,
+    /// Receives the levels of the buckets that are not full.
+    pub(crate) levels: Sender<Vec<Level>>,
+}

@@ -1,0 +1,113 @@
+//! The workers of a process, as other threads reach them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+
+use super::Message;
+use crate::apex::AddressCharge;
+use crate::control::{Replay, Workers};
+use crate::ingress::{HandedOver, Load};
+use crate::mailbox::{Mailbox, Post};
+use crate::ownership::WorkerId;
+use crate::pipe;
+use crate::store::Directory;
+use crate::telemetry::counters::{Scrape, WorkerReport};
+use crate::tls::ServerConfigs;
+use crate::upstream::CrossCoreRequest;
+
+/// Time limit for the reports of all workers.
+const REPORT_WITHIN: Duration = Duration::from_secs(2);
+
+pub(crate) struct Peers {
+    pub(crate) mailboxes: Vec<Mailbox<Message>>,
+    /// Share of its time that each worker was busy lately, in per mille.
+    pub(crate) busy: Vec<AtomicU32>,
+}
+
+impl Peers {
+    pub(crate) fn new(mailboxes: Vec<Mailbox<Message>>) -> Arc<Self> {
+        let busy = std::iter::repeat_with(Default::default).take(mailboxes.len()).collect();
+        Arc::new(Self { mailboxes, busy })
+    }
+
+    /// Leaves a message for every worker. Blocks until each has room.
+    pub(crate) fn tell_all(&self, message: impl Fn() -> Message) {
+        for mailbox in &self.mailboxes {
+            // Fails only for a worker that has ended.
+            let _ = mailbox.post_blocking(message());
+        }
+    }
+
+    /// Leaves a message for one worker. Blocks until it has room.
+    pub(crate) fn tell(&self, worker: WorkerId, message: Message) {
+        if let Some(mailbox) = self.mailboxes.get(worker.0) {
+            // Fails only for a worker that has ended.
+            let _ = mailbox.post_blocking(message);
+        }
+    }
+
+    /// Asks every worker; returns the answers that arrive in time.
+    pub(crate) fn ask_all<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+        self.ask_all_within(REPORT_WITHIN, question)
+    }
+
+    /// As [`Self::ask_all`], with another time limit for all answers together.
+    pub(crate) fn ask_all_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+        let deadline = Instant::now() + within;
+        let (reply, answers) = crossbeam_channel::bounded(self.mailboxes.len());
+        self.tell_all(|| question(reply.clone()));
+        drop(reply);
+        std::iter::from_fn(|| answers.recv_deadline(deadline).ok()).collect()
+    }
+}
+
+impl Load for Peers {
+    fn busy_per_mille(&self, worker: WorkerId) -> u32 {
+        self.busy[worker.0].load(Ordering::Relaxed)
+    }
+}
+
+impl Workers for Peers {
+    fn count(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    fn publish_directory(&self, directory: &Arc<Directory>) {
+        self.tell_all(|| Message::Directory(Arc::clone(directory)));
+    }
+
+    fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
+        self.tell_all(|| Message::Certificates(Arc::clone(certificates)));
+    }
+
+    fn reports(&self, with_services: bool) -> Vec<WorkerReport> {
+        self.ask_all(|reply| Message::Scrape(Scrape { reply, with_services }))
+    }
+
+    fn replay(&self, owner: WorkerId, replay: Box<Replay>) -> Result<(), Box<Replay>> {
+        self.post(owner, replay)
+    }
+}
+
+/// Implements [`Post`] for the content of one kind of message.
+macro_rules! post {
+    ($content:ty, $variant:ident) => {
+        impl Post<$content> for Peers {
+            fn post(&self, worker: WorkerId, content: $content) -> Result<(), $content> {
+                match self.mailboxes[worker.0].post(Message::$variant(content)) {
+                    Err(Message::$variant(content)) => Err(content),
+                    Ok(()) | Err(_) => Ok(()),
+                }
+            }
+        }
+    };
+}
+
+post!(Box<HandedOver>, Connection);
+post!(Box<CrossCoreRequest>, Relay);
+post!(Box<Replay>, Replay);
+post!(Box<AddressCharge>, ChargeAddress);
+post!(pipe::Wake, Wake);
