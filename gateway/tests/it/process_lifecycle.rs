@@ -279,7 +279,7 @@ fn a_state_folder_is_used_by_one_agent_process_at_a_time() {
         assert!(message.contains(&format!("{folder} is in use by another gw-agent process")), "{message}");
     }
     let (code, found) = in_folder(&["doctor", "--backend", &backend]);
-    assert!(found.contains("the gateway would take it"), "{code:?}: {found}");
+    assert!(found.contains("the gateway accepts it"), "{code:?}: {found}");
     // The running agent is not disturbed.
     let mut caller = prepared.connect(address);
     caller.send(prepared.get("/"));

@@ -1,4 +1,7 @@
-//! The listener: one request a connection, few connections at a time, a short while for each.
+//! Admin endpoints `/metrics`, `/readyz` and `/healthz` on a listener of their own, off unless configured. Served on the
+//! agent's reactor: one request per connection, few connections at a time, each with a time limit.
+
+mod page;
 
 use std::cell::Cell;
 use std::io::{self, IoSlice};
@@ -14,89 +17,89 @@ use gw_shared::telemetry::metrics::exposition;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::page;
-use crate::supervisor::Agent;
+use crate::tunnel::Agent;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 64, target: 1024 };
-/// Connections at a time; others wait with the kernel.
+/// Concurrent connections; others wait in the kernel's accept queue.
 const CONNECTIONS: usize = 16;
-/// For a request and its answer.
+/// Time limit for a request and its response.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// How soon an address is tried again that another program has, and how soon a full or failing listener.
-const TRY_AGAIN: Duration = Duration::from_secs(10);
-const FULL_PAUSE: Duration = Duration::from_millis(50);
+/// Interval of attempts to bind an address that is in use.
+const BIND_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, and while all connections are in use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where observers are listened for.
-pub(crate) struct Observers {
+/// Listener of the admin endpoints.
+pub(crate) struct AdminListener {
     address: SocketAddr,
-    /// `None` while another program has the address.
+    /// `None` while the address cannot be bound.
     listener: Option<TcpListener>,
 }
 
-impl Observers {
-    /// Listens at `address`. Who cannot be observed serves all the same, and says so.
-    pub(crate) fn listen(address: SocketAddr) -> Self {
+impl AdminListener {
+    /// Binds `address`. A failure is logged and does not keep the agent from serving.
+    pub(crate) fn bind(address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address);
         if let Err(error) = &listener {
-            tracing::error!(%address, %error, "metrics_listen: no metrics are served; trying again every {TRY_AGAIN:?}");
+            tracing::error!(%address, %error, "metrics_listen: cannot bind the address; trying again every {BIND_INTERVAL:?}");
         }
         Self { address, listener: listener.ok() }
     }
 
-    /// Where that is; the kernel may have chosen the port.
+    /// The bound address, with the port that the kernel chose for port 0.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.listener.as_ref()?.local_addr().ok()
     }
 }
 
-/// Answers observers for as long as it is polled.
-pub(crate) async fn serve(agent: Rc<Agent>, observers: Observers) {
-    let Observers { address, mut listener } = observers;
+/// Serves the admin endpoints. Never returns.
+pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
+    let AdminListener { address, mut listener } = listener;
     let listener = loop {
         match listener.take().map_or_else(|| TcpListener::bind(address), Ok).and_then(Listener::new) {
             Ok(listener) => break listener,
             Err(error) => {
-                tracing::debug!(%address, %error, "no metrics are served");
-                runtime::sleep(TRY_AGAIN).await;
+                tracing::debug!(%address, %error, "cannot bind the address of the metrics");
+                runtime::sleep(BIND_INTERVAL).await;
             }
         }
     };
-    tracing::info!(%address, "metrics are served");
+    tracing::info!(%address, "serving metrics");
     let connections = Rc::new(Cell::new(0));
     loop {
         if connections.get() >= CONNECTIONS {
-            runtime::sleep(FULL_PAUSE).await;
+            runtime::sleep(ACCEPT_PAUSE).await;
             continue;
         }
         let socket = match listener.accept().await.and_then(|(fd, _)| Socket::from_fd(fd)) {
             Ok(socket) => socket,
             Err(error) => {
-                tracing::warn!(%error, "an observer's connection cannot be accepted");
-                runtime::sleep(FULL_PAUSE).await;
+                tracing::warn!(%error, "cannot accept a connection to the metrics listener");
+                runtime::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let (agent, counted) = (Rc::clone(&agent), Counted::new(&connections));
+        let (agent, counted) = (Rc::clone(&agent), CountedConnection::new(&connections));
         runtime::spawn(async move {
-            // Whatever went wrong, the observer sees it.
+            // Errors and the time limit are visible to the client.
             let _ = runtime::timeout(TIME_LIMIT, answer(&agent, &socket)).await;
             drop(counted);
         });
     }
 }
 
-/// Counts down however its task ends.
-struct Counted(Rc<Cell<usize>>);
+/// Counts an open connection until dropped.
+struct CountedConnection(Rc<Cell<usize>>);
 
-impl Counted {
+impl CountedConnection {
     fn new(connections: &Rc<Cell<usize>>) -> Self {
         connections.set(connections.get() + 1);
         Self(Rc::clone(connections))
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -127,7 +130,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
                 Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{missing}\n")),
             },
             "/metrics" => (StatusCode::OK, exposition::CONTENT_TYPE, page::metrics(agent)),
-            _ => (StatusCode::NOT_FOUND, TEXT, "here are /metrics, /readyz and /healthz\n".to_owned()),
+            _ => (StatusCode::NOT_FOUND, TEXT, "not found; available: /metrics, /readyz, /healthz\n".to_owned()),
         },
     };
     let headers = HeaderMap::from_iter([
@@ -143,3 +146,6 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
     socket.shutdown_write();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,50 +1,51 @@
-//! What is said about the backends of a service, checked: where they are, what they speak, how they are trusted.
+//! Configuration of the backends of a service: addresses, protocols, TLS.
 
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use http::Uri;
 use http::uri::Authority;
-use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+
+use crate::tls::{self, ClientAuth};
 
 /// ALPN protocols (RFC 7301).
 pub(super) const H2: &[u8] = b"h2";
 pub(super) const HTTP_1_1: &[u8] = b"http/1.1";
 
-/// The backends of a service: all serve the same.
+/// The backends of a service. Any of them can serve any request.
 #[derive(Debug, Clone)]
 pub(crate) struct Backends {
     /// Never empty.
     pub(super) endpoints: Vec<Endpoint>,
-    pub(super) host: Host,
+    pub(super) host: HostHeader,
 }
 
-/// What a backend is told as `Host` or `:authority`.
+/// The `Host` or `:authority` that a backend receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Host {
-    /// What the caller said.
+pub(super) enum HostHeader {
+    /// The caller's.
     Preserve,
-    /// What the backend's URL says.
+    /// That of the backend's URL.
     Rewrite,
 }
 
-/// Where a backend listens, and what it speaks there.
+/// Address and protocol of a backend.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
     pub(super) address: Address,
-    pub(super) protocol: Protocol,
-    /// What `Host` is where it is rewritten.
+    pub(super) protocol: BackendProtocol,
+    /// The authority for [`HostHeader::Rewrite`].
     pub(super) authority: Authority,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
-    /// Name or address literal, brackets included.
+    /// Host name or address literal, with brackets.
     Tcp {
         host: String,
         port: u16,
@@ -53,26 +54,26 @@ pub(super) enum Address {
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum Protocol {
+pub(super) enum BackendProtocol {
     Http1,
-    /// Without TLS, known beforehand (RFC 9113 §3.3).
+    /// Without TLS, with prior knowledge (RFC 9113 §3.3).
     Http2,
-    /// What ALPN selects.
-    Tls(Tls),
+    /// The version that ALPN selects.
+    Tls(BackendTls),
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Tls {
+pub(super) struct BackendTls {
     pub(super) server_name: ServerName<'static>,
     /// Offers HTTP/2 and HTTP/1.1.
     pub(super) any: Arc<ClientConfig>,
-    /// Offers HTTP/1.1 alone.
+    /// Offers HTTP/1.1 only.
     pub(super) http1: Arc<ClientConfig>,
 }
 
-/// What configuration may say about backends, as it is written there.
+/// The settings of `backend` or one entry of `backends`, unchecked.
 #[derive(Debug, Default)]
-struct Table {
+struct BackendTable {
     urls: Vec<String>,
     host: Option<String>,
     ca_file: Option<String>,
@@ -84,18 +85,18 @@ struct Table {
 const KEYS: &str = "urls, host, ca_file, server_name, client_certificate, client_key";
 
 impl Backends {
-    /// Of URLs alone. What is wrong with them goes to `mistakes`, with `key`.
-    pub(crate) fn of_urls(key: &str, urls: &[String], mistakes: &mut Vec<String>) -> Option<Self> {
+    /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.
+    pub(crate) fn from_urls(key: &str, urls: &[String], mistakes: &mut Vec<String>) -> Option<Self> {
         let before = mistakes.len();
-        Self::check(key, &Table { urls: urls.to_vec(), ..Table::default() }, before, mistakes)
+        Self::check(key, &BackendTable { urls: urls.to_vec(), ..BackendTable::default() }, before, mistakes)
     }
 
-    /// Of what configuration says: a URL, a list of them, or a table with options.
-    pub(crate) fn of_toml(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<Self> {
+    /// Checks a value of the configuration file: a URL, a list of URLs, or a table with options.
+    pub(crate) fn from_toml(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<Self> {
         let before = mistakes.len();
         let table = match value {
             toml::Value::Table(entries) => {
-                let mut table = Table::default();
+                let mut table = BackendTable::default();
                 for (name, value) in entries {
                     let key = format!("{key}.{name}");
                     let field = match name.as_str() {
@@ -109,7 +110,7 @@ impl Backends {
                         "client_certificate" => &mut table.client_certificate,
                         "client_key" => &mut table.client_key,
                         _ => {
-                            mistakes.push(format!("{key}: no such key; there are {KEYS}"));
+                            mistakes.push(format!("{key}: unknown key; the keys are {KEYS}"));
                             continue;
                         }
                     };
@@ -117,15 +118,15 @@ impl Backends {
                 }
                 table
             }
-            urls => Table { urls: texts(key, urls, mistakes), ..Table::default() },
+            urls => BackendTable { urls: texts(key, urls, mistakes), ..BackendTable::default() },
         };
         Self::check(key, &table, before, mistakes)
     }
 
-    /// `before` is how many mistakes there were before those of this key.
-    fn check(key: &str, table: &Table, before: usize, mistakes: &mut Vec<String>) -> Option<Self> {
+    /// `before` is the number of mistakes before those of this key.
+    fn check(key: &str, table: &BackendTable, before: usize, mistakes: &mut Vec<String>) -> Option<Self> {
         if table.urls.is_empty() && mistakes.len() == before {
-            mistakes.push(format!("{key}: no URL of a backend; {FORMS}"));
+            mistakes.push(format!("{key}: no backend URL; {FORMS}"));
         }
         let is_tls = table.urls.iter().any(|url| url.starts_with("https:"));
         let tls_options = [
@@ -135,25 +136,25 @@ impl Backends {
             ("client_key", &table.client_key),
         ];
         for (name, _) in tls_options.iter().filter(|(_, value)| value.is_some() && !is_tls) {
-            mistakes.push(format!("{key}.{name}: is for backends at https://, and there is none"));
+            mistakes.push(format!("{key}.{name}: applies to https:// backends only, and there is none"));
         }
         let configs = is_tls.then(|| client_configs(key, table, mistakes)).flatten();
         let server_name = table.server_name.as_deref().and_then(|name| {
             let parsed = ServerName::try_from(name.to_owned());
-            parsed.map_err(|_| mistakes.push(format!("{key}.server_name: {name:?} is not a name of a host"))).ok()
+            parsed.map_err(|_| mistakes.push(format!("{key}.server_name: {name:?} is not a host name"))).ok()
         });
         let host = match table.host.as_deref() {
-            None | Some("preserve") => Host::Preserve,
-            Some("rewrite") => Host::Rewrite,
+            None | Some("preserve") => HostHeader::Preserve,
+            Some("rewrite") => HostHeader::Rewrite,
             Some(other) => {
                 mistakes.push(format!("{key}.host: {other:?} is neither \"preserve\" nor \"rewrite\""));
-                Host::Preserve
+                HostHeader::Preserve
             }
         };
         let mut endpoints = Vec::new();
         for url in &table.urls {
             match Endpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
-                // Without its TLS, which is a mistake already.
+                // The TLS settings are invalid and reported already.
                 Ok(None) => {}
                 Ok(Some(endpoint)) => endpoints.push(endpoint),
                 Err(invalid) => mistakes.push(format!("{key}: {invalid}")),
@@ -163,7 +164,7 @@ impl Backends {
     }
 }
 
-const FORMS: &str = "give http://HOST:PORT, https://HOST:PORT, h2c://HOST:PORT (without a path) or unix:/PATH";
+const FORMS: &str = "use http://HOST:PORT, https://HOST:PORT, h2c://HOST:PORT (without a path) or unix:/PATH";
 
 fn text(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<String> {
     match value {
@@ -180,19 +181,19 @@ fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<Stri
         toml::Value::String(text) => vec![text.clone()],
         toml::Value::Array(list) => list.iter().filter_map(|value| text(key, value, mistakes)).collect(),
         _ => {
-            mistakes.push(format!("{key}: must be a URL, or a list of URLs"));
+            mistakes.push(format!("{key}: must be a URL or a list of URLs"));
             Vec::new()
         }
     }
 }
 
-/// Text that is not a backend this agent can forward to.
+/// A text that is not the URL of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a backend: {FORMS}")]
+#[error("{0:?} is not the URL of a backend; {FORMS}")]
 struct InvalidUrl(String);
 
 impl Endpoint {
-    /// `None` for https without `configs`.
+    /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
     fn parse(
         url: &str,
         configs: Option<&[Arc<ClientConfig>; 2]>,
@@ -200,13 +201,13 @@ impl Endpoint {
     ) -> Result<Option<Self>, InvalidUrl> {
         let invalid = || InvalidUrl(url.to_owned());
         if let Some(path) = url.strip_prefix("unix:") {
-            // An empty authority may be written.
+            // The URL may have an empty authority.
             let path = path.strip_prefix("//").unwrap_or(path);
             if !path.starts_with('/') || rustix::net::SocketAddrUnix::new(path).is_err() {
                 return Err(invalid());
             }
             let (address, authority) = (Address::Unix(path.into()), Authority::from_static("localhost"));
-            return Ok(Some(Self { address, protocol: Protocol::Http1, authority }));
+            return Ok(Some(Self { address, protocol: BackendProtocol::Http1, authority }));
         }
         let uri: Uri = url.parse().map_err(|_| invalid())?;
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
@@ -215,19 +216,19 @@ impl Endpoint {
         }
         let host = authority.host();
         let (protocol, default_port) = match (uri.scheme_str(), configs) {
-            (Some("http"), _) => (Protocol::Http1, 80),
-            (Some("h2c"), _) => (Protocol::Http2, 80),
+            (Some("http"), _) => (BackendProtocol::Http1, 80),
+            (Some("h2c"), _) => (BackendProtocol::Http2, 80),
             (Some("https"), None) => return Ok(None),
             (Some("https"), Some([any, http1])) => {
                 let own_name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
                 let server_name = server_name.cloned().map_or(own_name, Ok).map_err(|_| invalid())?;
-                (Protocol::Tls(Tls { server_name, any: Arc::clone(any), http1: Arc::clone(http1) }), 443)
+                (BackendProtocol::Tls(BackendTls { server_name, any: Arc::clone(any), http1: Arc::clone(http1) }), 443)
             }
             _ => return Err(invalid()),
         };
         let port = match authority.port() {
             Some(port) => port.as_u16(),
-            // A port that is not a number up to 65535 is none too.
+            // `port()` is also `None` for a port that is not a number up to 65535.
             None if authority.as_str().len() == host.len() => default_port,
             None => return Err(invalid()),
         };
@@ -242,9 +243,9 @@ impl Endpoint {
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.protocol {
-            Protocol::Http1 => "http",
-            Protocol::Http2 => "h2c",
-            Protocol::Tls(_) => "https",
+            BackendProtocol::Http1 => "http",
+            BackendProtocol::Http2 => "h2c",
+            BackendProtocol::Tls(_) => "https",
         };
         match &self.address {
             Address::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}"),
@@ -253,32 +254,23 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// The configuration that offers every protocol and the one that offers HTTP/1.1 alone.
-fn client_configs(key: &str, table: &Table, mistakes: &mut Vec<String>) -> Option<[Arc<ClientConfig>; 2]> {
+/// Builds the TLS configuration that offers every protocol and the one that offers HTTP/1.1 only.
+fn client_configs(key: &str, table: &BackendTable, mistakes: &mut Vec<String>) -> Option<[Arc<ClientConfig>; 2]> {
     let roots = match &table.ca_file {
-        Some(file) => authorities(file).map(Arc::new).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}"))),
+        Some(file) => private_roots(file).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}"))),
         None => Ok(system_roots()),
     };
-    let identity = identity(key, table).map_err(|errors| mistakes.extend(errors));
-    let (roots, identity) = (roots.ok()?, identity.ok()?);
-    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map(|builder| builder.with_root_certificates(roots));
-    let config = builder.and_then(|builder| match identity {
-        Some((chain, private_key)) => builder.with_client_auth_cert(chain, private_key),
-        None => Ok(builder.with_no_client_auth()),
-    });
-    let mut any = config.map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}"))).ok()?;
+    let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
+    let (roots, auth) = (roots.ok()?, auth.ok()?);
+    let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, &[H2, HTTP_1_1]);
+    let any = config.map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}"))).ok()?;
     let mut http1 = any.clone();
-    any.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
     http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
     Some([any, http1].map(Arc::new))
 }
 
-type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
-
-/// What the agent shows to backends that ask for a certificate; `None` if nothing is said of it.
-fn identity(key: &str, table: &Table) -> Result<Option<Identity>, Vec<String>> {
+/// Reads the client certificate and its key, if configured.
+fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Vec<String>> {
     let (chain, private_key) = match (&table.client_certificate, &table.client_key) {
         (None, None) => return Ok(None),
         (Some(chain), Some(private_key)) => (chain, private_key),
@@ -288,40 +280,27 @@ fn identity(key: &str, table: &Table) -> Result<Option<Identity>, Vec<String>> {
     let chain = certificates(chain).map_err(|error| format!("{key}.client_certificate: {error}"));
     let unread = |error| format!("{key}.client_key: {private_key}: {error}");
     match (chain, PrivateKeyDer::from_pem_file(private_key).map_err(unread)) {
-        (Ok(chain), Ok(private_key)) => Ok(Some((chain, private_key))),
+        (Ok(chain), Ok(key)) => Ok(Some(ClientAuth { chain, key })),
         (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
     }
 }
 
-/// Read once, when they are first wanted: configuration is checked before the reactor starts.
+/// The system's trusted roots. Loaded once, on first use, which is before the reactor starts.
 fn system_roots() -> Arc<RootCertStore> {
     static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
-    let read = || {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        Arc::new(roots)
-    };
-    Arc::clone(ROOTS.get_or_init(read))
+    Arc::clone(ROOTS.get_or_init(|| Arc::new(tls::system_roots())))
 }
 
-fn authorities(file: &str) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(file)? {
-        roots.add(certificate).map_err(|error| format!("{file}: {error}"))?;
-    }
-    Ok(roots)
+fn private_roots(file: &str) -> Result<Arc<RootCertStore>, String> {
+    tls::private_roots(certificates(file)?).map(Arc::new).map_err(|error| format!("{file}: {error}"))
 }
 
 fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = fs::read(Path::new(file)).map_err(|error| format!("{file}: {error}"))?;
-    match CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>() {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(format!("{file}: no certificate in it; PEM is wanted")),
-        Err(error) => Err(format!("{file}: {error}")),
-    }
+    let pem = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    tls::parse_certificates(&pem).map_err(|error| format!("{file}: {error}"))
 }
 
-/// As they would be written.
+/// Lists the URLs.
 impl fmt::Display for Backends {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, endpoint) in self.endpoints.iter().enumerate() {
@@ -338,12 +317,12 @@ mod tests {
     fn checked(toml: &str) -> Result<Backends, Vec<String>> {
         let value: toml::Table = toml.parse().unwrap();
         let mut mistakes = Vec::new();
-        let backends = Backends::of_toml("b", &value["b"], &mut mistakes);
+        let backends = Backends::from_toml("b", &value["b"], &mut mistakes);
         backends.filter(|_| mistakes.is_empty()).ok_or(mistakes)
     }
 
     #[test]
-    fn a_url_a_list_and_a_table() {
+    fn backends_are_a_url_a_list_or_a_table() {
         for (toml, written) in [
             ("b = 'http://localhost:8080/'", "http://localhost:8080"),
             ("b = ['http://[::1]', 'unix:/run/b.sock']", "http://[::1]:80, unix:/run/b.sock"),
@@ -353,11 +332,11 @@ mod tests {
             assert_eq!(checked(toml).unwrap().to_string(), written);
         }
         let rewriting = checked("b = { urls = ['http://h:8'], host = 'rewrite' }").unwrap();
-        assert_eq!((rewriting.host, rewriting.endpoints[0].authority.as_str()), (Host::Rewrite, "h:8"));
+        assert_eq!((rewriting.host, rewriting.endpoints[0].authority.as_str()), (HostHeader::Rewrite, "h:8"));
     }
 
     #[test]
-    fn what_is_not_an_origin_is_refused() {
+    fn invalid_urls_are_rejected() {
         for bad in [
             "",
             "localhost:80",
@@ -380,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_with_its_key() {
+    fn all_mistakes_are_reported_with_their_keys() {
         let mistakes = checked(
             "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', ca_file = '/none.pem', server_name = 'a b',\n\
              client_key = '/none.key', colour = 'red' }",

@@ -6,34 +6,36 @@ use gw_shared::telemetry::logging;
 use gw_shared::telemetry::metrics::{Exposition, Kind, process};
 use gw_shared::version;
 
-use super::{Counts, Observed, ObservedService};
 use crate::backend::BackendState;
-use crate::supervisor::Agent;
+use crate::identity::manager::CertificateManager;
+use crate::telemetry::counts::Counts;
+use crate::tunnel::Agent;
+use crate::tunnel::registry::RegisteredService;
 
 /// Writes the agent's metrics as Prometheus text.
 pub(super) fn metrics(agent: &Agent) -> String {
     let mut out = Exposition::default();
     out.family("gw_agent_build_info", Kind::Gauge, "Version of the program; the value is 1.")
         .sample(&[("version", version::VERSION)], 1);
-    let services = agent.observed.services.borrow();
-    let services: Vec<(&str, &ObservedService)> = services.iter().map(|(name, it)| (name.as_str(), &**it)).collect();
+    let services = agent.registry.services();
+    let services: Vec<(&str, &RegisteredService)> = services.iter().map(|(name, it)| (name.as_str(), &**it)).collect();
     tunnels(&mut out, agent, &services);
     requests(&mut out, &services);
     backends(&mut out, &services);
-    certificate(&mut out, &agent.observed);
+    certificate(&mut out, &agent.certificates);
     let help = "Log lines suppressed because similar lines were too frequent.";
     out.single("gw_agent_log_lines_suppressed_total", Kind::Counter, help, logging::suppressed());
     process::write(&mut out);
     out.into_text()
 }
 
-fn tunnels(out: &mut Exposition, agent: &Agent, services: &[(&str, &ObservedService)]) {
+fn tunnels(out: &mut Exposition, agent: &Agent, services: &[(&str, &RegisteredService)]) {
     let mut family = out.family("gw_agent_tunnel_up", Kind::Gauge, "1 while the service has a tunnel, else 0.");
-    for hostname in agent.desk.services().borrow().iter() {
+    for hostname in agent.gateway_events.services().borrow().iter() {
         let is_up = services.iter().any(|(name, service)| name == hostname && service.is_up());
         family.sample(&[("service", hostname)], u8::from(is_up));
     }
-    let mut each = |name, kind, help, value: fn(&ObservedService) -> u64| {
+    let mut each = |name, kind, help, value: fn(&RegisteredService) -> u64| {
         let mut family = out.family(name, kind, help);
         services.iter().for_each(|(name, service)| family.sample(&[("service", name)], value(service)));
     };
@@ -49,7 +51,7 @@ fn tunnels(out: &mut Exposition, agent: &Agent, services: &[(&str, &ObservedServ
     });
 }
 
-fn requests(out: &mut Exposition, services: &[(&str, &ObservedService)]) {
+fn requests(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let mut each = |name, help, value: fn(&Counts) -> u64| {
         let mut family = out.family(name, Kind::Counter, help);
         services.iter().for_each(|(name, service)| family.sample(&[("service", name)], value(&service.counts)));
@@ -69,7 +71,7 @@ fn requests(out: &mut Exposition, services: &[(&str, &ObservedService)]) {
     services.iter().for_each(|(name, service)| family.histogram(&[("service", name)], &service.counts.first_byte()));
 }
 
-fn backends(out: &mut Exposition, services: &[(&str, &ObservedService)]) {
+fn backends(out: &mut Exposition, services: &[(&str, &RegisteredService)]) {
     let states: Vec<(&str, BackendState)> =
         services.iter().flat_map(|(name, service)| service.pool.states().map(move |state| (*name, state))).collect();
     let help = "0 if the last attempt to connect to the backend failed, else 1.";
@@ -96,30 +98,29 @@ fn backends(out: &mut Exposition, services: &[(&str, &ObservedService)]) {
     });
 }
 
-fn certificate(out: &mut Exposition, observed: &Observed) {
-    if let Some(expiry) = observed.certificate_expiry.get() {
+fn certificate(out: &mut Exposition, certificates: &CertificateManager) {
+    if let Some(expiry) = certificates.expiry.get() {
         let help = "Expiry of the agent's certificate, since the Unix epoch.";
         let seconds = expiry.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         out.single("gw_agent_certificate_expiry_timestamp_seconds", Kind::Gauge, help, seconds);
     }
     let help = "Attempts to renew the agent's certificate, by result.";
     let mut family = out.family("gw_agent_certificate_renewals_total", Kind::Counter, help);
-    family.sample(&[("result", "renewed")], observed.renewals.get());
-    family.sample(&[("result", "failed")], observed.failed_renewals.get());
+    family.sample(&[("result", "renewed")], certificates.renewals.get());
+    family.sample(&[("result", "failed")], certificates.failed_renewals.get());
 }
 
 /// Checks that every service can receive requests; the error names the reason or the services without a tunnel.
 pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
-    let observed = &agent.observed;
-    if observed.stopping.get() {
+    if agent.registry.stopping.get() {
         return Err("stopping".to_owned());
     }
-    if observed.certificate_expiry.get().is_some_and(|expiry| expiry <= now) {
+    if agent.certificates.expiry.get().is_some_and(|expiry| expiry <= now) {
         return Err("the agent's certificate has expired".to_owned());
     }
-    let services = observed.services.borrow();
+    let services = agent.registry.services();
     let missing: Vec<String> = agent
-        .desk
+        .gateway_events
         .services()
         .borrow()
         .iter()

@@ -17,23 +17,23 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn requests(&self) -> u64 {
+    pub(crate) fn requests(&self) -> u64 {
         self.requests.get()
     }
 
-    pub(super) fn failures(&self) -> Vec<(&'static str, u64)> {
+    pub(crate) fn failures(&self) -> Vec<(&'static str, u64)> {
         self.failures.borrow().clone()
     }
 
-    pub(super) fn request_bytes(&self) -> u64 {
+    pub(crate) fn request_bytes(&self) -> u64 {
         self.request_bytes.get()
     }
 
-    pub(super) fn response_bytes(&self) -> u64 {
+    pub(crate) fn response_bytes(&self) -> u64 {
         self.response_bytes.get()
     }
 
-    pub(super) fn first_byte(&self) -> Histogram {
+    pub(crate) fn first_byte(&self) -> Histogram {
         self.first_byte.borrow().clone()
     }
 

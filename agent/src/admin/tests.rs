@@ -1,34 +1,36 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use gw_shared::runtime::{self, Driver};
 
 use super::*;
-use crate::backend::Backends;
+use crate::backend::{Backends, Pool};
 use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW};
-use crate::supervisor::Agent;
 
-/// Runs `ask` on another thread while an agent without a tunnel is observed.
-fn observed<T: Send + 'static>(prepare: impl FnOnce(&Agent), ask: impl FnOnce(SocketAddr) -> T + Send + 'static) -> T {
+/// Runs `request` on another thread while an agent without a tunnel serves its admin endpoints.
+fn with_agent<T: Send + 'static>(
+    prepare: impl FnOnce(&Agent),
+    request: impl FnOnce(SocketAddr) -> T + Send + 'static,
+) -> T {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let agent = Rc::new(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 0));
     prepare(&agent);
     let run = async move {
-        let observers = Observers::listen("127.0.0.1:0".parse().unwrap());
-        let address = observers.address().unwrap();
-        runtime::spawn(serve(agent, observers));
-        let asking = thread::spawn(move || ask(address));
-        while !asking.is_finished() {
+        let listener = AdminListener::bind("127.0.0.1:0".parse().unwrap());
+        let address = listener.address().unwrap();
+        runtime::spawn(serve(agent, listener));
+        let client = thread::spawn(move || request(address));
+        while !client.is_finished() {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        asking.join().unwrap()
+        client.join().unwrap()
     };
     Driver::choose().unwrap().block_on(run).unwrap()
 }
 
-/// The whole answer to `request`.
+/// Sends `request` and returns the whole response.
 fn exchange(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -43,8 +45,8 @@ fn get(address: SocketAddr, path: &str) -> String {
 }
 
 #[test]
-fn an_agent_without_a_tunnel_is_alive_and_not_ready() {
-    let answers = observed(|_| {}, |address| ["/healthz", "/readyz", "/"].map(|path| get(address, path)));
+fn agent_without_a_tunnel_is_healthy_and_not_ready() {
+    let answers = with_agent(|_| {}, |address| ["/healthz", "/readyz", "/"].map(|path| get(address, path)));
     assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[0].ends_with("\r\n\r\nok\n"), "{}", answers[0]);
     assert!(answers[1].starts_with("HTTP/1.1 503 "), "{}", answers[1]);
     assert!(answers[1].ends_with(&format!("no tunnel: {HOSTNAME} (it has no backend)\n")), "{}", answers[1]);
@@ -52,8 +54,8 @@ fn an_agent_without_a_tunnel_is_alive_and_not_ready() {
 }
 
 #[test]
-fn only_what_reads_is_answered() {
-    let answers = observed(
+fn only_get_and_head_are_allowed() {
+    let answers = with_agent(
         |_| {},
         |address| {
             let head = exchange(address, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -67,18 +69,18 @@ fn only_what_reads_is_answered() {
 }
 
 #[test]
-fn metrics_have_what_was_counted() {
+fn metrics_contain_the_counters() {
     let prepare = |agent: &Agent| {
-        let backends = Backends::of_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new()).unwrap();
-        let service = agent.observed.enter(HOSTNAME, &Rc::new(Pool::new(&backends, 1)));
+        let backends = Backends::from_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new()).unwrap();
+        let service = agent.registry.add(HOSTNAME, &Rc::new(Pool::new(&backends, 1)));
         service.failed();
         service.counts.arrived();
         service.counts.failed("GW_BACKEND_RESET");
         service.counts.received(7);
         service.counts.responded(Duration::from_millis(3));
-        agent.observed.certificate_expiry.set(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
+        agent.certificates.expiry.set(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)));
     };
-    let text = observed(prepare, |address| get(address, "/metrics"));
+    let text = with_agent(prepare, |address| get(address, "/metrics"));
     for line in [
         "gw_agent_tunnel_up{service=\"acme--api.eu1.gw.localhost\"} 0",
         "gw_agent_tunnel_failures_total{service=\"acme--api.eu1.gw.localhost\"} 1",
@@ -95,20 +97,20 @@ fn metrics_have_what_was_counted() {
 }
 
 #[test]
-fn a_certificate_that_has_expired_is_what_is_missing() {
+fn agent_with_an_expired_certificate_or_stopping_is_not_ready() {
     let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
     let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
     let expiry = agent.config.state.identity().unwrap().validity().unwrap().not_after;
-    agent.observed.certificate_expiry.set(Some(expiry));
+    agent.certificates.expiry.set(Some(expiry));
     assert!(page::readiness(&agent, expiry).unwrap_err().contains("expired"));
     assert!(page::readiness(&agent, expiry - Duration::from_secs(1)).unwrap_err().contains("no tunnel"));
-    agent.observed.stopping.set(true);
+    agent.registry.stopping.set(true);
     assert_eq!(page::readiness(&agent, expiry), Err("stopping".to_owned()));
 }
 
 #[test]
-fn an_address_that_another_program_has_keeps_no_agent_from_starting() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let observers = Observers::listen(taken.local_addr().unwrap());
-    assert_eq!(observers.address(), None);
+fn listener_can_be_created_for_an_address_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = AdminListener::bind(taken.local_addr().unwrap());
+    assert_eq!(listener.address(), None);
 }

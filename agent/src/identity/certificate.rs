@@ -1,4 +1,4 @@
-//! Who an agent is: its private key and the certificate for it.
+//! The agent's private key and certificate.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,59 +12,59 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::clock::GatewayClock;
+use crate::tls::ClientAuth;
 
-/// What an agent authenticates with.
+/// The private key and certificate that the agent authenticates with.
 pub struct Identity {
     pub certificate: CertificateDer<'static>,
-    /// The authorities above it, as the gateway gave them.
+    /// Intermediate and root certificates, as sent by the gateway.
     pub chain: Vec<CertificateDer<'static>>,
     pub key: PrivateKeyDer<'static>,
 }
 
-/// From when to when a certificate is good.
+/// The validity period of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) not_before: SystemTime,
     pub(crate) not_after: SystemTime,
 }
 
-/// Why a certificate cannot be used, or a key.
+/// Why a certificate or private key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UnfitIdentity {
-    #[error("{0}")]
+    #[error("invalid PEM: {0}")]
     Pem(#[from] pem::Error),
     #[error("the certificate is not X.509: {0}")]
     Certificate(#[from] x509_parser::nom::Err<x509_parser::error::X509Error>),
-    #[error("the private key: {0}")]
+    #[error("the private key cannot be used: {0}")]
     Key(#[from] rcgen::Error),
     #[error("no certificate follows the private key")]
     NoCertificate,
-    #[error("the certificate is for another key than the one that was asked for")]
+    #[error("the certificate is not for the requested key")]
     OtherKey,
     #[error("the key cannot sign: {0}")]
     Sign(#[from] rustls::Error),
 }
 
-/// A request for a certificate for `key`, PEM (RFC 2986). The gateway takes nothing but the public key from it.
+/// Builds a certificate signing request for `key` (RFC 2986) in PEM. The gateway uses only its public key.
 pub(crate) fn certificate_request(key: &KeyPair) -> Result<String, rcgen::Error> {
     CertificateParams::default().serialize_request(key)?.pem()
 }
 
-/// The private key and the certificates that the gateway gave for it, as one PEM text, if they are fit for use.
+/// Joins the private key and the certificates that the gateway issued for it into one PEM text, after checking them.
 ///
-/// When they are valid does not matter: the gateway checks that by its own clock, and ours may be wrong.
+/// The validity period is not checked: the gateway does that by its own clock, and the local one may be wrong.
 pub(crate) fn identity_pem(key: &KeyPair, reply: &CertificateReply) -> Result<String, UnfitIdentity> {
     let pem = format!("{}\n{}\n{}\n", key.serialize_pem().trim(), reply.certificate.trim(), reply.chain.trim());
     let identity = Identity::from_pem(pem.as_bytes())?;
-    let (_, certificate) = X509Certificate::from_der(&identity.certificate)?;
-    if certificate.public_key().raw != key.subject_public_key_info() {
+    if !identity.is_for(key)? {
         return Err(UnfitIdentity::OtherKey);
     }
     Ok(pem)
 }
 
 impl Identity {
-    /// Reads a private key and the certificates after it.
+    /// Parses a private key followed by its certificates.
     pub(crate) fn from_pem(text: &[u8]) -> Result<Self, UnfitIdentity> {
         let key = PrivateKeyDer::from_pem_slice(text)?;
         let mut certificates = CertificateDer::pem_slice_iter(text);
@@ -81,22 +81,38 @@ impl Identity {
         Ok(Validity { not_before: time(validity.not_before), not_after: time(validity.not_after) })
     }
 
-    /// Time until the certificate expires, by the gateway's clock; `None` while that clock is not known.
+    /// Time until the certificate expires by the gateway's clock; `None` while that clock is unknown.
     pub(crate) fn time_left(&self, clock: &GatewayClock) -> Result<Option<Duration>, UnfitIdentity> {
         let not_after = self.validity()?.not_after;
         Ok(clock.known().map(|now| not_after.duration_since(now).unwrap_or_default()))
+    }
+
+    /// Chain and key for client authentication in TLS.
+    pub(crate) fn client_auth(&self) -> ClientAuth {
+        let chain = [&self.certificate].into_iter().chain(&self.chain).cloned().collect();
+        ClientAuth { chain, key: self.key.clone_key() }
+    }
+
+    /// Whether the certificate is for the private key.
+    pub(crate) fn is_consistent(&self) -> bool {
+        self.key_pair().and_then(|key| self.is_for(&key)).unwrap_or(false)
+    }
+
+    fn is_for(&self, key: &KeyPair) -> Result<bool, UnfitIdentity> {
+        let (_, certificate) = X509Certificate::from_der(&self.certificate)?;
+        Ok(certificate.public_key().raw == key.subject_public_key_info())
     }
 
     pub(crate) fn key_pair(&self) -> Result<KeyPair, UnfitIdentity> {
         Ok(KeyPair::try_from(&self.key)?)
     }
 
-    /// Answers a gateway's challenge to a connection for the service at `host`.
+    /// Signs the gateway's challenge to a connection for the service at `host`.
     pub(crate) fn prove(&self, host: &str, challenge: &str) -> Result<Proof, UnfitIdentity> {
         let schemes = [SignatureScheme::ECDSA_NISTP256_SHA256, SignatureScheme::ED25519];
         let signer = sign::any_supported_type(&self.key)?
             .choose_scheme(&schemes)
-            .ok_or_else(|| rustls::Error::General("it is neither on P-256 nor Ed25519".to_owned()))?;
+            .ok_or_else(|| rustls::Error::General("it is neither an ECDSA P-256 nor an Ed25519 key".to_owned()))?;
         let signature = signer.sign(&handshake::challenge_message(host, challenge))?;
         Ok(Proof { certificate: self.certificate.to_vec(), signature })
     }
@@ -110,11 +126,11 @@ mod tests {
     use crate::fake_gateway::{Authority, LONG_AGO};
 
     #[test]
-    fn a_certificate_counts_only_with_its_own_key_whatever_our_clock_says() {
+    fn certificates_are_checked_against_the_key_and_not_the_local_clock() {
         let (authority, key) = (Authority::new(), KeyPair::generate().unwrap());
         let request = certificate_request(&key).unwrap();
         let reply = authority.certify(&request, LONG_AGO);
-        // It expired long ago by our clock, which may be wrong.
+        // Expired by the local clock.
         let pem = identity_pem(&key, &reply).unwrap();
         let identity = Identity::from_pem(pem.as_bytes()).unwrap();
         assert_eq!(identity.chain.len(), 1);
@@ -129,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_are_signatures_over_host_and_challenge() {
+    fn proof_is_a_signature_over_host_and_challenge() {
         let algorithms: [(_, &dyn VerificationAlgorithm); 2] =
             [(&rcgen::PKCS_ECDSA_P256_SHA256, &ECDSA_P256_SHA256_ASN1), (&rcgen::PKCS_ED25519, &ED25519)];
         for (kind, algorithm) in algorithms {
