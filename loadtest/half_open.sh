@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# An agent whose packets vanish: gateway and agent in network namespaces of their own, joined by a veth pair whose agent
-# side starts to drop everything while a request is on the tunnel. Shows when the request ends, with what, and when the
-# service is back after the packets flow again. Needs root, iproute2, nftables, curl, python3 and the release build.
+# Tests a half-open tunnel: gateway and agent run in separate network namespaces joined by a veth pair, and the agent's
+# side drops all packets while a request is on the tunnel. Prints when the request ends and with which status, and when
+# the service recovers after packets flow again. Needs root, iproute2, nftables, curl, python3 and the release build.
 set -euo pipefail
 bin="$(cd "$(dirname "$0")/.." && pwd)/target/release"
 work=$(mktemp -d)
@@ -18,7 +18,7 @@ ip -n gw-half-gateway link add gw-half0 type veth peer name gw-half1 netns gw-ha
 ip -n gw-half-gateway addr add 10.254.77.1/30 dev gw-half0; ip -n gw-half-gateway link set gw-half0 up
 ip -n gw-half-agent addr add 10.254.77.2/30 dev gw-half1; ip -n gw-half-agent link set gw-half1 up
 
-# The demo prepares account, service, key and the agent's identity; then the parts run apart.
+# The demo creates account, service, key and the agent's identity; then gateway and agent run as separate processes.
 "$bin/gw-gateway" demo --json --port 0 --admin-port 0 --data-dir "$work/data" > "$work/demo.json" 2>/dev/null &
 until [ -s "$work/demo.json" ]; do sleep 0.05; done
 key=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["service_key"])' "$work/demo.json")
@@ -66,12 +66,12 @@ echo "packets dropped"; dropped=$SECONDS
 wait $request
 took=$((SECONDS - dropped))
 echo "request in flight: $(cat "$work/long"), $took s after the packets were dropped"
-grep -q '}502 after' "$work/long" && [ "$took" -le 26 ] || { echo "not ended by 502 in time" >&2; exit 1; }
+grep -q '}502 after' "$work/long" && [ "$took" -le 26 ] || { echo "the request did not end with 502 in time" >&2; exit 1; }
 echo "next request: $(call /)"
 ip netns exec gw-half-agent nft delete table inet half
 echo "packets flow again"; flowing=$SECONDS
 until call / | grep -q 200; do
-    [ $((SECONDS - flowing)) -le 120 ] || { echo "the service did not come back" >&2; exit 1; }
+    [ $((SECONDS - flowing)) -le 120 ] || { echo "the service did not recover" >&2; exit 1; }
     sleep 0.2
 done
 echo "service back after $((SECONDS - flowing)) s"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One stream on a long path: gateway and agent in network namespaces of their own, joined by long_wire.py (100 Mbit/s and
-# 50 ms each way unless told otherwise). Shows how fast one download and one upload get once they are under way, and how
-# long a small request takes alone and beside eight downloads. Fails below 80 Mbit/s.
+# Tests transfers on a long path: gateway and agent run in separate network namespaces joined by long_wire.py (by
+# default 100 Mbit/s and 50 ms in each direction). Prints the rate of one download and one upload after ramp-up, and the
+# duration of a small request alone and beside eight downloads. Fails below 80 % of the link rate.
 # Needs root, iproute2, /dev/net/tun, curl, python3 and the release build, or GW_BIN=folder with the programs.
 #     long_path.sh [MBIT [DELAY_MS]]
 set -euo pipefail
@@ -21,7 +21,7 @@ for side in gateway agent; do ip netns add gw-long-$side; ip -n gw-long-$side li
 python3 "$here/long_wire.py" gw-long-gateway 10.254.78.1/30 gw-long-agent 10.254.78.2/30 "$delay" "$mbit" > "$work/wire" & wire=$!
 until grep -q up "$work/wire"; do kill -0 $wire; sleep 0.05; done
 
-# The demo prepares account, service, key and the agent's identity; then the parts run apart.
+# The demo creates account, service, key and the agent's identity; then gateway and agent run as separate processes.
 "$bin/gw-gateway" demo --json --port 0 --admin-port 0 --data-dir "$work/data" > "$work/demo.json" 2>/dev/null & demo=$!
 until [ -s "$work/demo.json" ]; do sleep 0.05; done
 key=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1]))["service_key"])' "$work/demo.json")
@@ -64,7 +64,7 @@ call() { # PATH [curl options]
 }
 until [ "$(call /3 -o /dev/null -w '%{http_code}')" = 200 ]; do sleep 0.2; done
 
-# Every 100 ms, the bytes that have arrived: the first second and a half is the ramp.
+# Prints the rate of the bytes on stdin; the first 1.5 seconds are the ramp-up.
 rate() {
     python3 -c '
 import sys, time
@@ -81,7 +81,7 @@ check() { # NAME RESULT
 }
 failed=
 check download "$(call "/$size" | rate)"
-# What the backend has taken is known at the end only; the gateway takes ahead no more than its budget.
+# The backend's progress is known only at the end; the gateway buffers no more than its budget.
 head -c "$size" /dev/zero > "$work/upload"
 seconds=$(call / -X PUT -T "$work/upload" -o /dev/null -w '%{time_total}')
 check upload "$(python3 -c 'import sys; print(f"{int(sys.argv[1]) * 8e-6 / float(sys.argv[2]):.0f} Mbit/s in all")' "$size" "$seconds")"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A long wire between two network namespaces: two TUN devices, and a process that carries packets from one to the other,
-each way at most MBIT megabit per second and DELAY_MS milliseconds late. For kernels without netem.
+"""A link with delay between two network namespaces: two TUN devices, and a process that forwards packets between them,
+in each direction with at most MBIT megabits per second and a delay of DELAY_MS milliseconds. For kernels without netem.
 
     long_wire.py NAMESPACE ADDRESS NAMESPACE ADDRESS DELAY_MS MBIT      # addresses as 10.0.0.1/30; needs root
 """
@@ -18,18 +18,18 @@ import time
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 CLONE_NEWNET = 0x40000000
 MTU = 9000
-# Packets beyond this are dropped, as a router's queue would: two bandwidth-delay products at 100 Mbit/s and 100 ms.
+# Packets beyond this queue are dropped, as in a router: two bandwidth-delay products at 100 Mbit/s and 100 ms.
 QUEUE_BYTES = 2_500_000
 
 
 def enter(namespace):
-    """As os.setns, which Python has since 3.12."""
+    """Enters a network namespace; os.setns requires Python 3.12."""
     if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def device(namespace, address):
-    """A TUN device that lives in `namespace`; its descriptor stays usable from here."""
+    """Creates a TUN device in `namespace`; its descriptor is usable from this namespace."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     enter(there)
@@ -42,7 +42,7 @@ def device(namespace, address):
 
 
 class Way:
-    """One direction: packets leave the queue at the rate, then travel for the delay."""
+    """One direction: packets leave the queue at the rate and arrive after the delay."""
 
     def __init__(self, source, target, delay, bytes_per_second):
         self.source, self.target, self.delay, self.rate = source, target, delay, bytes_per_second

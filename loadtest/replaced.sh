@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Requests, 100,000 if no other number is given, while the gateway is replaced twice and then each of two agents is
-# restarted. Callers keep their connections for as long as they may and try nothing again; one failure fails the run.
+# Sends requests (100,000 by default) while the gateway is replaced twice and then each of two agents is restarted.
+# Callers keep their connections as long as allowed and do not retry; one failed request fails the run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export GW_TEST_REPLACED_REQUESTS=${1:-100000}

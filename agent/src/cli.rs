@@ -1,10 +1,10 @@
-//! Arguments → command.
+//! Command-line arguments.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Keeps a tunnel to the Gw gateway and forwards its requests to your backend.
+/// Keeps tunnels to the Gw gateway and forwards their requests to your backends.
 #[derive(Parser)]
 #[command(name = "gw-agent", version)]
 pub(crate) struct Arguments {
@@ -14,15 +14,15 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Make this machine an agent of a gateway, with a token from its administrator. Run it again to resume.
+    /// Enroll this machine as an agent, with a token from the gateway's administrator. Run it again to resume.
     Enroll(EnrollArguments),
-    /// Connect, and forward until stopped. SIGTERM finishes running requests first.
+    /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests first.
     Run(RunArguments),
-    /// Look whether this agent could run, and say what is wrong. Changes nothing; exit code 1 if something failed.
+    /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a check failed.
     Doctor {
         #[command(flatten)]
         run: RunArguments,
-        /// Print one object of JSON.
+        /// Print the result as one JSON object.
         #[arg(long)]
         json: bool,
     },
@@ -36,39 +36,39 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct EnrollArguments {
-    /// The gateway, for example https://eu1.example.com.
+    /// URL of the gateway, for example https://eu1.example.com.
     #[arg(long)]
     pub(crate) gateway: Option<String>,
-    /// Enrollment token, good once. Other users of this machine can see it here: GW_ENROLLMENT_TOKEN or --token-file
-    /// hide it.
+    /// Enrollment token, valid once. Other users of this machine can see command-line arguments; use
+    /// GW_ENROLLMENT_TOKEN or --token-file to avoid that.
     #[arg(long, conflicts_with = "token_file")]
     pub(crate) token: Option<String>,
-    /// File with the enrollment token.
+    /// File that contains the enrollment token.
     #[arg(long)]
     pub(crate) token_file: Option<PathBuf>,
-    /// What people are to call this agent; the name of this machine if not given.
+    /// Display name of the agent. Default: the host name of this machine.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Folder for the agent's identity.
+    /// Folder in which the agent's identity is stored.
     #[arg(long, env = gw_agent::identity::state::VARIABLE, default_value = gw_agent::identity::state::DEFAULT)]
     pub(crate) state_dir: PathBuf,
-    /// Certificate (PEM) of the authority to trust for the gateway, instead of those of the system.
+    /// PEM file with the certificate of the authority to trust for the gateway, instead of the system's authorities.
     #[arg(long)]
     pub(crate) ca_file: Option<PathBuf>,
-    /// Replace the agent that the folder holds.
+    /// Replace an agent that is already enrolled in the folder.
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 #[derive(Args)]
 pub(crate) struct RunArguments {
-    /// Configuration file; without one, what the state folder and the options say.
+    /// Configuration file. Optional if the state folder and the options are sufficient.
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
-    /// Folder with the agent's identity, as enrollment left it.
+    /// Folder with the agent's identity, as created by `enroll`.
     #[arg(long)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Backend of every service, for example http://127.0.0.1:8080. Given several times, requests are spread over them.
+    /// Backend of all services, for example http://127.0.0.1:8080. Can be repeated; requests are distributed.
     #[arg(long)]
     pub(crate) backend: Vec<String>,
 }

@@ -1,70 +1,47 @@
-//! What an agent runs with: state folder, optional configuration file, options and variables, checked together.
+//! Configuration of an agent: state folder, optional configuration file, command-line options and environment variables,
+//! checked together.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
-use gw_shared::telemetry::trace::{Collector, ENDPOINT_FORM, RATIO_FORM, Settings};
+use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::settings;
-use serde::Deserialize;
 
-use crate::backend;
+use crate::backend::Backends;
 use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 
-/// Name of the variable that says where the agent's metrics are.
+/// Environment variable that overrides `metrics_listen`.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
 
-/// Everything an agent needs to know to start; valid by construction.
+/// Checked configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub(crate) state: StateDir,
-    /// As it was at the start: the gateway may have changed the services since.
+    /// The enrollment at start; the gateway may have changed the services since.
     pub(crate) enrollment: Enrollment,
-    pub(crate) backends: Backends,
-    /// `Err` holds the default that an invalid setting fell back to: to be warned of once logging has started.
+    pub(crate) backends: ServiceBackends,
+    /// `Err` contains the default that replaced an invalid setting; [`warn`](Self::warn) logs it.
     pub(crate) slots: Result<u32, u32>,
-    /// `None` where there is no collector.
+    /// `None` without a trace collector.
     pub(crate) traces: Option<Settings>,
-    /// Where `/metrics`, `/readyz` and `/healthz` are; `None` for nowhere.
+    /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
     pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
 }
 
-/// Which backends serve which service.
+/// The backends of each service.
 #[derive(Debug, Clone)]
-pub(crate) struct Backends {
-    /// `--backend`: of every service, whatever else is said.
-    of_all: Option<backend::Backends>,
+pub(crate) struct ServiceBackends {
+    /// `--backend`: for every service; takes precedence.
+    of_all: Option<Backends>,
     /// `backends`, by service hostname.
-    named: BTreeMap<String, backend::Backends>,
-    /// `backend`: of services that `backends` does not name.
-    fallback: Option<backend::Backends>,
-}
-
-/// `agent.toml`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    state_dir: Option<PathBuf>,
-    /// Backends of services that `backends` does not name: a URL, a list of them, or a table with options.
-    backend: Option<toml::Value>,
-    #[serde(default)]
-    backends: BTreeMap<String, toml::Value>,
-    #[serde(default)]
-    traces: Traces,
-    metrics_listen: Option<String>,
-    #[serde(default)]
-    log_format: LogFormat,
-}
-
-/// `[traces]`
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Traces {
-    endpoint: Option<String>,
-    sample_ratio: Option<f64>,
+    named: BTreeMap<String, Backends>,
+    /// `backend`: for services that `backends` does not name.
+    fallback: Option<Backends>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,66 +52,75 @@ pub enum ConfigError {
     Toml { path: String, error: toml::de::Error },
     #[error("not enrolled: {0}")]
     State(#[from] StateError),
-    #[error("configuration:{}", .0.iter().map(|error| format!("\n  {error}")).collect::<String>())]
-    Invalid(Vec<String>),
+    #[error(transparent)]
+    Invalid(ConfigErrors),
 }
 
 impl Config {
     pub(crate) const HOW_TO_SET_A_BACKEND: &str =
-        "give --backend http://HOST:PORT, or set `backend` or `backends` in the configuration file";
+        "pass --backend http://HOST:PORT, or set `backend` or `backends` in the configuration file";
 
     pub(crate) fn slots(&self) -> u32 {
         self.slots.unwrap_or_else(|default| default)
     }
 
+    /// Loads and checks the configuration. Command-line options take precedence over environment variables, and those over
+    /// the file.
     pub fn load(
         file: Option<&Path>,
         state_dir: Option<PathBuf>,
         backends: &[String],
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
-        let file = file.map(read).transpose()?.unwrap_or_default();
-        let from_environment = environment(state::VARIABLE).map(PathBuf::from);
-        let state_dir = state_dir.or(from_environment).or(file.state_dir);
-        let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
-        let enrollment = state.enrollment()?;
-        let mut errors = Vec::new();
+        let mut keys = Keys::new(file.map(read).transpose()?.unwrap_or_default(), &environment);
+        let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let traces = Settings::take(&mut keys);
+        let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
+        let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
+        keys.refuse_unknown();
+        let mut errors = keys.errors;
+        let named = match named {
+            Some(toml::Value::Table(named)) => named,
+            Some(value) => {
+                errors.push(format!("backends: {value} is not a table"));
+                toml::Table::new()
+            }
+            None => toml::Table::new(),
+        };
         let of_all = match backends {
-            // With spaces, since a URL has none.
+            // Separated by spaces, which a URL cannot contain.
             [] => environment("GW_BACKEND").map(|urls| urls.split_ascii_whitespace().map(str::to_owned).collect()),
             given => Some(given.to_vec()),
         };
-        let backends = Backends::parse(of_all.as_deref(), &file.backends, file.backend.as_ref(), &mut errors);
-        // Some without a backend are no reason not to serve the others: the gateway can add a service at any time.
+        let backends = ServiceBackends::parse(of_all.as_deref(), &named, fallback.as_ref(), &mut errors);
+        let slots = slots::parse(environment(slots::VARIABLE).as_deref());
+        let state = StateDir::new(state_dir.or(of_state_dir).unwrap_or_else(|| state::DEFAULT.into()));
+        let enrollment = match state.enrollment() {
+            Ok(enrollment) => enrollment,
+            Err(error) if errors.is_empty() => return Err(error.into()),
+            Err(_) => return Err(ConfigError::Invalid(ConfigErrors(errors))),
+        };
+        // Services without a backend do not keep the others from being served: the gateway can add a service at any time.
         if errors.is_empty() && enrollment.services.iter().all(|hostname| backends.of(hostname).is_none()) {
             let services = enrollment.services.join(", ");
             errors.push(format!("no backend for {services}: {}", Self::HOW_TO_SET_A_BACKEND));
         }
-        let log_format = match environment("GW_LOG_FORMAT").map(|text| text.parse()) {
-            Some(Ok(format)) => format,
-            Some(Err(error)) => {
-                errors.push(format!("GW_LOG_FORMAT: {error}"));
-                LogFormat::default()
-            }
-            None => file.log_format,
-        };
-        let traces = file.traces.resolve(&environment, &mut errors);
-        let metrics_listen = listen_address(file.metrics_listen, &environment, &mut errors);
-        let slots = slots::parse(environment(slots::VARIABLE).as_deref());
         if errors.is_empty() {
+            let log_format = log_format.unwrap_or_default();
             Ok(Self { state, enrollment, backends, slots, traces, metrics_listen, log_format })
         } else {
-            Err(ConfigError::Invalid(errors))
+            Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
     }
 
-    /// Tells what in the configuration is probably not meant so.
+    /// Logs warnings about settings that are probably mistakes.
     pub(crate) fn warn(&self) {
         match self.slots {
             Err(default) => tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE),
             Ok(slots) if slots as usize >= settings::STREAMS_MAX => tracing::warn!(
-                "{} is {slots}, but one tunnel carries {} requests at a time at most: its flow-control window has room \
-                 for no more; the gateway refuses the rest",
+                "{} is {slots}, but the flow-control window of a tunnel limits it to {} concurrent requests; the gateway \
+                 refuses further ones",
                 slots::VARIABLE,
                 settings::STREAMS_MAX - 1
             ),
@@ -142,86 +128,55 @@ impl Config {
         }
         for hostname in self.backends.named.keys().filter(|hostname| !self.enrollment.services.contains(hostname)) {
             let services = self.enrollment.services.join(", ");
-            tracing::warn!("backends.{hostname}: not a service of this agent now, which has {services}");
+            tracing::warn!("backends.{hostname}: not a service of this agent; its services are {services}");
         }
     }
 }
 
-/// Its variable wins; an empty one says nowhere.
+/// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.
 fn listen_address(
-    in_file: Option<String>,
+    in_file: Option<toml::Value>,
     environment: &dyn Fn(&str) -> Option<String>,
     errors: &mut Vec<String>,
 ) -> Option<SocketAddr> {
-    let (name, text) = match environment(METRICS_VARIABLE) {
-        Some(text) => (METRICS_VARIABLE, text),
+    let (name, value) = match environment(METRICS_VARIABLE) {
+        Some(text) => (METRICS_VARIABLE, text.into()),
         None => ("metrics_listen", in_file?),
     };
-    if text.is_empty() {
+    if value.as_str() == Some("") {
         return None;
     }
-    let address = text.parse().ok();
+    let address = value.as_str().and_then(|text| text.parse().ok());
     if address.is_none() {
-        errors.push(format!("{name}: {text:?} is not ADDRESS:PORT, such as 127.0.0.1:9091"));
+        errors.push(format!("{name}: {value} is not ADDRESS:PORT, for example 127.0.0.1:9091"));
     }
     address
 }
 
-impl Traces {
-    /// Each key can be overridden by a variable.
-    fn resolve(self, environment: &dyn Fn(&str) -> Option<String>, errors: &mut Vec<String>) -> Option<Settings> {
-        let value = |variable, key, in_file: Option<String>| {
-            environment(variable).map(|text| (variable, text)).or_else(|| Some((key, in_file?)))
-        };
-        let mut wrong = |name: &str, text: &str, expected| errors.push(format!("{name}: {text:?} is not {expected}"));
-        let endpoint = value("GW_TRACES_ENDPOINT", "traces.endpoint", self.endpoint);
-        let endpoint = endpoint.and_then(|(name, text)| {
-            let collector = Collector::parse(&text);
-            if collector.is_none() {
-                wrong(name, &text, ENDPOINT_FORM);
-            }
-            collector
-        });
-        let ratio = self.sample_ratio.map(|ratio| ratio.to_string());
-        let ratio = value("GW_TRACES_SAMPLE_RATIO", "traces.sample_ratio", ratio).and_then(|(name, text)| {
-            let ratio = Settings::parse_ratio(&text);
-            if ratio.is_none() {
-                wrong(name, &text, RATIO_FORM);
-            }
-            ratio
-        });
-        Settings::resolve(endpoint, ratio, environment, errors)
-    }
-}
-
-fn read(path: &Path) -> Result<File, ConfigError> {
+fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: name(), error })?;
-    toml::from_str(&text).map_err(|error| ConfigError::Toml { path: name(), error })
+    text.parse().map_err(|error| ConfigError::Toml { path: name(), error })
 }
 
-impl Backends {
+impl ServiceBackends {
     fn parse(
         of_all: Option<&[String]>,
-        named: &BTreeMap<String, toml::Value>,
+        named: &toml::Table,
         fallback: Option<&toml::Value>,
         errors: &mut Vec<String>,
     ) -> Self {
-        let of_all = of_all.and_then(|urls| backend::Backends::of_urls("--backend (GW_BACKEND)", urls, errors));
+        let of_all = of_all.and_then(|urls| Backends::from_urls("--backend (GW_BACKEND)", urls, errors));
         let named = named.iter().filter_map(|(hostname, value)| {
-            let backends = backend::Backends::of_toml(&format!("backends.{hostname}"), value, errors)?;
+            let backends = Backends::from_toml(&format!("backends.{hostname}"), value, errors)?;
             Some((hostname.clone(), backends))
         });
         let named = named.collect();
-        Self {
-            of_all,
-            named,
-            fallback: fallback.and_then(|value| backend::Backends::of_toml("backend", value, errors)),
-        }
+        Self { of_all, named, fallback: fallback.and_then(|value| Backends::from_toml("backend", value, errors)) }
     }
 
-    /// The backends of the service at `hostname`: the nearest word counts.
-    pub(crate) fn of(&self, hostname: &str) -> Option<&backend::Backends> {
+    /// The backends of the service at `hostname`: from `--backend`, else `backends`, else `backend`.
+    pub(crate) fn of(&self, hostname: &str) -> Option<&Backends> {
         self.of_all.as_ref().or_else(|| self.named.get(hostname)).or(self.fallback.as_ref())
     }
 }
@@ -235,7 +190,7 @@ mod tests {
     const A: &str = "acme--a.eu1.example.com";
     const B: &str = "acme--b.eu1.example.com";
 
-    /// Loads with this configuration file, enrolled for the services A and B.
+    /// Loads this configuration file for an agent that is enrolled for the services A and B.
     fn load(toml: &str, backend: Option<&str>) -> Result<Config, ConfigError> {
         let directory = tempfile::tempdir().unwrap();
         let enrollment = Enrollment {
@@ -253,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_word_on_a_backend_counts() {
+    fn backend_option_overrides_named_backends_and_fallback() {
         let toml = format!("backend = 'http://rest:2'\n[backends]\n'{A}' = 'http://a:1'");
         let url = |config: &Config, hostname| config.backends.of(hostname).unwrap().to_string();
         let config = load(&toml, None).unwrap();
@@ -264,21 +219,21 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported() {
-        let ConfigError::Invalid(errors) =
+    fn all_mistakes_are_reported() {
+        let ConfigError::Invalid(ConfigErrors(errors)) =
             load(&format!("backend = 'h'\nbackends = {{ '{A}' = 'ftp://x' }}"), Some("")).unwrap_err()
         else {
-            panic!("not the mistakes that were made");
+            panic!("other errors than expected");
         };
         assert_eq!(errors.len(), 3, "{errors:?}");
     }
 
     #[test]
-    fn metrics_are_where_file_or_variable_say_and_nowhere_otherwise() {
+    fn metrics_address_is_read_from_file_and_variable() {
         let address = |in_file: Option<&str>, variable: Option<&'static str>| {
             let mut errors = Vec::new();
             let environment = move |_: &str| variable.map(str::to_owned);
-            let found = listen_address(in_file.map(str::to_owned), &environment, &mut errors);
+            let found = listen_address(in_file.map(toml::Value::from), &environment, &mut errors);
             (found.map(|address| address.port()), errors.len())
         };
         assert_eq!(address(None, None), (None, 0));
@@ -291,25 +246,23 @@ mod tests {
     }
 
     #[test]
-    fn traces_go_where_file_or_variables_say() {
+    fn traces_are_configured_by_file_and_variables() {
         let traces = |toml: &str| load(&format!("backend = 'http://b'\n{toml}"), None);
         assert_eq!(traces("").unwrap().traces, None);
         let settings = traces("[traces]\nendpoint = 'http://c:4318'\nsample_ratio = 1").unwrap().traces.unwrap();
         assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://c:4318/v1/traces", 1.0));
-        let ConfigError::Invalid(errors) = traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err() else {
-            panic!("not the mistakes that were made");
+        let ConfigError::Invalid(ConfigErrors(errors)) =
+            traces("[traces]\nendpoint = 'c'\nsample_ratio = -1").unwrap_err()
+        else {
+            panic!("other errors than expected");
         };
         let keys: Vec<_> = errors.iter().map(|error| error.split(':').next().unwrap()).collect();
         assert_eq!(keys, ["traces.endpoint", "traces.sample_ratio"]);
-        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Toml { .. })));
-        let file = Traces { endpoint: Some("http://file".to_owned()), sample_ratio: None };
-        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
-        let settings = file.resolve(&environment, &mut Vec::new()).unwrap();
-        assert_eq!(settings.endpoint.as_str(), "http://variable/v1/traces");
+        assert!(matches!(traces("[traces]\ncolour = 1"), Err(ConfigError::Invalid(_))));
     }
 
     #[test]
-    fn services_without_a_backend_are_a_mistake_only_if_none_has_one() {
+    fn at_least_one_service_needs_a_backend() {
         let error = load("", None).unwrap_err().to_string();
         assert!(error.contains(A) && error.contains(B) && error.contains("--backend"), "{error}");
         let config = load(&format!("backends = {{ '{A}' = 'http://a:1', other = 'http://o:1' }}"), None).unwrap();
@@ -317,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_not_enrolled_says_so() {
+    fn agent_must_be_enrolled() {
         let directory = tempfile::tempdir().unwrap();
         let error = Config::load(None, Some(directory.path().into()), &[], |_| None).unwrap_err();
         assert!(error.to_string().starts_with("not enrolled: "), "{error}");

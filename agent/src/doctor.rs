@@ -1,48 +1,44 @@
-//! `gw-agent doctor`: would this agent serve, and if not, what keeps it from that. Changes nothing, and takes nothing
-//! over from an agent that runs.
+//! `gw-agent doctor`: checks whether this agent can serve, and reports what prevents it. Changes nothing, and does not
+//! disturb a running agent.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use bytes::BytesMut;
 use gw_shared::doctor::{Examination, machine};
-use gw_shared::http::{Connection, Framing, head};
 use gw_shared::net::resolve;
 use gw_shared::runtime::{self, Driver};
-use http::Method;
-use http::header::{self, HeaderMap};
-use http::uri::PathAndQuery;
-use rcgen::PublicKeyData;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::apex_client::connection::{self, GatewayError};
+use crate::apex_client::ApexClient;
+use crate::apex_client::error::GatewayError;
 use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
-use crate::identity::state::{self, Enrollment, Identity, StateDir};
+use crate::identity::Identity;
+use crate::identity::state::{self, Enrollment, StateDir};
 use crate::tunnel::dial;
 
-/// Open files of a busy agent: its tunnels' slots, and as many connections to backends.
+/// Open files of a busy agent: one per slot of its tunnels, and as many backend connections.
 const OPEN_FILES: u64 = 4096;
-/// For each thing that is on the network.
+/// Time limit of each check on the network.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// How far the clocks of agent and gateway may be apart: certificates are valid from five minutes before they are made.
+/// Differences between the clocks of agent and gateway that are reported. Certificates are backdated by five minutes, so
+/// a larger difference makes new ones invalid.
 const OFFSET_WARNING: Duration = Duration::from_secs(30);
 const OFFSET_FAILED: Duration = Duration::from_secs(300);
-/// For so long an expired certificate can be replaced without anybody's help.
+/// Time after expiry within which the agent can replace its certificate by itself.
 const RECOVERY: Duration = Duration::from_hours(30 * 24);
 
-/// What is looked at.
+/// Options of `doctor`, the same as those of `run`.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct DoctorOptions {
     /// `agent.toml`
     pub config: Option<PathBuf>,
     pub state_dir: Option<PathBuf>,
     pub backends: Vec<String>,
 }
 
-/// Looks at everything there is to look at.
-pub fn examine(options: &Options, environment: impl Fn(&str) -> Option<String>) -> Examination {
+/// Runs all checks.
+pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<String>) -> Examination {
     let mut out = Examination::default();
     machine::examine(&mut out, OPEN_FILES);
     let config = Config::load(options.config.as_deref(), options.state_dir.clone(), &options.backends, &environment);
@@ -56,19 +52,22 @@ pub fn examine(options: &Options, environment: impl Fn(&str) -> Option<String>) 
     machine::folder(&mut out, "state folder", state.path());
     let config = match config {
         Ok(config) => {
-            out.ok("configuration", options.config.as_deref().map_or("options alone".into(), Path::to_string_lossy));
+            out.ok(
+                "configuration",
+                options.config.as_deref().map_or("command-line options only".into(), Path::to_string_lossy),
+            );
             config
         }
         Err(error @ ConfigError::State(_)) => {
             out.failed(
                 "enrollment",
                 error.to_string(),
-                "`gw-agent enroll` with a token of the gateway's administrator",
+                "run `gw-agent enroll` with a token from the gateway's administrator",
             );
             return out;
         }
         Err(error) => {
-            out.failed("configuration", error.to_string(), "the README lists what can be set");
+            out.failed("configuration", error.to_string(), "the README lists all settings");
             return out;
         }
     };
@@ -76,55 +75,55 @@ pub fn examine(options: &Options, environment: impl Fn(&str) -> Option<String>) 
         match TcpListener::bind(address) {
             Ok(_) => out.ok("metrics_listen", format!("{address} is free")),
             Err(error) => {
-                out.warning("metrics_listen", format!("{address}: {error}"), "fine if the agent runs already");
+                out.warning(
+                    "metrics_listen",
+                    format!("{address}: {error}"),
+                    "expected if the agent is already running",
+                );
             }
         }
     }
     let identity = match state.identity() {
         Ok(identity) => identity,
         Err(error) => {
-            out.failed("identity", error.to_string(), "enroll anew: `gw-agent enroll --force`");
+            out.failed("identity", error.to_string(), "enroll again: `gw-agent enroll --force`");
             return out;
         }
     };
     certificate(&mut out, &identity, SystemTime::now());
     let driver = match Driver::choose() {
         Ok(driver) => driver,
-        // Said above.
+        // Reported by the checks of the machine.
         Err(_) => return out,
     };
     if let Err(error) = driver.block_on(network(&mut out, &config, &identity)) {
-        out.failed("reactor", error.to_string(), "see above");
+        out.failed("reactor", error.to_string(), "see the checks above");
     }
     out
 }
 
-/// The agent's certificate, at `now`.
+/// Checks the agent's certificate at the time `now`.
 fn certificate(out: &mut Examination, identity: &Identity, now: SystemTime) {
     const CHECK: &str = "certificate";
-    const ENROLL: &str = "enroll anew: `gw-agent enroll --force`";
+    const ENROLL: &str = "enroll again: `gw-agent enroll --force`";
     let validity = match identity.validity() {
         Ok(validity) => validity,
         Err(error) => return out.failed(CHECK, error.to_string(), ENROLL),
     };
-    let parsed = X509Certificate::from_der(&identity.certificate);
-    let is_of_key = identity.key_pair().is_ok_and(|key| {
-        parsed.is_ok_and(|(_, certificate)| certificate.public_key().raw == key.subject_public_key_info())
-    });
-    if !is_of_key {
-        return out.failed(CHECK, "it is for another key than the one beside it", ENROLL);
+    if !identity.is_consistent() {
+        return out.failed(CHECK, "the certificate is not for the private key in identity.pem", ENROLL);
     }
     match (validity.not_after.duration_since(now), now.duration_since(validity.not_after)) {
         (_, Ok(expired)) if expired < RECOVERY => out.warning(
             CHECK,
             format!("expired {} ago", in_words(expired)),
-            "`gw-agent run` replaces it by itself, for 30 days after its end",
+            "`gw-agent run` replaces it automatically, up to 30 days after its expiry",
         ),
         (_, Ok(expired)) => out.failed(CHECK, format!("expired {} ago", in_words(expired)), ENROLL),
         (Ok(_), _) if now < validity.not_before => {
-            out.warning(CHECK, "not valid yet, by this machine's clock", "set the clock");
+            out.warning(CHECK, "not valid yet by this machine's clock", "set the clock");
         }
-        (Ok(left), _) => out.ok(CHECK, format!("good for {} more", in_words(left))),
+        (Ok(left), _) => out.ok(CHECK, format!("valid for another {}", in_words(left))),
         (Err(_), Err(_)) => {}
     }
 }
@@ -134,75 +133,69 @@ fn in_words(duration: Duration) -> String {
     if hours >= 48 { format!("{} days", hours / 24) } else { format!("{hours} hours") }
 }
 
+const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the gateway; the agent needs one outbound port, \
+                              and no proxy may intercept its TLS";
+
+/// Checks the gateway, the tunnels and the backends.
 async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
     let Enrollment { gateway_name, gateway_host, gateway_port, services, .. } = &config.enrollment;
     match within(async { resolve::resolve(gateway_host, *gateway_port).await.map_err(GatewayError::Connect) }).await {
         Ok(addresses) => {
             let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-            out.ok("gateway's name", format!("{gateway_host} is {}", addresses.join(", ")));
+            out.ok("gateway's name", format!("{gateway_host} resolves to {}", addresses.join(", ")));
         }
         Err(error) => {
-            let advice = "look at this machine's DNS; agent.json in the state folder says where the gateway is";
+            let advice = "check this machine's DNS; agent.json in the state folder contains the gateway's host";
             return out.failed("gateway's name", format!("{gateway_host}: {error}"), advice);
         }
     }
-    match date(config, gateway_name).await {
-        Ok(theirs) => {
-            out.ok("gateway", format!("{gateway_name} answers, and its certificate is trusted"));
-            clock_offset(out, theirs, SystemTime::now());
+    match gateway_date(config).await {
+        Ok(date) => {
+            out.ok("gateway", format!("{gateway_name} answers and its certificate is trusted"));
+            clock_offset(out, date, SystemTime::now());
         }
         Err(error) => {
-            let advice = "look at firewalls and proxies on the way; the agent needs one outbound port, and nobody may \
-                          open its TLS";
-            out.failed("gateway", error.to_string(), advice);
+            out.failed("gateway", error.to_string(), NETWORK_ADVICE);
         }
     }
     for hostname in services {
         tunnel(out, config, identity, hostname).await;
     }
     for hostname in services {
+        let check = format!("backend of {hostname}");
         let Some(backends) = config.backends.of(hostname) else {
-            out.failed(format!("backend of {hostname}"), "none", Config::HOW_TO_SET_A_BACKEND);
+            out.failed(check, "none", Config::HOW_TO_SET_A_BACKEND);
             continue;
         };
-        for (name, connected) in backends.try_each(TIME_LIMIT).await {
-            let check = format!("backend of {hostname}");
+        for (name, connected) in backends.probe(TIME_LIMIT).await {
             match connected {
-                Ok(speaks) => out.ok(check, format!("{name} speaks {speaks}")),
-                Err(error) => out.failed(check, format!("{name}: {error}"), "start it, or say where else it is"),
+                Ok(version) => out.ok(check.clone(), format!("{name} speaks {version}")),
+                Err(error) => {
+                    out.failed(check.clone(), format!("{name}: {error}"), "start the backend, or correct its address");
+                }
             }
         }
     }
 }
 
-/// What the gateway's clock says.
-async fn date(config: &Config, name: &str) -> Result<Option<SystemTime>, GatewayError> {
-    let Enrollment { gateway_host, gateway_port, .. } = &config.enrollment;
+/// Reads the gateway's clock.
+async fn gateway_date(config: &Config) -> Result<Option<SystemTime>, GatewayError> {
+    let Enrollment { gateway_name, gateway_host, gateway_port, .. } = &config.enrollment;
     let authorities =
         config.state.gateway_authorities().map_err(|error| GatewayError::Certificates(error.to_string()))?;
-    let tls = connection::client_config(authorities, None, b"http/1.1")?;
-    let mut request = Vec::new();
-    let (headers, target) = (HeaderMap::new(), PathAndQuery::from_static("/.well-known/jwks.json"));
-    let (host, framing) = (name.as_bytes(), Framing::None);
-    head::write_request(&mut request, &Method::GET, &target, host, &headers, framing, Connection::Close);
-    within(async {
-        let stream = connection::open(gateway_host, *gateway_port, name, tls).await?;
-        let reply = connection::exchange(&stream, &request, &mut BytesMut::new()).await?;
-        drop(stream.close().await);
-        let date = reply.headers.get(header::DATE).and_then(|date| date.to_str().ok());
-        Ok(date.and_then(|date| httpdate::parse_http_date(date).ok()))
-    })
-    .await
+    let clock = GatewayClock::default();
+    let apex = ApexClient::new(gateway_name, gateway_host, *gateway_port, authorities, &clock)?;
+    within(apex.date()).await
 }
 
-fn clock_offset(out: &mut Examination, theirs: Option<SystemTime>, ours: SystemTime) {
+fn clock_offset(out: &mut Examination, gateway: Option<SystemTime>, local: SystemTime) {
     const CHECK: &str = "clock of the gateway";
-    const ADVICE: &str = "keep the clocks right with NTP: certificates are checked by them";
-    let Some(theirs) = theirs else {
-        return out.warning(CHECK, "it does not say", "is a proxy between here and the gateway?");
+    const ADVICE: &str = "synchronise both clocks with NTP: certificates are checked against them";
+    let Some(gateway) = gateway else {
+        return out.warning(CHECK, "the answer has no date", "check whether a proxy removes it");
     };
-    let offset = ours.duration_since(theirs).unwrap_or_else(|error| error.duration());
-    let found = format!("{} seconds from ours", offset.as_secs());
+    let offset = local.duration_since(gateway).unwrap_or_else(|error| error.duration());
+    let found = format!("differs by {} seconds from this machine's", offset.as_secs());
     match offset {
         _ if offset >= OFFSET_FAILED => out.failed(CHECK, found, ADVICE),
         _ if offset >= OFFSET_WARNING => out.warning(CHECK, found, ADVICE),
@@ -210,22 +203,22 @@ fn clock_offset(out: &mut Examination, theirs: Option<SystemTime>, ours: SystemT
     }
 }
 
-/// Asks for a tunnel as `run` does, up to the gateway's answer, and closes it. The gateway registers a tunnel only once
-/// the agent has answered on its control stream, which this one never does: an agent that runs keeps its own.
+/// Opens a tunnel like `run` up to the gateway's answer, and closes it. The gateway registers a tunnel only after the agent
+/// has answered on the control stream, which does not happen here, so a running agent keeps its own tunnel.
 async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hostname: &str) {
     let check = format!("tunnel of {hostname}");
     match within(async { Ok(dial::open(config, hostname, identity, &GatewayClock::default()).await) }).await {
         Ok(Ok(stream)) => {
             drop(stream.close().await);
-            out.ok(check, "the gateway would take it");
+            out.ok(check, "the gateway accepts it");
         }
-        Ok(Err(error)) if error.says_certificate_expired() => {
-            out.warning(check, error.to_string(), "`gw-agent run` gets another certificate by itself");
+        Ok(Err(error)) if error.is_certificate_expired() => {
+            out.warning(check, error.to_string(), "`gw-agent run` replaces the certificate automatically");
         }
         Ok(Err(error)) => {
-            out.failed(check, error.to_string(), "`gw-gateway agent show` says what this agent may serve");
+            out.failed(check, error.to_string(), "`gw-gateway agent show` lists the services of this agent");
         }
-        Err(error) => out.failed(check, error.to_string(), "look at firewalls and proxies on the way"),
+        Err(error) => out.failed(check, error.to_string(), NETWORK_ADVICE),
     }
 }
 
@@ -248,7 +241,7 @@ mod tests {
 
     const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\n";
 
-    /// What is found out about an agent whose gateway answers like this.
+    /// Checks an agent whose certificate is valid in `years` and whose gateway answers tunnel requests with `tunnel`.
     fn findings(
         years: std::ops::Range<i32>,
         backend: &str,
@@ -264,17 +257,20 @@ mod tests {
             format!("HTTP/1.1 200 OK\r\ndate: {date}\r\ncontent-length: 2\r\n\r\n{{}}")
         });
         drop(fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(years), port));
-        // A running agent holds the lock; doctor does not need it.
+        // The lock of a running agent, which doctor does not need.
         let _running = StateDir::new(directory.path()).lock().unwrap();
-        let options =
-            Options { config: None, state_dir: Some(directory.path().to_owned()), backends: vec![backend.to_owned()] };
+        let options = DoctorOptions {
+            config: None,
+            state_dir: Some(directory.path().to_owned()),
+            backends: vec![backend.to_owned()],
+        };
         let checks = examine(&options, |_| None);
         let found = checks.checks().iter().cloned().map(|it| (it.check, (it.verdict, it.found)));
         found.collect()
     }
 
     #[test]
-    fn an_agent_that_would_serve_has_nothing_wrong() {
+    fn checks_of_a_working_agent_succeed() {
         let backend = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = findings(NOW, &format!("http://{}", backend.local_addr().unwrap()), || ACCEPTED.to_owned());
         let verdict = |check: &str| found.get(check).unwrap_or_else(|| panic!("{check}: {found:?}")).0;
@@ -282,27 +278,27 @@ mod tests {
             assert_eq!(verdict(check), Verdict::Ok, "{found:?}");
         }
         assert_eq!(verdict("clock of the gateway"), Verdict::Warning);
-        assert_eq!(found[&format!("tunnel of {HOSTNAME}")], (Verdict::Ok, "the gateway would take it".to_owned()));
+        assert_eq!(found[&format!("tunnel of {HOSTNAME}")], (Verdict::Ok, "the gateway accepts it".to_owned()));
         assert_eq!(verdict(&format!("backend of {HOSTNAME}")), Verdict::Ok);
     }
 
     #[test]
-    fn what_keeps_an_agent_from_serving_is_found() {
-        // Bound and not listening: connections are refused, and no other program gets the port.
+    fn failures_are_found_for_certificate_tunnel_and_backend() {
+        // Bound but not listening: connections are refused and the port stays reserved.
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let closed = SocketAddr::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
         let found = findings(LONG_AGO, &format!("http://{closed}"), || refusal(403, "", "GW_AGENT_NOT_ALLOWED"));
-        let (verdict, says) = &found[&format!("tunnel of {HOSTNAME}")];
-        assert!(*verdict == Verdict::Failed && says.contains("GW_AGENT_NOT_ALLOWED"), "{says}");
+        let (verdict, error) = &found[&format!("tunnel of {HOSTNAME}")];
+        assert!(*verdict == Verdict::Failed && error.contains("GW_AGENT_NOT_ALLOWED"), "{error}");
         assert_eq!(found["certificate"].0, Verdict::Failed);
         assert_eq!(found[&format!("backend of {HOSTNAME}")].0, Verdict::Failed);
     }
 
     #[test]
-    fn a_machine_without_an_agent_is_told_to_enroll() {
+    fn machine_without_an_agent_is_advised_to_enroll() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { state_dir: Some(directory.path().to_owned()), ..Options::default() };
+        let options = DoctorOptions { state_dir: Some(directory.path().to_owned()), ..DoctorOptions::default() };
         let found = examine(&options, |_| None);
         let last = found.checks().last().unwrap();
         assert_eq!((last.check.as_str(), last.verdict), ("enrollment", Verdict::Failed));
@@ -310,22 +306,22 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_are_apart_are_seen_either_way() {
+    fn clock_differences_are_found_in_both_directions() {
         let now = SystemTime::now();
-        for (theirs, verdict) in [
+        for (gateway, verdict) in [
             (Some(now), Verdict::Ok),
             (Some(now + Duration::from_secs(40)), Verdict::Warning),
             (Some(now - Duration::from_secs(400)), Verdict::Failed),
             (None, Verdict::Warning),
         ] {
             let mut out = Examination::default();
-            clock_offset(&mut out, theirs, now);
-            assert_eq!(out.checks()[0].verdict, verdict, "{theirs:?}");
+            clock_offset(&mut out, gateway, now);
+            assert_eq!(out.checks()[0].verdict, verdict, "{gateway:?}");
         }
     }
 
     #[test]
-    fn certificates_are_judged_by_what_run_would_do_with_them() {
+    fn certificate_verdict_depends_on_whether_run_can_replace_it() {
         let authority = Authority::new();
         let identity = Identity::from_pem(authority.identity_pem(LONG_AGO).as_bytes()).unwrap();
         let end = identity.validity().unwrap().not_after;

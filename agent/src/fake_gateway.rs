@@ -1,4 +1,4 @@
-//! A gateway for unit tests: an authority, and a TLS server that answers HTTP/1.1 requests as a test says.
+//! A gateway for unit tests: a certificate authority, and a TLS server whose HTTP/1.1 responses the test provides.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -21,19 +21,18 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::gateway_events::Desk;
 use crate::identity::state::{Enrollment, StateDir};
-use crate::supervisor::Agent;
+use crate::tunnel::Agent;
 
 pub(crate) const APEX: &str = "eu1.gw.localhost";
 /// The service of the tests' agents.
 pub(crate) const HOSTNAME: &str = "acme--api.eu1.gw.localhost";
 
-/// Years in which a certificate is valid now, and in which one was.
+/// Validity periods in years: one that contains the present, and one in the past.
 pub(crate) const NOW: Range<i32> = 2020..4000;
 pub(crate) const LONG_AGO: Range<i32> = 2020..2021;
 
-/// Issues what a gateway issues.
+/// The gateway's certificate authority.
 pub(crate) struct Authority {
     pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -54,7 +53,7 @@ impl Authority {
         params.signed_by(key, &self.issuer).unwrap().pem()
     }
 
-    /// What `/csr` answers.
+    /// The answer of `/csr`.
     pub(crate) fn certify(&self, csr: &str, years: Range<i32>) -> CertificateReply {
         let key = CertificateSigningRequestParams::from_pem(csr).unwrap().public_key;
         CertificateReply {
@@ -66,7 +65,7 @@ impl Authority {
         }
     }
 
-    /// Private key and certificate of an agent.
+    /// A private key and a certificate for an agent.
     pub(crate) fn identity_pem(&self, years: Range<i32>) -> String {
         let key = KeyPair::generate().unwrap();
         key.serialize_pem() + &self.sign(&key, &[], years)
@@ -89,14 +88,14 @@ impl Authority {
     }
 }
 
-/// A request as the fake gateway read it.
+/// A request received by the fake gateway.
 pub(crate) struct Request {
     /// Start line and fields.
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-/// Answers every request on loopback with what `answer` writes, head and all. Returns the port.
+/// Serves on loopback; `answer` returns the whole response, including its head. Returns the port.
 pub(crate) fn serve(authority: &Authority, mut answer: impl FnMut(&Request) -> String + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -129,19 +128,19 @@ fn read_request(stream: &mut impl BufRead) -> Option<Request> {
     Some(Request { head, body })
 }
 
-/// An answer with a JSON body; `fields` are whole lines.
+/// A response with a JSON body; `fields` are complete header lines.
 pub(crate) fn json(status: u16, fields: &str, body: &impl Serialize) -> String {
     let body = serde_json::to_string(body).unwrap();
     format!("HTTP/1.1 {status} X\r\n{fields}content-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// An answer with the gateway's error body.
+/// A response with the gateway's error body.
 pub(crate) fn refusal(status: u16, fields: &str, code: &str) -> String {
     let error = ErrorDetail { code: code.into(), message: "because".into(), request_id: String::new() };
     json(status, fields, &ErrorBody { error })
 }
 
-/// An agent of [`HOSTNAME`] that was enrolled at a gateway on `port`, not started.
+/// An agent for [`HOSTNAME`] that is enrolled at a gateway on `port`. Its tasks are not running.
 pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str, port: u16) -> Agent {
     let state = StateDir::new(state_dir);
     let enrollment = Enrollment {
@@ -153,5 +152,5 @@ pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str,
     };
     state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
     let config = Config::load(None, Some(state_dir.into()), &["http://backend.invalid".to_owned()], |_| None).unwrap();
-    Agent::new(config, Desk::new([HOSTNAME.to_owned()]), None)
+    Agent::new(config, None)
 }

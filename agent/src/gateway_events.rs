@@ -1,4 +1,4 @@
-//! Where an agent's tunnels leave what the gateway says to the whole agent, and find what one of them is to carry back.
+//! Messages between the gateway and the agent as a whole. They arrive and leave on the control stream of any tunnel.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -6,65 +6,66 @@ use std::collections::BTreeSet;
 use gw_shared::identity::enrollment::CertificateReply;
 use tokio::sync::{oneshot, watch};
 
-/// What the gateway answers a renewal with; an error is its own words.
-pub(crate) type Answer = Result<CertificateReply, String>;
-
-pub(crate) struct Desk {
+/// The agent's services and its pending certificate request, shared by all its tunnels.
+pub(crate) struct GatewayEvents {
     /// Hostnames of the services that this agent serves.
     services: watch::Sender<BTreeSet<String>>,
-    /// A certificate request that waits for a tunnel.
-    outgoing: RefCell<Option<String>>,
-    /// Who waits for the answer.
-    waiting: RefCell<Option<oneshot::Sender<Answer>>>,
+    /// Certificate request (PEM) for the next tunnel that is ready.
+    certificate_request: RefCell<Option<String>>,
+    /// Receives the gateway's answer to the last certificate request.
+    reply: RefCell<Option<oneshot::Sender<Result<CertificateReply, String>>>>,
 }
 
-impl Desk {
+impl GatewayEvents {
     pub(crate) fn new(services: impl IntoIterator<Item = String>) -> Self {
         Self {
             services: watch::Sender::new(services.into_iter().collect()),
-            outgoing: RefCell::default(),
-            waiting: RefCell::default(),
+            certificate_request: RefCell::default(),
+            reply: RefCell::default(),
         }
     }
 
-    /// Follows the services.
+    /// Subscribes to the set of services.
     pub(crate) fn services(&self) -> watch::Receiver<BTreeSet<String>> {
         self.services.subscribe()
     }
 
-    /// The gateway says which services this agent serves.
-    pub(crate) fn services_are(&self, hostnames: Vec<String>) {
-        // Without any tunnel there would be no way to hear of the next change: keep asking for those we had.
+    /// Sets the services that this agent serves, as assigned by the gateway. Subscribers are notified of changes only.
+    pub(crate) fn set_services(&self, hostnames: Vec<String>) {
+        // Without a tunnel the agent could not learn of the next change, so it keeps the services it has.
         if hostnames.is_empty() {
-            return tracing::warn!("the gateway has no service for this agent any more");
+            return tracing::warn!(
+                "the gateway no longer assigns any service to this agent; keeping the previous ones"
+            );
         }
-        let told = BTreeSet::from_iter(hostnames);
+        let new = BTreeSet::from_iter(hostnames);
         self.services.send_if_modified(|services| {
-            let changed = *services != told;
-            *services = told;
+            let changed = *services != new;
+            *services = new;
             changed
         });
     }
 
-    /// Leaves a certificate request for the next tunnel that is ready. One at a time: the one before is forgotten.
-    pub(crate) fn ask(&self, csr: String) -> oneshot::Receiver<Answer> {
-        let (answer, answered) = oneshot::channel();
-        self.outgoing.replace(Some(csr));
-        self.waiting.replace(Some(answer));
-        answered
+    /// Queues a certificate request for the next tunnel that is ready, and returns the receiver of its answer; an error
+    /// is the gateway's message. Replaces an earlier request.
+    pub(crate) fn request_certificate(&self, csr: String) -> oneshot::Receiver<Result<CertificateReply, String>> {
+        let (sender, receiver) = oneshot::channel();
+        self.certificate_request.replace(Some(csr));
+        self.reply.replace(Some(sender));
+        receiver
     }
 
-    /// Takes the request away: it becomes the caller's to carry.
-    pub(crate) fn take_request(&self) -> Option<String> {
-        self.outgoing.take()
+    /// Takes the queued certificate request; the calling tunnel sends it.
+    pub(crate) fn take_certificate_request(&self) -> Option<String> {
+        self.certificate_request.take()
     }
 
-    /// The gateway has answered a request that some tunnel carried.
-    pub(crate) fn answer(&self, answer: Answer) {
-        match self.waiting.take() {
-            // Fails when it came too late.
-            Some(waiting) => drop(waiting.send(answer)),
-            None => tracing::debug!("the gateway answered a renewal that nobody waits for"),
+    /// Delivers the gateway's answer to a certificate request.
+    pub(crate) fn answer_certificate_request(&self, answer: Result<CertificateReply, String>) {
+        match self.reply.take() {
+            // Fails if the answer came after the time limit.
+            Some(sender) => drop(sender.send(answer)),
+            None => tracing::debug!("ignoring an answer to no pending certificate request"),
         }
     }
 }
@@ -74,27 +75,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_changes_of_the_services_are_news() {
-        let desk = Desk::new(["a".to_owned(), "b".to_owned()]);
-        let mut services = desk.services();
-        desk.services_are(vec!["b".into(), "a".into(), "b".into()]);
-        desk.services_are(Vec::new());
+    fn subscribers_are_notified_only_when_the_services_change() {
+        let events = GatewayEvents::new(["a".to_owned(), "b".to_owned()]);
+        let mut services = events.services();
+        events.set_services(vec!["b".into(), "a".into(), "b".into()]);
+        events.set_services(Vec::new());
         assert!(!services.has_changed().unwrap());
-        desk.services_are(vec!["c".into()]);
+        events.set_services(vec!["c".into()]);
         assert!(services.has_changed().unwrap());
         assert!(services.borrow_and_update().iter().eq(["c"]));
     }
 
     #[test]
-    fn one_tunnel_carries_a_request_and_the_last_asker_has_the_answer() {
-        let desk = Desk::new([]);
-        let mut first = desk.ask("one".into());
-        let mut second = desk.ask("two".into());
-        assert_eq!(desk.take_request().as_deref(), Some("two"));
-        assert_eq!(desk.take_request(), None);
-        desk.answer(Err("no".into()));
+    fn last_certificate_request_is_sent_once_and_gets_the_answer() {
+        let events = GatewayEvents::new([]);
+        let mut first = events.request_certificate("one".into());
+        let mut second = events.request_certificate("two".into());
+        assert_eq!(events.take_certificate_request().as_deref(), Some("two"));
+        assert_eq!(events.take_certificate_request(), None);
+        events.answer_certificate_request(Err("no".into()));
         assert!(first.try_recv().is_err());
         assert_eq!(second.try_recv().unwrap(), Err("no".into()));
-        desk.answer(Err("unasked".into()));
+        events.answer_certificate_request(Err("not requested".into()));
     }
 }

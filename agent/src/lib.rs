@@ -1,10 +1,34 @@
-//! The agent: keeps one tunnel per service to the regional gateway and forwards its requests to a backend nobody else
-//! can reach.
+//! The agent: keeps one tunnel per service to the gateway of its region and forwards the requests that arrive on it to
+//! the service's backends.
+//!
+//! A request takes the path `tunnel` → `forward` → `backend`. The modules are layers: a module imports only from modules
+//! that come later in this list.
+//!
+//! ```text
+//! main            the program: arguments, command, exit code
+//! cli             command-line arguments
+//! doctor          checks whether the agent can serve
+//! supervisor      life cycle: starts and stops services, drains
+//! admin           endpoints for metrics and health
+//! tunnel          one tunnel per service: dial, session, control stream, reconnects
+//! config          configuration file, options, environment
+//! forward         a request from its tunnel stream to a backend, and the response back
+//! backend         connections to backends: pool, load balancing, HTTP/1.1, HTTP/2
+//! telemetry       counters, request scope, trace spans
+//! identity        enrollment, private key and certificate, state folder, renewal
+//! apex_client     enrollment and certificate requests to the gateway
+//! clock           the gateway's clock
+//! gateway_events  messages between the gateway and the whole agent
+//! backoff         exponential backoff
+//! tls             TLS client configurations
+//! ```
 
 #![recursion_limit = "256"]
 
+mod admin;
 mod apex_client;
 mod backend;
+mod backoff;
 mod clock;
 pub mod config;
 pub mod doctor;
@@ -15,9 +39,10 @@ mod gateway_events;
 pub mod identity;
 mod supervisor;
 mod telemetry;
+mod tls;
 mod tunnel;
 
-pub use apex_client::connection::{GatewayError, Refusal};
+pub use apex_client::error::{GatewayError, Refusal};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
 pub use supervisor::{AgentHandle, StartError, start};

@@ -1,4 +1,4 @@
-//! `gw-agent`: arguments, command, exit code.
+//! The `gw-agent` program: parses arguments, runs a command, returns an exit code.
 
 mod cli;
 #[path = "../../packaging/manual.rs"]
@@ -10,9 +10,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use futures_util::future::{Either, select};
+use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::{AgentHandle, Config, StartError, doctor};
+use gw_agent::{AgentHandle, Config, StartError};
+use gw_shared::command::{self, Failure};
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::logging::{self, LogFormat};
 
@@ -21,32 +23,18 @@ use cli::{Arguments, Command, EnrollArguments, RunArguments};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Why a command ended, and with which exit code.
-enum Failure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
-
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Enroll(arguments) => enroll_here(arguments),
-        Command::Run(arguments) => load_and_run(&arguments),
-        Command::Doctor { run, json } => examine(run, json),
+        Command::Enroll(arguments) => run_enroll(arguments),
+        Command::Run(arguments) => run_agent(&arguments),
+        Command::Doctor { run, json } => run_doctor(run, json),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
     };
-    let (message, code) = match result {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Run(message)) => (message, 1),
-        Err(Failure::Usage(message)) => (message, 2),
-    };
-    eprintln!("gw-agent: {message}");
-    ExitCode::from(code)
+    command::exit("gw-agent", result)
 }
 
-fn enroll_here(arguments: EnrollArguments) -> Result<(), Failure> {
+fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
     let token = match (arguments.token, arguments.token_file) {
         (Some(token), _) => Some(TokenSource::Text(Secret::new(token))),
@@ -67,13 +55,13 @@ fn enroll_here(arguments: EnrollArguments) -> Result<(), Failure> {
     };
     let enrolled = enroll(options).map_err(|error| match error {
         EnrollError::Usage(_) => Failure::Usage(error.to_string()),
-        error => Failure::Run(error.to_string()),
+        error => Failure::run(error),
     })?;
-    say_what_is_next(&enrolled, &mut io::stdout().lock()).map_err(|error| Failure::Run(error.to_string()))
+    print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
-fn say_what_is_next(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
-    writeln!(out, "Enrolled as {} for {}. Next:\n", enrollment.agent_id, enrollment.services.join(", "))?;
+fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "Enrolled as {} for {}. Next step:\n", enrollment.agent_id, enrollment.services.join(", "))?;
     write!(out, "  gw-agent run --backend http://127.0.0.1:8080")?;
     if state.path() != DEFAULT {
         write!(out, " --state-dir {}", state.path().display())?;
@@ -82,7 +70,7 @@ fn say_what_is_next(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut imp
     out.flush()
 }
 
-fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
+fn run_agent(arguments: &RunArguments) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
     let environment = |name: &str| std::env::var(name).ok();
     let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
@@ -90,32 +78,30 @@ fn load_and_run(arguments: &RunArguments) -> Result<(), Failure> {
     logging::start(config.log_format, "info");
     let agent = gw_agent::start(config).map_err(|error| match error {
         StartError::State(_) => Failure::Usage(error.to_string()),
-        error => Failure::Run(error.to_string()),
+        error => Failure::run(error),
     })?;
-    run(agent).map_err(|error| Failure::Run(error.to_string()))
+    run_until_stopped(agent).map_err(Failure::run)
 }
 
-fn examine(arguments: RunArguments, json: bool) -> Result<(), Failure> {
+fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend } = arguments;
-    let options = doctor::Options { config, state_dir, backends: backend };
-    let examination = doctor::examine(&options, |name| std::env::var(name).ok());
-    let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| Failure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(Failure::Run("something has to be done first".to_owned())) }
+    let options = DoctorOptions { config, state_dir, backends: backend };
+    doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
 }
 
-fn run(agent: AgentHandle) -> Result<(), Box<dyn std::error::Error>> {
+/// Runs the agent until a signal stops it.
+fn run_until_stopped(agent: AgentHandle) -> Result<(), Box<dyn std::error::Error>> {
     let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let result = signals.block_on(async {
         stop_signal().await?;
-        tracing::warn!("stopping: running requests may end; a second signal cuts them");
+        tracing::warn!("stopping after running requests have ended; a second signal aborts them");
         let drained = tokio::task::spawn_blocking(|| agent.drain());
         match select(pin!(drained), pin!(stop_signal())).await {
             Either::Left(_) => Ok(()),
-            Either::Right(_) => Err("stopped during the drain: running requests were cut".into()),
+            Either::Right(_) => Err("a second signal aborted running requests".into()),
         }
     });
-    // A drain that was cut short is not waited for.
+    // Does not wait for an aborted drain.
     signals.shutdown_background();
     result
 }

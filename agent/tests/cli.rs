@@ -1,6 +1,6 @@
-//! The agent's program as a user meets it.
+//! Exit codes and error messages of the agent program.
 
-#![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, reason = "tests panic on unexpected errors")]
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::Command;
@@ -14,7 +14,7 @@ fn gw_agent(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn an_agent_that_is_not_enrolled_exits_with_2_and_says_so() {
+fn run_without_enrollment_exits_with_2() {
     let state = tempfile::tempdir().unwrap();
     let (code, message) = gw_agent(&["run", "--state-dir", state.path().to_str().unwrap()]);
     assert_eq!(code, Some(2));
@@ -22,7 +22,7 @@ fn an_agent_that_is_not_enrolled_exits_with_2_and_says_so() {
 }
 
 #[test]
-fn an_enrollment_without_what_it_needs_exits_with_2_and_names_all_of_it() {
+fn enroll_with_missing_options_exits_with_2_and_names_them() {
     let state = tempfile::tempdir().unwrap();
     let (code, message) = gw_agent(&["enroll", "--state-dir", state.path().to_str().unwrap(), "--ca-file", "/none"]);
     assert_eq!(code, Some(2));
@@ -32,7 +32,7 @@ fn an_enrollment_without_what_it_needs_exits_with_2_and_names_all_of_it() {
 }
 
 #[test]
-fn a_gateway_that_cannot_be_reached_exits_with_1() {
+fn enroll_at_an_unreachable_gateway_exits_with_1() {
     let state = tempfile::tempdir().unwrap();
     // Bound but not listening: connections are refused and the port stays reserved.
     let closed = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -45,6 +45,6 @@ fn a_gateway_that_cannot_be_reached_exits_with_1() {
 }
 
 #[test]
-fn bad_usage_exits_with_2() {
+fn invalid_arguments_exit_with_2() {
     assert_eq!(gw_agent(&["walk"]).0, Some(2));
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_rfc_3339_and_reckoned_in_seconds() {
+    fn times_format_as_rfc_3339_with_second_precision() {
         assert_eq!(Timestamp(1_795_234_532).to_string(), "2026-11-21T04:15:32Z");
         let later = Timestamp(10).after(Duration::from_secs(5));
         assert_eq!(

@@ -1,11 +1,10 @@
 //! The configuration file: parsed and checked as a whole. All mistakes are reported together, each with its key.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
 use ipnet::IpNet;
@@ -66,19 +65,6 @@ pub enum HandOver {
     /// Single requests are sent to the owner instead.
     Never,
 }
-
-/// All mistakes in a configuration.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ConfigErrors(Vec<String>);
-
-impl fmt::Display for ConfigErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "configuration:")?;
-        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
-    }
-}
-
-impl std::error::Error for ConfigErrors {}
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -149,9 +135,7 @@ impl Config {
         environment: impl Fn(&str) -> Option<String>,
         check_certificate: impl FnOnce(&Path, &Path, Option<&Region>) -> Vec<String>,
     ) -> Result<Self, ConfigErrors> {
-        let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
-        let mut keys = Keys { table, environment: &environment, errors: Vec::new() };
-        keys.open_table("traces");
+        let mut keys = Keys::parse(text, &environment)?;
 
         let region = keys.required("region", "a label such as \"eu1\"", parse_label);
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
@@ -178,9 +162,7 @@ impl Config {
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
-        let collector = keys.text("traces.endpoint", trace::ENDPOINT_FORM, trace::Collector::parse);
-        let sample_ratio = keys.ratio("traces.sample_ratio");
-        let traces = trace::Settings::resolve(collector, sample_ratio, &environment, &mut keys.errors);
+        let traces = trace::Settings::take(&mut keys);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
@@ -265,106 +247,6 @@ fn parse_block(text: &str) -> Option<IpNet> {
     text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok()
 }
 
-/// Takes keys out of a table one by one and collects the mistakes.
-struct Keys<'a> {
-    table: toml::Table,
-    environment: &'a dyn Fn(&str) -> Option<String>,
-    errors: Vec<String>,
-}
-
-impl Keys<'_> {
-    fn required<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let had_errors = self.errors.len();
-        let value = self.text(key, expected, parse);
-        if value.is_none() && self.errors.len() == had_errors {
-            self.errors.push(format!("{key}: missing; it must be {expected}"));
-        }
-        value
-    }
-
-    fn text<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
-        self.value(key, expected, |value| parse(value.as_str()?))
-    }
-
-    fn boolean(&mut self, key: &str) -> Option<bool> {
-        self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
-    }
-
-    fn integer<T: TryFrom<i64> + PartialOrd + fmt::Display>(
-        &mut self,
-        key: &str,
-        range: RangeInclusive<T>,
-    ) -> Option<T> {
-        let expected = format!("a whole number from {} to {}", range.start(), range.end());
-        self.value(key, &expected, |value| {
-            let number = value.as_integer().or_else(|| value.as_str()?.parse().ok())?;
-            T::try_from(number).ok().filter(|number| range.contains(number))
-        })
-    }
-
-    fn ratio(&mut self, key: &str) -> Option<f64> {
-        self.value(key, trace::RATIO_FORM, |value| {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            trace::Settings::parse_ratio(&text)
-        })
-    }
-
-    /// Moves the keys of a nested table to the top level, as `table.key`.
-    fn open_table(&mut self, name: &str) {
-        match self.table.remove(name) {
-            Some(toml::Value::Table(entries)) => {
-                self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
-            }
-            Some(value) => self.errors.push(format!("{name}: {value} is not a table")),
-            None => {}
-        }
-    }
-
-    /// An array of strings; in an environment variable, one comma-separated string. Reports every invalid element.
-    fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
-        let (name, value) = self.take(key)?;
-        let elements = match value {
-            toml::Value::Array(elements) => elements,
-            toml::Value::String(text) => {
-                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
-            }
-            other => vec![other],
-        };
-        let mut parsed = Vec::with_capacity(elements.len());
-        for element in elements {
-            match element.as_str().and_then(&parse) {
-                Some(element) => parsed.push(element),
-                None => self.errors.push(format!("{name}: {element} is not {expected}")),
-            }
-        }
-        Some(parsed)
-    }
-
-    fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {
-        let (name, value) = self.take(key)?;
-        let parsed = parse(&value);
-        if parsed.is_none() {
-            self.errors.push(format!("{name}: {value} is not {expected}"));
-        }
-        parsed
-    }
-
-    /// The effective value, with the name under which it was given.
-    fn take(&mut self, key: &str) -> Option<(String, toml::Value)> {
-        let in_file = self.table.remove(key);
-        let variable = format!("GW_{}", key.to_ascii_uppercase().replace('.', "_"));
-        match (self.environment)(&variable) {
-            Some(text) => Some((variable, toml::Value::String(text))),
-            None => in_file.map(|value| (key.to_owned(), value)),
-        }
-    }
-
-    fn refuse_unknown(&mut self) {
-        let unknown: Vec<String> = self.table.keys().map(|key| format!("{key}: no such key")).collect();
-        self.errors.extend(unknown);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_minimum_has_defaults() {
+    fn a_minimal_configuration_has_defaults() {
         let config = parse(MINIMAL).unwrap();
         assert_eq!(config.region.apex(), "eu1.example.com");
         assert_eq!(config.listen.port(), 443);
@@ -400,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_is_taken() {
+    fn all_keys_are_parsed() {
         let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                      tls_certificate = \"c\"\ntls_key = \"k\"\n\
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
@@ -432,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_at_once_by_its_key() {
+    fn all_mistakes_are_reported_with_their_keys() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
                     hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
@@ -482,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_override_the_file_and_are_named_when_wrong() {
+    fn environment_variables_override_the_file_and_are_named_in_errors() {
         let environment = |name: &str| match name {
             "GW_REGION" => Some("us2".to_owned()),
             "GW_WORKERS" => Some("3".to_owned()),
@@ -498,14 +380,14 @@ mod tests {
         assert_eq!(config.trusted_proxies, blocks.iter().map(|block| block.parse::<IpNet>().unwrap()).collect());
         let traces = config.traces.unwrap();
         assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("http://c:1/v1/traces", 0.5));
-        let nobody = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
-        assert_eq!(nobody.trusted_proxies, TrustedProxies::default());
+        let empty = Config::parse(MINIMAL, |name| (name == "GW_TRUSTED_PROXIES").then(String::new)).unwrap();
+        assert_eq!(empty.trusted_proxies, TrustedProxies::default());
         let wrong = Config::parse(MINIMAL, |name| (name == "GW_WORKERS").then(|| "x".to_owned())).unwrap_err();
         assert!(wrong.0[0].starts_with("GW_WORKERS: "), "{wrong}");
     }
 
     #[test]
-    fn broken_toml_is_shown_where_it_breaks() {
+    fn toml_syntax_errors_name_the_line() {
         assert!(parse("region = ").unwrap_err().to_string().contains("line 1"));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 /// The snapshot that one worker uses now. Requests hold it through a count of this worker: the atomic count is shared by
 /// all cores.
+#[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
 pub(crate) struct Current<T>(RefCell<Rc<Arc<T>>>);
 
 impl<T> Current<T> {
@@ -13,6 +14,7 @@ impl<T> Current<T> {
         Rc::new(Self(RefCell::new(Rc::new(snapshot))))
     }
 
+    #[expect(clippy::redundant_allocation, reason = "as the field")]
     pub(crate) fn get(&self) -> Rc<Arc<T>> {
         Rc::clone(&self.0.borrow())
     }

@@ -1,8 +1,9 @@
-//! Everything that a request can be refused for, and the one mapping to what the caller sees.
+//! Errors of requests, and their mapping to responses.
 
 use std::time::Duration;
 
 use gw_shared::error_body::{self, ErrorBody, ErrorDetail};
+use gw_shared::error_code::{AgentErrorCode, ErrorCode};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_STATUS};
 use gw_shared::id::RequestId;
@@ -11,18 +12,18 @@ use gw_shared::tunnel::response::InvalidResponse;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
 
-/// Who has to change something for the request to succeed.
+/// Party that must change something for the request to succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     Caller,
-    /// Credentials, keys or the service's settings.
+    /// Credentials, keys or settings of the service.
     Policy,
     Agent,
     Backend,
     Gateway,
 }
 
-/// Why a request was not relayed, or stopped being.
+/// Reason why a request was not relayed, or not to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("Rate limit exceeded")]
@@ -41,7 +42,7 @@ pub enum Error {
     TokenExpired(&'static str),
     #[error("the access token is for another service")]
     TokenAudienceMismatch,
-    #[error("the credential of this access token is gone, disabled, or no longer allowed this service")]
+    #[error("the credential of this access token is deleted, disabled, or no longer allowed to use this service")]
     CredentialRevoked,
     #[error("too many failed attempts to authenticate from this address")]
     AuthRateLimited { retry_after: Duration },
@@ -57,7 +58,7 @@ pub enum Error {
     HeadersTooLarge(InvalidHead),
     #[error("the tunnel was lost before the response began")]
     TunnelLost,
-    #[error("the agent answered with something that is not HTTP")]
+    #[error("the agent's answer is not valid on the tunnel")]
     TunnelProtocol,
     #[error("Concurrent backend request limit exceeded")]
     AgentConcurrencyLimit,
@@ -79,9 +80,9 @@ pub enum Error {
     InvalidRequest(String),
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
-    #[error("unknown, expired or used enrollment token: have a new one made")]
+    #[error("unknown, expired or used enrollment token: ask an administrator for a new one")]
     EnrollmentTokenInvalid,
-    #[error("unknown enrollment, wrong secret, or a key that is not this agent's")]
+    #[error("unknown enrollment, wrong secret, or a key of another agent")]
     EnrollmentInvalid,
     #[error("this agent waits for an administrator to approve it")]
     EnrollmentPending,
@@ -94,62 +95,60 @@ pub enum Error {
     #[error("this agent is unknown or revoked")]
     AgentRevoked,
     #[error(
-        "the agent's certificate has expired; for 30 days a new one can be had at /csr with its key, then enroll anew"
+        "the agent's certificate has expired; within 30 days, request a new one at /csr with its key; after that, enroll again"
     )]
     AgentCertificateExpired,
-    /// Not an error of anybody's: where there are no client certificates, this is how the agent learns what to sign.
+    /// Not a failure: without client certificates in TLS, this response carries the challenge that the agent signs.
     #[error("sign the challenge")]
     AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]
     AgentNotAllowed(String),
-    #[error("tunnels of this service are opened too often")]
+    #[error("too many new tunnels of this service")]
     TunnelRateLimited { retry_after: Duration },
     #[error("{0}")]
     VersionMismatch(String),
 }
 
-/// What an agent says of a forward that failed.
+/// Failed forward as the agent reported it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AgentForwardError {
-    code: &'static str,
+    code: AgentErrorCode,
     message: String,
 }
 
-impl AgentForwardError {
-    const CODES: [&'static str; 4] =
-        ["GW_BACKEND_UNREACHABLE", "GW_BACKEND_TLS", "GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"];
-}
-
 impl Error {
-    /// The error that an agent reported by `code`. Codes are a closed set: an agent cannot make up others.
-    pub(crate) fn from_agent(code: &str, message: &str) -> Self {
-        if code == "GW_AGENT_CONCURRENCY_LIMIT" {
-            return Self::AgentConcurrencyLimit;
-        }
-        match AgentForwardError::CODES.into_iter().find(|known| *known == code) {
-            Some(code) => Self::AgentForward(AgentForwardError { code, message: message.to_owned() }),
+    /// Error that an agent reported; `code` is `None` if an agent may not send it.
+    pub(crate) fn from_agent(code: Option<AgentErrorCode>, message: &str) -> Self {
+        match code {
+            Some(AgentErrorCode::ConcurrencyLimit) => Self::AgentConcurrencyLimit,
+            Some(
+                code @ (AgentErrorCode::BackendUnreachable
+                | AgentErrorCode::BackendTls
+                | AgentErrorCode::BackendReset
+                | AgentErrorCode::BackendInvalidResponse),
+            ) => Self::AgentForward(AgentForwardError { code, message: message.to_owned() }),
             None => Self::TunnelProtocol,
         }
     }
 
-    /// The error of a response that broke off behind its head, by the agent's `code`.
-    pub(crate) fn broken_response(code: &str) -> Self {
-        Self::from_agent(code, "the backend's response broke off before any of its body had come")
+    /// Error of a response that broke off after its head, with the agent's `code`.
+    pub(crate) fn broken_response(code: Option<AgentErrorCode>) -> Self {
+        Self::from_agent(code, "the backend's response broke off before any byte of its body arrived")
     }
 
-    /// The response that came through a tunnel is one that the agent should have refused.
+    /// Error of a response that the agent should have refused.
     pub(crate) fn invalid_response(invalid: InvalidResponse) -> Self {
-        let message = format!("the response that came through the tunnel is not valid: {invalid}");
-        Self::AgentForward(AgentForwardError { code: "GW_BACKEND_INVALID_RESPONSE", message })
+        let message = format!("the response from the tunnel is not valid: {invalid}");
+        Self::AgentForward(AgentForwardError { code: AgentErrorCode::BackendInvalidResponse, message })
     }
 
     pub(crate) fn invalid_head(error: InvalidHead) -> Self {
         if error.is_too_large() { Self::HeadersTooLarge(error) } else { Self::BadRequest(error.to_string()) }
     }
 
-    /// Status, `X-Gw-Status`, code and fault of each error: the whole table, in one place.
-    pub fn outcome(&self) -> (StatusCode, &'static str, &'static str, Fault) {
+    /// Status, `X-Gw-Status`, code and fault of the error's response.
+    pub fn outcome(&self) -> (StatusCode, &'static str, ErrorCode, Fault) {
         use Fault::{Agent, Backend, Caller, Gateway, Policy};
         const LIMITED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "RateLimited");
         const DENIED: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AuthDenied");
@@ -157,57 +156,65 @@ impl Error {
         const RELAY: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "RelayError");
         const AGENT: (StatusCode, &str) = (StatusCode::BAD_GATEWAY, "AgentError");
         let ((status, gw_status), code, fault) = match self {
-            Self::RateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Caller),
-            Self::AuthRequired => (DENIED, "GW_AUTH_REQUIRED", Caller),
-            Self::AuthAmbiguous => (DENIED, "GW_AUTH_AMBIGUOUS", Caller),
-            Self::AuthModeNotAllowed(_) => (DENIED, "GW_AUTH_MODE_NOT_ALLOWED", Policy),
-            Self::TokenInvalid(_) | Self::TokenForged => (DENIED, "GW_TOKEN_INVALID", Caller),
-            Self::TokenExpired(_) => (DENIED, "GW_TOKEN_EXPIRED", Caller),
-            Self::TokenAudienceMismatch => (DENIED, "GW_TOKEN_AUDIENCE_MISMATCH", Caller),
-            Self::CredentialRevoked => (DENIED, "GW_CREDENTIAL_REVOKED", Policy),
-            Self::AuthRateLimited { .. } => (LIMITED, "GW_AUTH_RATE_LIMITED", Caller),
-            Self::AddressRateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Caller),
-            Self::TunnelRateLimited { .. } => (LIMITED, "GW_RATE_LIMIT_EXCEEDED", Agent),
-            Self::ServiceKeyInvalid => (DENIED, "GW_SERVICE_KEY_INVALID", Caller),
-            Self::ServiceKeyNotAllowed => (DENIED, "GW_SERVICE_KEY_NOT_ALLOWED", Policy),
-            Self::ServiceNotFound => (POLICY, "GW_SERVICE_NOT_FOUND", Policy),
-            Self::ServiceDisabled => (POLICY, "GW_SERVICE_DISABLED", Policy),
-            Self::HeadersTooLarge(_) => ((StatusCode::BAD_GATEWAY, "HeadersTooLarge"), "GW_HEADERS_TOO_LARGE", Caller),
-            Self::TunnelLost | Self::TunnelProtocol => (RELAY, "GW_RELAY_ERROR", Agent),
-            Self::AgentConcurrencyLimit => (AGENT, "GW_AGENT_CONCURRENCY_LIMIT", Agent),
-            Self::AgentForward(error) => (AGENT, error.code, Backend),
-            Self::AgentUnavailable => ((StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"), "AGENT_UNAVAILABLE", Agent),
-            Self::BadRequest(_) | Self::InvalidRequest(_) => {
-                ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_BAD_REQUEST", Caller)
+            Self::RateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Caller),
+            Self::AuthRequired => (DENIED, ErrorCode::AuthRequired, Caller),
+            Self::AuthAmbiguous => (DENIED, ErrorCode::AuthAmbiguous, Caller),
+            Self::AuthModeNotAllowed(_) => (DENIED, ErrorCode::AuthModeNotAllowed, Policy),
+            Self::TokenInvalid(_) | Self::TokenForged => (DENIED, ErrorCode::TokenInvalid, Caller),
+            Self::TokenExpired(_) => (DENIED, ErrorCode::TokenExpired, Caller),
+            Self::TokenAudienceMismatch => (DENIED, ErrorCode::TokenAudienceMismatch, Caller),
+            Self::CredentialRevoked => (DENIED, ErrorCode::CredentialRevoked, Policy),
+            Self::AuthRateLimited { .. } => (LIMITED, ErrorCode::AuthRateLimited, Caller),
+            Self::AddressRateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Caller),
+            Self::TunnelRateLimited { .. } => (LIMITED, ErrorCode::RateLimitExceeded, Agent),
+            Self::ServiceKeyInvalid => (DENIED, ErrorCode::ServiceKeyInvalid, Caller),
+            Self::ServiceKeyNotAllowed => (DENIED, ErrorCode::ServiceKeyNotAllowed, Policy),
+            Self::ServiceNotFound => (POLICY, ErrorCode::ServiceNotFound, Policy),
+            Self::ServiceDisabled => (POLICY, ErrorCode::ServiceDisabled, Policy),
+            Self::HeadersTooLarge(_) => {
+                ((StatusCode::BAD_GATEWAY, "HeadersTooLarge"), ErrorCode::HeadersTooLarge, Caller)
             }
-            Self::CsrInvalid(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), "GW_CSR_INVALID", Caller),
-            Self::BodyTooLarge(_) => ((StatusCode::PAYLOAD_TOO_LARGE, "BadRequest"), "GW_BODY_TOO_LARGE", Caller),
+            Self::TunnelLost | Self::TunnelProtocol => (RELAY, ErrorCode::RelayError, Agent),
+            Self::AgentConcurrencyLimit => (AGENT, ErrorCode::AgentConcurrencyLimit, Agent),
+            Self::AgentForward(error) => (AGENT, error.code.error_code(), Backend),
+            Self::AgentUnavailable => {
+                ((StatusCode::GATEWAY_TIMEOUT, "AgentUnavailable"), ErrorCode::AgentUnavailable, Agent)
+            }
+            Self::BadRequest(_) | Self::InvalidRequest(_) => {
+                ((StatusCode::BAD_REQUEST, "BadRequest"), ErrorCode::BadRequest, Caller)
+            }
+            Self::CsrInvalid(_) => ((StatusCode::BAD_REQUEST, "BadRequest"), ErrorCode::CsrInvalid, Caller),
+            Self::BodyTooLarge(_) => ((StatusCode::PAYLOAD_TOO_LARGE, "BadRequest"), ErrorCode::BodyTooLarge, Caller),
             Self::MethodNotAllowed(_) => {
-                ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"), "GW_METHOD_NOT_ALLOWED", Caller)
+                ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"), ErrorCode::MethodNotAllowed, Caller)
             }
             Self::EnrollmentTokenInvalid => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_ENROLLMENT_TOKEN_INVALID", Agent)
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentTokenInvalid, Agent)
             }
-            Self::EnrollmentInvalid => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_ENROLLMENT_INVALID", Agent),
-            Self::EnrollmentPending => ((StatusCode::CONFLICT, "AgentDenied"), "GW_ENROLLMENT_PENDING", Policy),
-            Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), "GW_MISDIRECTED", Caller),
-            Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), "GW_NOT_FOUND", Caller),
-            Self::Overloaded(_) => ((StatusCode::SERVICE_UNAVAILABLE, "Overloaded"), "GW_OVERLOADED", Gateway),
+            Self::EnrollmentInvalid => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentInvalid, Agent),
+            Self::EnrollmentPending => ((StatusCode::CONFLICT, "AgentDenied"), ErrorCode::EnrollmentPending, Policy),
+            Self::Misdirected => ((StatusCode::MISDIRECTED_REQUEST, "Misdirected"), ErrorCode::Misdirected, Caller),
+            Self::PathNotFound => ((StatusCode::NOT_FOUND, "NotFound"), ErrorCode::NotFound, Caller),
+            Self::Overloaded(_) => ((StatusCode::SERVICE_UNAVAILABLE, "Overloaded"), ErrorCode::Overloaded, Gateway),
             Self::AgentCertificateRequired => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CERTIFICATE_REQUIRED", Agent)
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentCertificateRequired, Agent)
             }
             Self::AgentCertificateExpired => {
-                ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CERTIFICATE_EXPIRED", Agent)
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentCertificateExpired, Agent)
             }
-            Self::AgentChallenge { .. } => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_CHALLENGE", Agent),
-            Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), "GW_AGENT_REVOKED", Policy),
-            Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), "GW_AGENT_NOT_ALLOWED", Policy),
-            Self::VersionMismatch(_) => ((StatusCode::UPGRADE_REQUIRED, "AgentDenied"), "GW_VERSION_MISMATCH", Agent),
+            Self::AgentChallenge { .. } => {
+                ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentChallenge, Agent)
+            }
+            Self::AgentRevoked => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::AgentRevoked, Policy),
+            Self::AgentNotAllowed(_) => ((StatusCode::FORBIDDEN, "AgentDenied"), ErrorCode::AgentNotAllowed, Policy),
+            Self::VersionMismatch(_) => {
+                ((StatusCode::UPGRADE_REQUIRED, "AgentDenied"), ErrorCode::VersionMismatch, Agent)
+            }
         };
         (status, gw_status, code, fault)
     }
 
-    /// Whole seconds for `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), where it applies.
+    /// Seconds of `Retry-After`, rounded up and at least 1 (RFC 9110 §10.2.3), if the error has one.
     pub(crate) fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::RateLimited { retry_after }
@@ -221,25 +228,30 @@ impl Error {
         }
     }
 
-    /// Whether the backend may have received the request, or a part of it. After the agent's connection to the backend
-    /// was there, it may; what happens on a tunnel that is lost is not known.
+    /// Whether the backend may have received part of the request: true once the agent has connected to the backend, and if
+    /// the tunnel was lost.
     pub(crate) fn may_have_reached_backend(&self) -> bool {
         match self {
-            Self::AgentForward(error) => matches!(error.code, "GW_BACKEND_RESET" | "GW_BACKEND_INVALID_RESPONSE"),
-            // A bad request here has a malformed body.
+            Self::AgentForward(error) => match error.code {
+                AgentErrorCode::BackendReset | AgentErrorCode::BackendInvalidResponse => true,
+                AgentErrorCode::ConcurrencyLimit | AgentErrorCode::BackendUnreachable | AgentErrorCode::BackendTls => {
+                    false
+                }
+            },
+            // An error of a malformed request body; malformed heads never get this far.
             Self::TunnelLost | Self::TunnelProtocol | Self::BadRequest(_) => true,
             _ => false,
         }
     }
 
-    /// Whether it is decided before anybody is authenticated, and so anybody can have as many as they like.
-    pub(crate) fn is_to_a_stranger(&self) -> bool {
+    /// Whether unauthenticated clients can cause this error, in any number.
+    pub(crate) fn is_before_authentication(&self) -> bool {
         let (.., fault) = self.outcome();
         let authenticated = matches!(self, Self::RateLimited { .. } | Self::ServiceDisabled);
         matches!(fault, Fault::Caller | Fault::Policy) && !authenticated
     }
 
-    /// Whether somebody who tries to get in would have to try again.
+    /// Whether authentication has failed.
     pub(crate) fn is_failed_authentication(&self) -> bool {
         matches!(
             self,
@@ -256,13 +268,17 @@ impl Error {
         )
     }
 
-    /// The response that says so.
+    /// Response of the error.
     pub(crate) fn response(&self, request_id: RequestId) -> Response<Vec<u8>> {
         let (status, gw_status, code, _) = self.outcome();
         let body = ErrorBody {
-            error: ErrorDetail { code: code.into(), message: self.to_string(), request_id: request_id.to_string() },
+            error: ErrorDetail {
+                code: code.as_str().to_owned(),
+                message: self.to_string(),
+                request_id: request_id.to_string(),
+            },
         };
-        // Three strings always serialize.
+        // Strings always serialize.
         let mut body = serde_json::to_vec(&body).unwrap_or_default();
         body.push(b'\n');
         let mut headers = HeaderMap::with_capacity(8);
@@ -289,12 +305,12 @@ impl Error {
     }
 }
 
-/// The value of `X-Gw-Request-Id`.
+/// Value of `X-Gw-Request-Id`.
 pub(crate) fn request_id_value(id: RequestId) -> HeaderValue {
     let mut buffer = [0; 36];
-    // Hexadecimal digits and hyphens are always a valid value.
+    // Hexadecimal digits and hyphens are a valid value.
     let mut value = HeaderValue::from_str(id.encode(&mut buffer)).unwrap_or_else(|_| HeaderValue::from_static(""));
-    // Never the same twice: kept out of HPACK's table (RFC 7541 §7.1.3), where it would displace what repeats.
+    // Each value is different: it must not evict others from HPACK's table (RFC 7541 §7.1.3).
     value.set_sensitive(true);
     value
 }
@@ -306,11 +322,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_of_the_documentation() {
+    fn status_gw_status_and_code_match_the_documentation() {
         let status_of = |error: &Error| {
             let (status, gw_status, code, _) = error.outcome();
-            format!("{} {gw_status} {code}", status.as_u16())
+            format!("{} {gw_status} {}", status.as_u16(), code.as_str())
         };
+        let reported =
+            |code, message| Error::from_agent(AgentErrorCode::parse(&HeaderValue::from_static(code)), message);
         let table = [
             (Error::RateLimited { retry_after: Duration::ZERO }, "429 RateLimited GW_RATE_LIMIT_EXCEEDED"),
             (Error::AuthRequired, "502 AuthDenied GW_AUTH_REQUIRED"),
@@ -327,11 +345,11 @@ mod tests {
             (Error::HeadersTooLarge(InvalidHead::HeadTooLarge(1)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
             (Error::TunnelLost, "502 RelayError GW_RELAY_ERROR"),
             (Error::AgentConcurrencyLimit, "502 AgentError GW_AGENT_CONCURRENCY_LIMIT"),
-            (Error::from_agent("GW_BACKEND_UNREACHABLE", "x"), "502 AgentError GW_BACKEND_UNREACHABLE"),
-            (Error::from_agent("GW_BACKEND_TLS", "x"), "502 AgentError GW_BACKEND_TLS"),
-            (Error::from_agent("GW_BACKEND_RESET", "x"), "502 AgentError GW_BACKEND_RESET"),
-            (Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "x"), "502 AgentError GW_BACKEND_INVALID_RESPONSE"),
-            (Error::from_agent("GW_AUTH_REQUIRED", "forged"), "502 RelayError GW_RELAY_ERROR"),
+            (reported("GW_BACKEND_UNREACHABLE", "x"), "502 AgentError GW_BACKEND_UNREACHABLE"),
+            (reported("GW_BACKEND_TLS", "x"), "502 AgentError GW_BACKEND_TLS"),
+            (reported("GW_BACKEND_RESET", "x"), "502 AgentError GW_BACKEND_RESET"),
+            (reported("GW_BACKEND_INVALID_RESPONSE", "x"), "502 AgentError GW_BACKEND_INVALID_RESPONSE"),
+            (reported("GW_AUTH_REQUIRED", "forged"), "502 RelayError GW_RELAY_ERROR"),
             (Error::AgentUnavailable, "504 AgentUnavailable AGENT_UNAVAILABLE"),
             (Error::BadRequest(String::new()), "400 BadRequest GW_BAD_REQUEST"),
             (Error::Misdirected, "421 Misdirected GW_MISDIRECTED"),
@@ -350,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_names_the_request() {
+    fn the_body_has_request_id_and_message() {
         let id = RequestIds::new().next_id();
         let response = Error::RateLimited { retry_after: Duration::ZERO }.response(id);
         let body: ErrorBody = serde_json::from_slice(response.body()).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_as_callers_write_them() {
+    fn hosts_are_parsed_in_any_case_with_port_or_final_dot() {
         let tenant = |label: &'static str| Destination::Tenant(label.into());
         assert_eq!(destination("acme--api.eu1.example.com"), tenant("acme--api"));
         assert_eq!(destination("ACME--Api.EU1.example.COM:8443"), tenant("acme--api"));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_split_at_the_first_pair_of_hyphens() {
+    fn labels_split_at_the_first_double_hyphen() {
         let split = |label: &str| split_tenant_label(label).map(|(account, service)| format!("{account}|{service}"));
         assert_eq!(split("acme--api").as_deref(), Some("acme|api"));
         assert_eq!(split("acme--a--b").as_deref(), Some("acme|a--b"));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn hostnames_that_dns_has_no_room_for_are_not_made() {
+    fn labels_longer_than_dns_allows_are_refused() {
         let account = AccountId::new("abcdefghijklmno").unwrap();
         let region = Region::new("eu1", "example.com");
         let fits = ServiceId::new(&"s".repeat(46)).unwrap();

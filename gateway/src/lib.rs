@@ -44,6 +44,7 @@ mod worker;
 
 pub use client_address::TrustedProxies;
 pub use control::{Control, ControlError};
-pub use process::server::{Gateway, Signals, StartError};
+pub use process::gateway::{Gateway, StartError};
+pub use process::signals::Signals;
 pub use process::takeover::{Predecessor, Program};
 pub use tls::CertificateSource;

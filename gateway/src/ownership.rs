@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_worker_takes_its_share_and_moves_nothing_else() {
+    fn a_new_worker_moves_only_its_own_share() {
         for name in hostnames() {
             let (before, after) = (owner(&name, 4), owner(&name, 5));
             assert!(after == before || after == WorkerId(4));

@@ -28,7 +28,7 @@ pub struct Page<T> {
 
 /// A page size outside the allowed range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a whole number from 1 to {LIMIT_MAX}")]
+#[error("must be a whole number from 1 to {LIMIT_MAX}")]
 pub struct InvalidLimit;
 
 /// The page size for a requested `limit`; the default without one.
@@ -82,6 +82,6 @@ mod tests {
         }
         let zero = PageQuery { limit: Some(0), cursor: None };
         let error = Page::of(all.into_iter(), |item| item, &zero, |item| item).unwrap_err();
-        assert_eq!(error.to_string(), "a whole number from 1 to 1000");
+        assert_eq!(error.to_string(), "must be a whole number from 1 to 1000");
     }
 }

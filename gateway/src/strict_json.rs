@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_read_as_they_are() {
+    fn valid_objects_are_parsed_unchanged() {
         let text = r#"{"a":[1,-2,1.5,true,null,"x\n"],"b":{"a":{"a":18446744073709551615}},"":{}}"#;
         assert_eq!(Value::Object(object(text).unwrap()), serde_json::from_str::<Value>(text).unwrap());
         assert_eq!(parse::<Map<String, Value>>(text.as_bytes()).unwrap(), object(text).unwrap());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_is_there_twice_is_named_at_any_depth() {
+    fn duplicate_members_are_refused_by_name_at_any_depth() {
         for text in [
             r#"{"name":1,"name":1}"#,
             r#"{"a":1,"name":null,"b":2,"\u006eame":"x"}"#,

@@ -1,18 +1,21 @@
-//! Implementations that nobody here wrote: an OAuth client, a JWT library, a tester of HTTP interfaces; clients and servers
-//! of HTTP, gRPC and WebSocket with the relay between them. What is Python's comes from PyPI into an environment under
-//! `target`, and a driver for the browser from npm. To be there: Python 3 with venv, Node.js with npm, nginx, Chromium, curl.
+//! Interoperability with other implementations: an OAuth client, a JWT library, a tester of HTTP APIs, and clients and
+//! servers of HTTP, gRPC and WebSocket on both sides of the relay. Python packages are installed from PyPI into an
+//! environment under `target`, and a browser driver from npm. Requirements: Python 3 with venv, Node.js with npm,
+//! nginx, Chromium, curl.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller.rs"]
+#[path = "it/support/caller.rs"]
 mod caller;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/caller2.rs"]
-mod caller2;
+#[path = "it/support/http1_peer.rs"]
+mod http1_peer;
 #[allow(dead_code, reason = "shared with other tests")]
-#[path = "it/http.rs"]
-mod http;
+#[path = "it/support/http2_caller.rs"]
+mod http2_caller;
+#[path = "../../shared/tests/programs/mod.rs"]
+mod programs;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -24,12 +27,12 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::limit::Rate;
 
-/// Longest wait for something that happens in milliseconds.
+/// Timeout for events that normally take milliseconds.
 const SOON: std::time::Duration = std::time::Duration::from_secs(30);
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop");
 
-/// The environment, made once for each content of `requirements.txt`.
+/// The Python environment, created again when `requirements.txt` changes.
 static ENVIRONMENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-venv");
     let (wanted, installed) = (Path::new(FOLDER).join("requirements.txt"), environment.join("requirements.txt"));
@@ -47,14 +50,14 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}\n{}\n{}", text(&output.stdout), text(&output.stderr));
 }
 
-/// Python with one of our programs.
+/// Command that runs a Python program of the tests.
 fn python(program: &str) -> Command {
     let mut command = Command::new(ENVIRONMENT.join("bin/python"));
     command.arg(Path::new(FOLDER).join(program));
     command
 }
 
-/// A demo of its own for each test; one at a time, because they load the machine.
+/// Runs a test with its own demo, one test at a time, because they load the machine.
 fn with_demo(options: &Options, test: impl FnOnce(&Demo)) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +66,7 @@ fn with_demo(options: &Options, test: impl FnOnce(&Demo)) {
     demo.stop();
 }
 
-/// A backend that a program of ours serves; it ends with this.
+/// A backend served by a program of the tests, killed on drop.
 struct Backend {
     process: Child,
     url: String,
@@ -85,20 +88,20 @@ impl Drop for Backend {
     }
 }
 
-/// A demo in front of `backend`, as a program is told of it.
+/// Runs a test with a demo in front of `backend` and the demo's JSON description.
 fn with_relay(backend: &Backend, slots: Option<u32>, test: impl FnOnce(&Demo, &str)) {
     let rate = Rate::new(1_000_000, 1_000_000).unwrap();
     let options = Options { backend: Some(backend.url.clone()), rate, workers: 2, slots, ..Options::default() };
     with_demo(&options, |demo| test(demo, &serde_json::to_string(&demo.about).unwrap()));
 }
 
-/// Runs a program as the backend, and again as the caller in front of the relay.
+/// Runs a program twice: as the backend, and as the caller in front of the relay.
 fn through_the_relay(program: &str, slots: Option<u32>) {
     let backend = Backend::start(python(program).arg("serve"));
     with_relay(&backend, slots, |_, about| run(python(program).args(["call", about])));
 }
 
-/// Puts a real server, which is told these `limits`, behind the relay and runs `program` in front of it.
+/// Starts a real server with these `limits` behind the relay and runs `program` in front of it.
 fn with_server(program: &str, server: &str, limits: [&str; 2], arguments: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("seen");
@@ -110,38 +113,53 @@ fn with_server(program: &str, server: &str, limits: [&str; 2], arguments: &[&str
     });
 }
 
-/// Stands for the file in which a server writes what it saw.
+/// Placeholder for the path of the file to which a server logs requests.
 const LOG: &str = "LOG";
 
 #[test]
-fn httpx_aiohttp_and_curl_get_what_uvicorn_sends() {
+fn httpx_aiohttp_and_curl_talk_to_uvicorn() {
+    if !programs::usable(&["python3", "curl"]) {
+        return;
+    }
     through_the_relay("http_calls.py", None);
 }
 
 #[test]
-fn grpc_calls_of_every_kind_are_as_without_a_relay() {
+fn grpc_calls_of_every_kind_pass_unchanged() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     through_the_relay("grpc_calls.py", None);
 }
 
 #[test]
-fn a_thousand_websockets_keep_messages_and_close_codes() {
+fn websocket_messages_and_close_codes_pass_unchanged() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     through_the_relay("websocket_calls.py", Some(1100));
 }
 
 #[test]
-fn websockets_get_the_same_verdicts_as_without_a_relay() {
+fn websocket_protocol_errors_match_a_direct_connection() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     let backend = Backend::start(python("websocket_cases.py").arg("serve"));
     with_relay(&backend, None, |_, about| run(python("websocket_cases.py").args(["call", about, &backend.url])));
 }
 
 #[test]
 fn relay_and_server_agree_on_where_messages_end() {
+    if !programs::usable(&["python3", "nginx", "node"]) {
+        return;
+    }
     for server in SERVERS {
         with_server("differential.py", server, ["1000", "60"], &[LOG]);
     }
 }
 
-/// Declines everything without a look at the body, and keeps its connections.
+/// Configuration of an nginx that declines all requests without reading bodies and keeps connections open.
 const DECLINING_NGINX: &str = r#"
 daemon off;
 master_process off;
@@ -162,18 +180,21 @@ http {
 }
 "#;
 
-/// nginx reads a body after it has answered, when one is announced. Here it would be the next request.
+/// nginx drains an announced body after its answer; here such a body would be the next request.
 #[test]
-fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
+fn nginx_gets_no_body_of_a_declined_extended_connect() {
+    if !programs::usable(&["nginx"]) {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display().to_string();
     fs::write(folder.path().join("nginx.conf"), DECLINING_NGINX.replace("FOLDER", &path)).unwrap();
     let start = format!("echo unix:{path}/nginx.sock; exec nginx -c {path}/nginx.conf");
     let backend = Backend::start(Command::new("sh").args(["-c", &start]));
     with_relay(&backend, None, |demo, _| {
-        caller2::on_a_reactor(async {
-            let caller = caller2::connect(demo).await;
-            // It may still be starting.
+        http2_caller::on_a_reactor(async {
+            let caller = http2_caller::connect(demo).await;
+            // nginx may still be starting.
             while caller.get("/").await.status != 404 {
                 gw_shared::runtime::sleep(std::time::Duration::from_millis(20)).await;
             }
@@ -181,7 +202,7 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
                 let request = caller.request(&::http::Method::CONNECT, "/chat").header("content-length", "40");
                 let request = request.extension(h2::ext::Protocol::from_static("websocket"));
                 let (response, _upload) = caller.begin(request, false).await;
-                assert_eq!(caller2::whole(response).await.body, b"GET /chat");
+                assert_eq!(http2_caller::whole(response).await.body, b"GET /chat");
                 let next = caller.get("/next").await;
                 assert_eq!((next.status.as_u16(), next.body.as_slice()), (404, b"GET /next".as_slice()));
             }
@@ -189,12 +210,15 @@ fn nginx_takes_no_request_for_the_body_of_a_declined_extended_connect() {
     });
 }
 
-/// As many requests as `GW_TEST_KEEPALIVE_REQUESTS` says to each server.
+/// Sends `GW_TEST_KEEPALIVE_REQUESTS` requests to each server.
 #[test]
-fn servers_that_end_idle_connections_when_they_like_fail_no_request() {
+fn servers_that_close_idle_connections_fail_no_request() {
+    if !programs::usable(&["python3", "nginx", "node"]) {
+        return;
+    }
     let requests = std::env::var("GW_TEST_KEEPALIVE_REQUESTS").unwrap_or_else(|_| "2000".to_owned());
     for server in SERVERS {
-        // uvicorn counts in whole seconds.
+        // uvicorn's timeout has a resolution of one second.
         let idle = if server == "uvicorn" { "0" } else { "0.01" };
         with_server("keepalive.py", server, ["50", idle], &[idle, &requests]);
     }
@@ -203,7 +227,10 @@ fn servers_that_end_idle_connections_when_they_like_fail_no_request() {
 const SERVERS: [&str; 3] = ["nginx", "node", "uvicorn"];
 
 #[test]
-fn fetch_http2_and_chromium_load_what_node_serves() {
+fn fetch_http2_and_chromium_talk_to_node() {
+    if !programs::usable(&["node", "npm", "chromium"]) {
+        return;
+    }
     const PLAYWRIGHT: &str = "playwright-core@1.64.1";
     let modules = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-node");
     if !modules.join("node_modules/playwright-core").exists() {
@@ -223,29 +250,35 @@ fn fetch_http2_and_chromium_load_what_node_serves() {
 
 #[test]
 fn authlib_obtains_tokens_that_pyjwt_verifies() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     with_demo(&Options::default(), |demo| {
         run(python("tokens.py").arg(serde_json::to_string(&demo.about).unwrap()));
     });
 }
 
-/// What parameters demand of one another, OpenAPI has no words for: a service needs its account, a beginning comes before
-/// its end.
+/// Constraints between parameters that OpenAPI cannot express: a service needs its account, and a range must not end
+/// before its start.
 const BETWEEN_PARAMETERS: &str = r#"
 [[operations]]
 include-path = ["/requests", "/series"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 "#;
 
-/// The administration API does what its description says, whatever it is sent: no 5xx, no undocumented status, nothing
-/// accepted or refused against the schema.
+/// Checks the administration API against its description: no 5xx, no undocumented status, and no request accepted or
+/// refused against the schema.
 #[test]
-fn schemathesis_finds_no_difference_between_the_api_and_its_description() {
+fn schemathesis_confirms_the_api_description() {
+    if !programs::usable(&["python3"]) {
+        return;
+    }
     let adjust = |config: &mut Config| config.enrollment_requests = Rate::new(1000, 1000).unwrap();
     with_demo(&Options { adjust, ..Options::default() }, |demo| {
         let control = demo.gateway().control();
         let records = control.records();
         let folder = tempfile::tempdir().unwrap();
-        // First with whatever it makes up and then finds, then with what there is.
+        // First with generated values, then with existing resources.
         let existing = format!(
             "[parameters]\naccount = \"demo\"\nservice = \"echo\"\nagent = \"{}\"\nclient_id = \"{}\"\nkey_id = \"{}\"\n",
             records.agents.keys().next().unwrap(),

@@ -1,4 +1,4 @@
-//! An echo server on the reactor, in the two styles that can be compared, and what it cost.
+//! An echo server on the reactor in two styles of reading, with its CPU cost.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -18,23 +18,23 @@ use crate::measure::{self, Spent, Stamp};
 /// How the server reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Style {
-    /// Waits for readiness on the ring, then `recv(2)` into a buffer of the thread and `sendmsg(2)`: the product's way.
+    /// Waits for readiness on the ring, then calls `recv(2)` into a buffer of the thread, and `sendmsg(2)`. The product
+    /// uses this style.
     Readiness,
-    /// Gives the ring a buffer to read into, and the same one to write from: monoio's own way.
+    /// Gives the ring a buffer to read into and to write from, as monoio does.
     Completion,
 }
 
-/// Room for one read, in either style.
+/// Buffer size of one read, in both styles.
 pub(crate) const BUFFER: usize = 64 * 1024;
-/// Part of the load that is not measured: buffers grow, caches fill.
+/// Fraction of the load before the measurement, in which buffers grow and caches fill.
 const WARM_UP: usize = 10;
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; BUFFER]);
 }
 
-/// Serves `load` from a thread on the one core, driven by a thread on the other. Returns the cost per message of the
-/// server's thread.
+/// Serves `load` on one core, driven by a thread on the other. Returns the cost per message of the server's thread.
 pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spent {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -53,7 +53,7 @@ pub(crate) fn cost_per_message(driver: Driver, style: Style, load: Load) -> Spen
     Spent { cpu: spent.cpu.div_f64(measured), wall: spent.wall.div_f64(measured) }
 }
 
-/// Accepts so many connections and echoes until they end.
+/// Accepts this many connections and echoes until they end.
 pub(crate) async fn serve(listener: TcpListener, connections: usize, style: Style, meter: Rc<Meter>) -> Spent {
     let listener = monoio::net::TcpListener::from_std(listener).unwrap();
     let mut echoes = Vec::new();
@@ -111,13 +111,13 @@ async fn echo_what_completes(mut stream: TcpStream, meter: &Meter) -> io::Result
     }
 }
 
-/// So many steps, always as long in instructions: a clock would not notice what interrupts it.
+/// Computes `steps` steps. The number of instructions is fixed, so interruptions show in the measured time.
 fn work(steps: u32) {
     let mix = |state: u64, step| (state ^ u64::from(step)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     std::hint::black_box((0..steps).fold(std::hint::black_box(1), mix));
 }
 
-/// Reads the clocks when the warm-up is over and when everything has been echoed.
+/// Reads the clocks after the warm-up and after the last echo.
 pub(crate) struct Meter {
     from: usize,
     to: usize,

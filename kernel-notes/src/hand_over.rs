@@ -1,7 +1,8 @@
-//! A caller's connection is served by the worker that owns its service, or its requests cross one by one.
+//! Hand-over of a connection to the worker that owns its service, compared with requests that cross one by one.
 //!
-//! Two demos of two workers each in this process, which differ in that alone. Callers are another process, so that
-//! their CPU time is not counted. Both demos get only connections that the kernel gave to the wrong worker.
+//! Two demos with two workers each run in this process and differ only in this. Callers are a separate process, so that
+//! their CPU time is not counted. Both demos get only connections that the kernel gave to the worker that does not own
+//! the service.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -64,7 +65,7 @@ fn start(hand_over: HandOver) -> Demo {
         backend: None,
         data_dir: None,
         workers: WORKERS,
-        // Never reached: what is measured is not the refusal.
+        // Never reached, because refusals are not measured.
         rate: Rate::new(1_000_000_000, 1_000_000_000).unwrap(),
         hand_over,
         ..Options::default()
@@ -72,14 +73,14 @@ fn start(hand_over: HandOver) -> Demo {
     Demo::start(&options).unwrap()
 }
 
-/// The process that calls one demo.
+/// Process of the callers of one demo.
 struct Callers {
     child: Child,
     commands: ChildStdin,
     replies: BufReader<ChildStdout>,
 }
 
-/// Both in µs.
+/// Results of one round, in µs.
 #[derive(Clone, Copy)]
 struct Round {
     cpu: f64,
@@ -87,7 +88,7 @@ struct Round {
 }
 
 impl Callers {
-    /// Has the process open connections until so many are where the kernel should not have put them.
+    /// Makes the process open connections until this many are on the worker that does not own the service.
     fn start(demo: &Demo, connections: usize) -> Self {
         let port = demo.gateway().address().port().to_string();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -130,7 +131,7 @@ impl Callers {
     }
 
     fn reply(&mut self) -> String {
-        read_line(&mut self.replies).expect("the callers' process ended")
+        read_line(&mut self.replies).expect("the callers' process runs")
     }
 }
 
@@ -139,23 +140,25 @@ fn server_name(demo: &Demo) -> String {
     host.rsplit_once(':').unwrap().0.to_owned()
 }
 
-/// Connections handed over and requests that crossed, in all.
+/// Sum of the connections handed over and the requests that crossed.
 fn moved_or_crossed(demo: &Demo) -> u64 {
     let reports = demo.gateway().control().reports();
     reports.iter().map(|report| report.totals["connections_handed_over"] + report.totals["requests_crossing"]).sum()
 }
 
-/// The argument that makes a process one of callers.
+/// Argument that starts the callers' process.
 pub(crate) const CALLER: &str = "callers";
 const CA_FILE: &str = "GW_PROBE_CA_FILE";
 const SERVICE_KEY: &str = "GW_PROBE_SERVICE_KEY";
 const SERVER_NAME: &str = "GW_PROBE_SERVER_NAME";
-/// Connections opened at most to find one that the kernel gives to the wrong worker: half of them should be.
+/// Largest number of connections opened to find one that the kernel gives to the worker that does not own the service.
+/// About half of them are.
 const TRIES: usize = 64;
 
 type Connection = StreamOwned<ClientConnection, TcpStream>;
 
-/// The callers' process: opens connections as told, then calls for as long as each line of its input says.
+/// Runs the callers' process: opens connections, then sends requests for the duration that each line of its input
+/// gives.
 pub(crate) fn call(port: &str, connections: &str) {
     let (port, wanted): (u16, usize) = (port.parse().unwrap(), connections.parse().unwrap());
     let variable = |name: &str| std::env::var(name).unwrap();
@@ -220,7 +223,7 @@ fn open(port: u16, name: &str, config: &Arc<ClientConfig>) -> Connection {
     StreamOwned::new(ClientConnection::new(Arc::clone(config), name).unwrap(), socket)
 }
 
-/// One request, and its response to the last byte.
+/// Sends a request and reads the complete response.
 fn exchange(connection: &mut Connection, request: &[u8]) {
     connection.write_all(request).unwrap();
     let (mut buffer, mut filled) = ([0; 4096], 0);
@@ -232,14 +235,17 @@ fn exchange(connection: &mut Connection, request: &[u8]) {
         let Some((head, body)) = response.split_once("\r\n\r\n") else { continue };
         assert!(head.starts_with("HTTP/1.1 200 "), "{response}");
         let head = head.to_ascii_lowercase();
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).expect("no Content-Length");
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "))
+            .expect("the response has a Content-Length");
         if body.len() == length.parse::<usize>().unwrap() {
             return;
         }
     }
 }
 
-/// `None` at the end.
+/// The next line; `None` at the end of the input.
 fn read_line(input: &mut impl BufRead) -> Option<String> {
     let mut line = String::new();
     (input.read_line(&mut line).unwrap() > 0).then(|| line.trim().to_owned())

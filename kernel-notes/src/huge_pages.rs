@@ -1,5 +1,5 @@
-//! How long the first touch of new memory takes, on pages of 4 KiB and of 2 MiB.
-#![allow(unsafe_code, reason = "mapping memory is")]
+//! Duration of the first touch of new memory, with pages of 4 KiB and of 2 MiB.
+#![allow(unsafe_code, reason = "mmap, madvise and raw pointers are unsafe")]
 
 use std::ptr;
 use std::time::Instant;
@@ -24,17 +24,18 @@ pub(crate) fn probe() {
     }
 }
 
-/// Microseconds for the first byte of each block, and for all of it.
+/// Microseconds until the first byte of each block is written, and until one byte in every 4 KiB is.
 fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
     let length = (BLOCKS + 1) * BLOCK;
-    // SAFETY: a new mapping, at an address of the kernel's choice.
+    // SAFETY: creates a new mapping at an address that the kernel chooses.
     let mapping =
         unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
     let mapping = mapping.unwrap();
-    // SAFETY: the mapping above, which nobody has used.
+    // SAFETY: the mapping above, which has not been used.
     unsafe { madvise(mapping, length, advice) }.unwrap();
     let aligned = mapping.cast::<u8>().wrapping_add(mapping.addr().next_multiple_of(BLOCK) - mapping.addr());
-    // SAFETY: at most `BLOCKS * BLOCK` bytes behind the first aligned one: within the mapping, which is one block longer.
+    // SAFETY: at most `BLOCKS * BLOCK` bytes after the first aligned address, within the mapping, which is one block
+    // longer.
     let write = |offset: usize| unsafe { aligned.add(offset).write_volatile(1) };
     let (mut first, mut all) = (Vec::new(), Vec::new());
     for block in (0..BLOCKS).map(|block| block * BLOCK) {
@@ -44,7 +45,7 @@ fn touch(advice: Advice) -> (Vec<f64>, Vec<f64>) {
         (block..block + BLOCK).step_by(SMALL_PAGE).for_each(write);
         all.push(micros(began.elapsed()));
     }
-    // SAFETY: the mapping above; nothing refers to it any more.
+    // SAFETY: the mapping above, to which no references are left.
     unsafe { munmap(mapping, length) }.unwrap();
     (first, all)
 }

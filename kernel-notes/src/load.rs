@@ -1,4 +1,4 @@
-//! The other end of an echo: one thread that keeps every connection busy with one message at a time.
+//! The client of an echo: one thread that keeps one message in flight on every connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,18 +7,18 @@ use std::time::Duration;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-/// What the client does to the server.
+/// Load of the client.
 #[derive(Clone, Copy)]
 pub(crate) struct Load {
     pub(crate) connections: usize,
     pub(crate) message: usize,
-    /// Over all connections.
+    /// Number of messages over all connections.
     pub(crate) messages: usize,
-    /// Steps of computation that the server does for each message: what TLS and HTTP are to a gateway.
+    /// Steps of computation per message on the server, in place of a gateway's TLS and HTTP.
     pub(crate) work: u32,
 }
 
-/// A server that says nothing for so long has failed.
+/// Timeout of the server.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Load {

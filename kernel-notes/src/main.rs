@@ -1,4 +1,4 @@
-//! `gw-kernel-notes PROBE`: measures on this machine what the page of the same name claims.
+//! `gw-kernel-notes PROBE`: measures the claim of the page of the same name on this machine.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
         ["cross-core-wakes"] => wakes::probe(),
         ["hand-over"] => hand_over::probe(),
         ["huge-pages"] => huge_pages::probe(),
-        // What probes start a process of their own for.
+        // Child processes of the probes.
         [readiness::IDLE, style] => readiness::report_idle_memory(style),
         [hand_over::CALLER, port, connections] => hand_over::call(port, connections),
         _ => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The core that what is measured runs on, and the one that drives it. On a machine with one core they are the same.
+/// Core of the measured thread, and core of the thread that drives it. On a machine with one core they are the same.
 pub(crate) const MEASURED_CORE: usize = 0;
 pub(crate) const DRIVING_CORE: usize = 1;
 
@@ -15,7 +15,7 @@ pub(crate) fn pin(core: usize) {
     assert!(pinned, "cannot pin to core {core}");
 }
 
-/// CPU and wall time since some start.
+/// CPU and wall time since an arbitrary start.
 #[derive(Clone, Copy)]
 pub(crate) struct Stamp {
     cpu: Duration,
@@ -29,12 +29,12 @@ pub(crate) struct Spent {
 }
 
 impl Stamp {
-    /// Of the calling thread.
+    /// Times of the calling thread.
     pub(crate) fn thread() -> Self {
         Self { cpu: read(ClockId::ThreadCPUTime), wall: Instant::now() }
     }
 
-    /// Of every thread of this process.
+    /// Times of this process, all threads.
     pub(crate) fn process() -> Self {
         Self { cpu: read(ClockId::ProcessCPUTime), wall: Instant::now() }
     }
@@ -57,13 +57,13 @@ pub(crate) fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// The middle one; of an even number, the upper of the two.
+/// The median; the upper one for an even number of values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// `median (least–most)`: how far to trust it.
+/// Formats values as `median (least–most)`.
 pub(crate) fn spread(values: &[f64]) -> String {
     let (least, most) = values.iter().fold((f64::MAX, f64::MIN), |(least, most), v| (least.min(*v), most.max(*v)));
     format!("{:.2} ({least:.2}–{most:.2})", median(values.to_vec()))
@@ -76,7 +76,7 @@ pub(crate) fn resident() -> usize {
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// The first line of every report.
+/// Prints the first line of every report, which describes the machine.
 pub(crate) fn print_machine() {
     let kernel = rustix::system::uname();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

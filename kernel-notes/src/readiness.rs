@@ -1,4 +1,4 @@
-//! Two ways to read from a socket on the ring: wait until it is readable, or give it a buffer and wait until it is full.
+//! Two styles of reading from a socket on the ring: wait until it is readable, or give the ring a buffer to fill.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -23,10 +23,10 @@ const LOADS: [Load; 4] = [
 ];
 const STYLES: [Style; 2] = [Style::Readiness, Style::Completion];
 
-/// The argument that has a process measure idle connections.
+/// Argument that starts the process that measures idle connections.
 pub(crate) const IDLE: &str = "idle-memory";
 const IDLE_CONNECTIONS: usize = 2000;
-/// What each of them has echoed before it fell idle: the largest TLS record.
+/// Size of the message that each connection echoes before it is idle: the largest TLS record.
 const IDLE_MESSAGE: usize = 16 * 1024;
 
 pub(crate) fn probe() {
@@ -58,7 +58,7 @@ fn compare(load: Load) {
     println!("  completion ÷ readiness: {:.2}", median(costs[1].clone()) / median(costs[0].clone()));
 }
 
-/// In a process of its own: nothing has been freed in it that connections could be made of.
+/// Measures idle connections in a separate process, which has no freed memory that connections could reuse.
 pub(crate) fn report_idle_memory(style: &str) {
     runtime::raise_open_file_limit();
     let style = STYLES.into_iter().find(|known| format!("{known:?}") == style).unwrap();

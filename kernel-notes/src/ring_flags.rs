@@ -1,4 +1,4 @@
-//! What the ring's set-up flags are worth: the same echo on rings with more and more of them, and on epoll.
+//! Effect of the ring's setup flags: the same echo on rings with different flags, and on epoll.
 
 use gw_shared::runtime::{Driver, RingFlags};
 
@@ -7,7 +7,7 @@ use crate::load::Load;
 use crate::measure::{self, median, micros};
 
 const ROUNDS: usize = 9;
-/// About 5 µs.
+/// Steps that take about 4 µs.
 const WORK: u32 = 4000;
 const LOADS: [Load; 3] = [
     Load { connections: 64, message: 100, messages: 50_000, work: 0 },
@@ -22,7 +22,7 @@ pub(crate) fn probe() {
     );
     for load in LOADS {
         println!("\n{} connections, {} steps of work for each message", load.connections, load.work);
-        // Round by round, so that what disturbs the machine disturbs all alike.
+        // All drivers in each round, so that noise of the machine affects all.
         let mut costs = vec![Vec::new(); drivers().len()];
         for _ in 0..ROUNDS {
             for (driver, costs) in drivers().into_iter().zip(&mut costs) {

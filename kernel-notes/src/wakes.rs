@@ -1,4 +1,4 @@
-//! Messages from one thread to a reactor on another, with a wake for each or with one for all until it looks.
+//! Messages from one thread to a reactor on another, with one wake per message or one wake until the reactor reads.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,17 +17,17 @@ use crate::load::PATIENCE;
 use crate::measure::{self, Stamp, median, micros, thread_cpu};
 
 const ROUNDS: usize = 7;
-/// Messages posted in a row, and how often. After each burst the receiver falls asleep.
+/// Length of a burst and number of bursts. The receiver falls asleep after each burst.
 const BURSTS: [(usize, usize); 4] = [(1, 2000), (8, 1000), (64, 500), (1000, 100)];
-/// Long enough for the receiver to go back to sleep.
+/// Pause after which the receiver sleeps again.
 const REST: Duration = Duration::from_micros(200);
 const CAPACITY: usize = 16 * 1024;
 
 #[derive(Clone, Copy, Debug)]
 enum Bell {
-    /// monoio's waker, used for each message.
+    /// Uses monoio's waker for each message.
     EachMessage,
-    /// The same, but only if no wake is under way: what the gateway's mailbox does.
+    /// Uses the waker only if no wake is pending, as the gateway's mailbox does.
     Coalesced,
 }
 
@@ -41,8 +41,10 @@ struct Mail {
 
 pub(crate) fn probe() {
     measure::print_machine();
-    println!("median of {ROUNDS}; CPU per message, µs; wake: from post to receipt by a sleeping reactor, median, µs\n");
-    println!("{:>6}  {:12} {:>8} {:>9} {:>7} {:>7}", "burst", "bell", "poster", "receiver", "both", "wake");
+    println!(
+        "median of {ROUNDS}; CPU per message, µs; delay: from post to receipt by a sleeping reactor, median, µs\n"
+    );
+    println!("{:>6}  {:12} {:>8} {:>9} {:>7} {:>7}", "burst", "wake", "sender", "receiver", "both", "delay");
     for (burst, repeats) in BURSTS {
         let mut rows = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
@@ -59,7 +61,7 @@ pub(crate) fn probe() {
     }
 }
 
-/// All in µs.
+/// Results in µs.
 struct Outcome {
     poster: f64,
     receiver: f64,
@@ -110,7 +112,7 @@ fn post_all(sender: &Sender<Instant>, mail: &Mail, burst: usize, repeats: usize)
     posting.saturating_sub(cost_of_the_clock() * u32::try_from(repeats).unwrap())
 }
 
-/// CPU time that a pair of readings of the CPU clock counts itself.
+/// CPU time of a pair of readings of the CPU clock.
 fn cost_of_the_clock() -> Duration {
     const READINGS: u32 = 10_000;
     let start = thread_cpu();
@@ -120,7 +122,7 @@ fn cost_of_the_clock() -> Duration {
     (thread_cpu() - start) / READINGS
 }
 
-/// Returns the CPU time of the thread, its sleeping and waking included, and how long each message was under way.
+/// Returns the CPU time of the thread, including falling asleep and waking, and the delay of each message.
 fn read_all(receiver: Receiver<Instant>, mail: Arc<Mail>) -> (Duration, Vec<f64>) {
     measure::pin(measure::MEASURED_CORE);
     let driver = Driver::choose().unwrap();
@@ -128,7 +130,7 @@ fn read_all(receiver: Receiver<Instant>, mail: Arc<Mail>) -> (Duration, Vec<f64>
     let seen = Rc::clone(&waits);
     let spent = driver
         .block_on(async move {
-            // A task, as in the gateway: the reactor's main future is woken in another way.
+            // A task, as in the gateway, because the reactor wakes its main future differently.
             let reader = monoio::spawn(async move {
                 let start = Stamp::thread();
                 std::future::poll_fn(|cx| mail.poll_read(cx, &receiver, &mut seen.borrow_mut())).await;
@@ -156,11 +158,11 @@ impl Mail {
         }
     }
 
-    /// Takes messages until their sender is gone.
+    /// Receives messages until the sender is dropped.
     fn poll_read(&self, cx: &Context<'_>, receiver: &Receiver<Instant>, waits: &mut Vec<f64>) -> Poll<()> {
         self.each.get_or_init(|| cx.waker().clone());
         self.coalesced.register(cx.waker());
-        // Before the mail is read: whatever arrives from here on rings again.
+        // Cleared before the messages are read, so that later messages ring again.
         self.rung.swap(false, Ordering::AcqRel);
         loop {
             match receiver.try_recv() {

@@ -1,4 +1,4 @@
-//! The rate limit admits its burst and what refills meanwhile: no more, no less, however many cores there are.
+//! The rate limit admits exactly its burst and the tokens refilled meanwhile, on any number of cores.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let with_status = |status: u16| run.answers.iter().filter(move |(answer, _)| answer.head.status == status);
     let (passed, limited) = (with_status(200).count(), with_status(429).count());
     let elapsed = run.elapsed.as_secs_f64();
-    // What refills is continuous, and the clock here starts a little after the product's last look at its own.
+    // Tokens refill continuously, and this clock starts slightly after the product's last reading of its own.
     let passed_max = BURST + (elapsed * REFILL_PER_SECOND).floor() as usize + 1;
     say(format_args!(
         "bucket: {passed} of {REQUESTS} requests passed and {limited} were limited, in {elapsed:.2} s from {CALLERS} \

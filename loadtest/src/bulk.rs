@@ -1,4 +1,4 @@
-//! Large bodies both ways: what arrives is what was sent, and the product's memory stays bounded.
+//! Large bodies in both directions arrive unchanged, and the memory of the product stays bounded.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::procfs::{self, Memory};
 use crate::report::{mebibytes, say};
 use crate::sink::{self, Received, hexadecimal};
 
-/// What can be changed about the scenario.
+/// Options of the scenario.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Size of each body.
@@ -24,16 +24,16 @@ pub(crate) struct Options {
     bytes: u64,
 }
 
-/// Most memory that gateway and agent (and for the download the echo) may have together.
+/// Largest resident memory of gateway and agent together (and of the echo during the download).
 const MEMORY_MAX: u64 = 64 << 20;
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
-/// Bytes after which the demo's echo repeats itself.
+/// Period of the pattern that the demo's echo sends.
 const PIECE: usize = 64 * 1024;
-/// Name of the echo's thread in the demo: a backend is not what is measured.
+/// Name of the echo's thread in the demo. Its CPU time is reported separately.
 const ECHO_THREAD: &str = "gw-echo";
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
-    // Before the transfers: hashing twice during them would take the cores from the product.
+    // Hashes before the transfers, because hashing during them takes CPU from the product.
     say(format_args!("hashing {} bytes for each direction", options.bytes));
     let (echo, numbered) = (Content::echo(options.bytes), Content::numbered(options.bytes));
     let (downloaded, uploaded) = (digest(echo)?, digest(numbered)?);
@@ -54,12 +54,12 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     demo.stop()
 }
 
-/// Downloads from the demo's echo and compares every byte with what its position says.
+/// Downloads from the demo's echo and compares every byte with the pattern.
 fn download(target: &Target, bytes: u64) -> Result<Received, Failure> {
     let mut connection = target.connect()?;
     let head = connection.get(&format!("/bytes/{bytes}"))?;
     ensure(head.status == 200, || format!("download: status {}", head.status))?;
-    // Twice the pattern: wherever a read begins, what it should return is one slice.
+    // Twice the pattern, so that the expected bytes of every read are one slice.
     let expected: Vec<u8> = (0..2 * PIECE).map(|position| position as u8).collect();
     let mut buffer = vec![0; PIECE];
     let mut hash = Context::new(&SHA256);
@@ -77,7 +77,7 @@ fn download(target: &Target, bytes: u64) -> Result<Received, Failure> {
     }
 }
 
-/// Uploads to our sink, which says what it got.
+/// Uploads to the sink, which answers with length and digest.
 fn upload(target: &Target, bytes: u64) -> Result<Received, Failure> {
     let answer = target.connect()?.upload("/upload", bytes, &mut Content::numbered(bytes))?;
     ensure(answer.head.status == 200, || {
@@ -108,24 +108,24 @@ fn digest(mut content: Content) -> Result<Received, Failure> {
     }
 }
 
-/// A body that is made while it is read.
+/// A body that is generated while it is read.
 struct Content {
     left: u64,
     piece: Vec<u8>,
-    /// Of `piece`, already read.
+    /// Bytes of `piece` already read.
     used: usize,
-    /// Which piece comes next, if each begins with its number.
+    /// Number of the next piece, if pieces are numbered.
     next: Option<u64>,
 }
 
 impl Content {
-    /// What the demo's echo sends: the low byte of each position.
+    /// The pattern of the demo's echo: the low byte of each position.
     fn echo(length: u64) -> Self {
         let piece: Vec<u8> = (0..PIECE).map(|position| position as u8).collect();
         Self { left: length, used: piece.len(), piece, next: None }
     }
 
-    /// The same with numbered pieces: here lost, repeated and swapped pieces show too.
+    /// The pattern with numbered pieces, which reveals lost, repeated and swapped pieces.
     fn numbered(length: u64) -> Self {
         Self { next: Some(0), ..Self::echo(length) }
     }
@@ -175,7 +175,7 @@ impl Measurement {
         Ok(Self { pid, start: Instant::now(), cpu, echo_cpu, stop, sampler })
     }
 
-    /// Prints what the transfer took.
+    /// Prints duration, CPU time and memory of the transfer.
     fn finish(self, what: &str, bytes: u64) -> Result<Memory, Failure> {
         let elapsed = self.start.elapsed().as_secs_f64();
         let echo = procfs::cpu_of_thread(self.pid, ECHO_THREAD).saturating_sub(self.echo_cpu);
@@ -201,7 +201,7 @@ impl Measurement {
     }
 }
 
-/// Looks at the memory of a process until told to stop.
+/// Samples the memory of a process until `stop` is dropped.
 fn sample(pid: u32, stop: &mpsc::Receiver<()>) -> Samples {
     let mut samples = Samples::default();
     loop {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_have_their_length_and_numbers() {
+    fn generated_bodies_have_their_length_and_numbers() {
         let mut bytes = Vec::new();
         Content::numbered(PIECE as u64 + 20).read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes.len(), PIECE + 20);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_of_the_content() {
+    fn digests_match_the_content() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(digest(Content::echo(0)).unwrap(), Received { bytes: 0, sha256: empty.to_owned() });
         assert_ne!(digest(Content::echo(100_000)).unwrap(), digest(Content::numbered(100_000)).unwrap());

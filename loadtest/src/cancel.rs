@@ -1,4 +1,4 @@
-//! Callers that leave in the middle of a download free what they held; slots are neither lost nor exceeded.
+//! Callers that disconnect during a download release their slots; slots are neither lost nor exceeded.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ const AT_ONCE: usize = 200;
 const DOWNLOAD: &str = "/bytes/100000000";
 const READ_FIRST: usize = 64 * 1024;
 
-/// The agent's own default, which the demo runs with.
+/// The agent's default, which the demo uses.
 const SLOTS: usize = 128;
 const SLOW: &str = "/slow?ms=2000";
 const LIMIT_CODE: &str = "GW_AGENT_CONCURRENCY_LIMIT";
-/// How soon everything must be free again.
+/// Time within which everything must be released.
 const IDLE_WITHIN: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
@@ -27,7 +27,7 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     cancel_one_after_another(&demo.target)?;
     cancel_at_once(&demo.target)?;
     let gone = metrics::read(&demo.admin_url, "gw_requests_caller_gone_total")?;
-    say(format_args!("cancel: the gateway counts {gone} callers that left"));
+    say(format_args!("cancel: the gateway counts {gone} disconnected callers"));
     wait_until_idle(&demo)?;
 
     let answers = slow_at_once(&demo.target, SLOTS)?;
@@ -48,7 +48,9 @@ fn cancel_one_after_another(target: &Target) -> Result<(), Failure> {
         ensure(connection.is_some(), || format!("{LIMIT_CODE}: cancelled downloads kept their slots"))?;
     }
     let seconds = start.elapsed().as_secs_f64();
-    say(format_args!("cancel: {ONE_AFTER_ANOTHER} downloads one after another left after 64 KiB, in {seconds:.1} s"));
+    say(format_args!(
+        "cancel: {ONE_AFTER_ANOTHER} downloads cancelled one after another after 64 KiB, in {seconds:.1} s"
+    ));
     Ok(())
 }
 
@@ -57,13 +59,13 @@ fn cancel_at_once(target: &Target) -> Result<(), Failure> {
     let running = downloads.iter().flatten().count();
     drop(downloads);
     say(format_args!(
-        "cancel: of {AT_ONCE} downloads at once {running} ran and left together, {} were over the slots",
+        "cancel: of {AT_ONCE} downloads at once {running} ran and were cancelled together, {} exceeded the slots",
         AT_ONCE - running
     ));
     Ok(())
 }
 
-/// The connection in the middle of its download; `None` if the agent had no slot for it.
+/// Starts a download; `None` if the agent had no free slot.
 fn begin_download(mut connection: Connection) -> Result<Option<Connection>, Failure> {
     let head = connection.get(DOWNLOAD)?;
     if head.status == 502 && head.field("x-gw-status") == Some("AgentError") {
@@ -80,7 +82,7 @@ fn wait_until_idle(demo: &Demo) -> Result<(), Failure> {
     Ok(())
 }
 
-/// More requests at once than there are slots: those beyond are refused, and for that reason only.
+/// Sends more concurrent requests than slots. The excess must be refused with the concurrency limit's code.
 fn overload(target: &Target) -> Result<(), Failure> {
     let answers = slow_at_once(target, AT_ONCE)?;
     let succeeded = answers.iter().filter(|answer| answer.head.status == 200).count();

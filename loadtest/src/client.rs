@@ -1,4 +1,4 @@
-//! A caller: HTTP/1.1 over TLS, blocking, with deadlines; reads bodies as they come.
+//! A blocking HTTP/1.1 client over TLS with timeouts, which streams bodies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,13 +13,13 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use crate::failure::{Failure, ensure};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// Longest wait for the next bytes, either way.
+/// Timeout of one read or write.
 const PATIENCE: Duration = Duration::from_secs(30);
 const HEAD_MAX: usize = 64 * 1024;
-/// Largest body that is kept whole.
+/// Largest body that is kept in memory.
 const BODY_MAX: u64 = 1024 * 1024;
 
-/// A service on loopback: who to ask, as whom.
+/// A service on loopback, with its address, certificate authority and service key.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) port: u16,
@@ -27,13 +27,13 @@ pub(crate) struct Target {
     pub(crate) host: String,
     pub(crate) service_key: String,
     name: ServerName<'static>,
-    /// Size of the kernel's receive buffer; `None`: as the kernel likes.
+    /// Size of the socket receive buffer; `None` for the kernel's default.
     receive_buffer: Option<usize>,
     tls: Arc<ClientConfig>,
 }
 
 impl Target {
-    /// `url` is `https://host:port`; whatever its host, connections go to loopback.
+    /// `url` is `https://host:port`; connections go to loopback for any host.
     pub(crate) fn new(url: &str, ca_file: &Path, service_key: &str) -> Result<Self, Failure> {
         let bad = || Failure::new(format!("not https://host:port: {url}"));
         let (host, port) = url.strip_prefix("https://").and_then(|rest| rest.rsplit_once(':')).ok_or_else(bad)?;
@@ -48,7 +48,7 @@ impl Target {
         })
     }
 
-    /// This target, with receive buffers of `bytes`.
+    /// This target with receive buffers of `bytes`.
     pub(crate) fn with_receive_buffer(&self, bytes: usize) -> Self {
         Self { receive_buffer: Some(bytes), ..self.clone() }
     }
@@ -59,19 +59,19 @@ impl Target {
         Ok(Self { host: host.to_owned(), service_key: service_key.to_owned(), name, ..self.clone() })
     }
 
-    /// Opens a connection; the handshake is complete when this returns.
+    /// Opens a connection and completes its handshake.
     pub(crate) fn connect(&self) -> Result<Connection, Failure> {
         let fields = format!("Host: {}\r\nX-Gw-Service-Key: {}\r\n", self.host, self.service_key);
         let stream = self.open(&[b"http/1.1"])?;
         Ok(Connection { stream, fields, ahead: Vec::new(), body_left: 0, closing: false })
     }
 
-    /// Opens a connection that speaks one of `protocols`, to do with as one likes.
+    /// Opens a raw TLS connection that negotiates one of `protocols`.
     pub(crate) fn open(&self, protocols: &[&[u8]]) -> Result<Stream, Failure> {
         self.open_from(0, protocols)
     }
 
-    /// The same from loopback address number `source`: one address has some 28,000 ports.
+    /// Like [`Self::open`], from loopback address number `source`. One address has some 28,000 ports.
     pub(crate) fn open_from(&self, source: usize, protocols: &[&[u8]]) -> Result<Stream, Failure> {
         let mut socket = self.socket_from(source)?;
         let mut tls = self.session(protocols)?;
@@ -125,20 +125,20 @@ fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    // Each handshake is a whole one.
+    // Every handshake is a full one.
     config.resumption = rustls::client::Resumption::disabled();
     Ok(config)
 }
 
-/// A connection without any HTTP yet.
+/// A TLS connection before its first HTTP message.
 pub(crate) type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// One connection, one request at a time. Dropping it closes it at once, whatever is still to come.
+/// A connection with one request at a time. Dropping it closes it at once.
 pub(crate) struct Connection {
     stream: Stream,
     /// The header fields that every request has.
     fields: String,
-    /// Received beyond the head.
+    /// Bytes received after the head.
     ahead: Vec<u8>,
     body_left: u64,
     closing: bool,
@@ -151,20 +151,20 @@ pub(crate) struct Head {
     fields: Vec<(String, String)>,
 }
 
-/// A small response, whole.
+/// A small response with its complete body.
 pub(crate) struct Answer {
     pub(crate) head: Head,
     pub(crate) body: Vec<u8>,
 }
 
 impl Connection {
-    /// Requests `path` and reads the response's head; its body comes from [`Self::read_body`].
+    /// Requests `path` and reads the head of the response; [`Self::read_body`] reads its body.
     pub(crate) fn get(&mut self, path: &str) -> Result<Head, Failure> {
         self.send_head("GET", path, "")?;
         self.response_head()
     }
 
-    /// Requests `path` and reads the whole response, which must be small.
+    /// Requests `path` and reads the complete response, which must be small.
     pub(crate) fn ask(&mut self, path: &str) -> Result<Answer, Failure> {
         let head = self.get(path)?;
         Ok(Answer { head, body: self.small_body()? })
@@ -174,7 +174,7 @@ impl Connection {
     pub(crate) fn upload(&mut self, path: &str, length: u64, body: &mut impl Read) -> Result<Answer, Failure> {
         self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
         let sent = std::io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
-        // Who does not take the body may have said why: that is the better message.
+        // A server that does not read the body may have sent an error response, which is the better message.
         match (self.response_head(), sent) {
             (Ok(head), _) => Ok(Answer { head, body: self.small_body()? }),
             (Err(_), Err(error)) => Err(Failure::during("sending the body", error)),
@@ -202,7 +202,7 @@ impl Connection {
         Ok(read)
     }
 
-    /// Reads exactly so much of the body.
+    /// Fills `into` from the body.
     pub(crate) fn read_body_exact(&mut self, into: &mut [u8]) -> Result<(), Failure> {
         let mut filled = 0;
         while filled < into.len() {
@@ -243,7 +243,7 @@ impl Connection {
         };
         self.ahead = received.split_off(end + 4);
         let head = Head::parse(&received[..end]).ok_or_else(|| Failure::new("a response that is not HTTP/1.1"))?;
-        // Everything asked for here has a known length.
+        // All requested resources have a known length.
         let length = head.field("content-length").and_then(|length| length.parse().ok());
         self.body_left = length.ok_or_else(|| Failure::new("a response without Content-Length"))?;
         self.closing = head.field("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
@@ -259,7 +259,7 @@ impl Connection {
 }
 
 impl Head {
-    /// The first field called `name`, which is lower-case.
+    /// The first field with this name; `name` is in lower case.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
@@ -276,7 +276,7 @@ impl Head {
 }
 
 impl Answer {
-    /// The gateway's own error code, if this is one of its errors.
+    /// Error code, if this is an error response of the gateway.
     pub(crate) fn error_code(&self) -> Option<String> {
         let body: serde_json::Value = serde_json::from_slice(&self.body).ok()?;
         Some(body.get("error")?.get("code")?.as_str()?.to_owned())
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_are_parsed() {
+    fn response_heads_are_parsed() {
         let head = Head::parse(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After:  3 \r\nX: a:b").unwrap();
         assert_eq!(head.status, 429);
         assert_eq!((head.field("retry-after"), head.field("x"), head.field("y")), (Some("3"), Some("a:b"), None));

@@ -1,4 +1,4 @@
-//! The product under test: `gw-gateway demo`, started and understood.
+//! The product under test, started as `gw-gateway demo`.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -14,19 +14,19 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::process::{self, Process};
 
-/// A bucket that never runs empty, for scenarios that are about something else.
+/// A rate that is never reached, for scenarios that do not test the rate limit.
 pub(crate) const UNLIMITED: u32 = 1_000_000_000;
-/// Workers where the scenario does not say otherwise: enough for connections to cross between cores.
+/// Default number of workers, enough for connections to cross between cores.
 const WORKERS: usize = 2;
 const START_WITHIN: Duration = Duration::from_secs(30);
 
-/// What is said to the demo.
+/// Options of the demo.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) workers: usize,
-    /// Burst and refill per minute; the product's own if not given.
+    /// Burst and refill per minute; `None` for the product's default.
     pub(crate) rate: Option<u32>,
-    /// A URL; the demo's echo if not given.
+    /// Backend URL; `None` for the demo's echo.
     pub(crate) backend: Option<String>,
     pub(crate) core: Option<usize>,
     pub(crate) slots: Option<u32>,
@@ -38,12 +38,12 @@ impl Default for Options {
     }
 }
 
-/// A running demo: gateway, agent and (without a backend of our own) echo in one process.
+/// A running demo: gateway, agent and (without another backend) echo in one process.
 pub(crate) struct Demo {
     process: Process,
-    /// Where its requests go, and how.
+    /// Target of requests to the demo's service.
     pub(crate) target: Target,
-    /// Of the region: `https://host:port`.
+    /// URL of the region, `https://host:port`.
     pub(crate) base_url: String,
     pub(crate) ca_file: PathBuf,
     /// `http://address:port`
@@ -51,7 +51,7 @@ pub(crate) struct Demo {
     pub(crate) admin_token: String,
 }
 
-/// What of the demo's JSON line is needed here.
+/// Used fields of the demo's JSON line.
 #[derive(Deserialize)]
 struct About {
     base_url: String,
@@ -63,13 +63,13 @@ struct About {
 }
 
 impl Demo {
-    /// Starts the product; it can serve requests when this returns.
+    /// Starts the product and waits until it serves requests.
     pub(crate) fn start(gateway: &Path, options: &Options) -> Result<Self, Failure> {
-        // The demo would make a folder itself, and leave it behind if it had to be killed.
+        // A folder created by the demo itself would stay behind after a kill.
         Self::start_in(tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?, gateway, options)
     }
 
-    /// Starts it with this folder of data.
+    /// Starts the product with this data folder.
     pub(crate) fn start_in(folder: TempDir, gateway: &Path, options: &Options) -> Result<Self, Failure> {
         ensure(gateway.is_file(), || {
             "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
@@ -83,13 +83,13 @@ impl Demo {
         if let Some(backend) = &options.backend {
             command.args(["--backend", backend]);
         }
-        // What the caller's environment says must not change what is measured.
+        // The environment must not change the measured configuration.
         command.env_remove(SLOTS);
         if let Some(slots) = options.slots {
             command.env(SLOTS, slots.to_string());
         }
         if env::var_os(LOG).is_none() {
-            // wrk sends the address it connects to as server name, which rustls warns of each time.
+            // wrk sends its target address as server name, and rustls logs a warning for each connection.
             command.env(LOG, "warn,rustls=error");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -104,22 +104,22 @@ impl Demo {
         self.process.pid()
     }
 
-    /// Ends it and expects exit code 0.
+    /// Stops the demo and expects exit code 0.
     pub(crate) fn stop(self) -> Result<(), Failure> {
         self.process.stop()
     }
 
-    /// Its process and its target, apart.
+    /// Process and target of the demo.
     pub(crate) fn into_parts(self) -> (Process, Target) {
         (self.process, self.target)
     }
 }
 
-/// The product's variables for the agent's slots and for its log filter.
+/// Environment variables of the agent's slots and of the log filter.
 const SLOTS: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 const LOG: &str = "GW_LOG";
 
-/// The first line that a program prints. Its output is read on, or it would get stuck or killed by it.
+/// The first line that a program prints. A thread reads the rest, because a full or closed pipe would stop the program.
 fn first_line(process: &mut Process) -> Result<String, Failure> {
     let stdout = process.take_stdout().ok_or_else(|| Failure::new("gw-gateway has no output"))?;
     let (sender, receiver) = mpsc::channel();

@@ -1,9 +1,9 @@
-//! Why a scenario failed: one sentence for a person.
+//! The reason why a scenario failed.
 
 use std::fmt;
 use std::io;
 
-/// A promise that was not kept, or what kept us from finding out.
+/// A violated guarantee, or an error that prevented the check.
 #[derive(Debug)]
 pub(crate) struct Failure(String);
 
@@ -12,7 +12,7 @@ impl Failure {
         Self(message.into())
     }
 
-    /// An error, and what was being done.
+    /// An error with the operation that failed.
     pub(crate) fn during(what: impl fmt::Display, error: impl fmt::Display) -> Self {
         Self(format!("{what}: {error}"))
     }
@@ -42,7 +42,7 @@ impl From<serde_json::Error> for Failure {
     }
 }
 
-/// `Ok` if a promise was kept, else the failure that says what was.
+/// `Ok` if `kept`, otherwise a failure with the message of `otherwise`.
 pub(crate) fn ensure(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), Failure> {
     if kept { Ok(()) } else { Err(Failure(otherwise())) }
 }

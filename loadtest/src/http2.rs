@@ -1,4 +1,4 @@
-//! HTTP/2 frames (RFC 9113 §4.1) and header blocks (RFC 7541), as bytes.
+//! Raw HTTP/2 frames (RFC 9113 §4.1) and header blocks (RFC 7541).
 
 use std::io::Write;
 
@@ -20,17 +20,17 @@ pub(crate) const UNKNOWN: u8 = 0xfa;
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// SETTINGS_INITIAL_WINDOW_SIZE of 0.
+/// Payload of SETTINGS with SETTINGS_INITIAL_WINDOW_SIZE 0.
 pub(crate) const NO_WINDOW: &[u8] = &[0, 4, 0, 0, 0, 0];
 
-/// Says hello on a new connection.
+/// Sends the connection preface and SETTINGS on a new connection.
 pub(crate) fn begin(mut stream: Stream, settings: &[u8]) -> Result<Stream, Failure> {
     stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, settings)].concat())?;
     stream.flush()?;
     Ok(stream)
 }
 
-/// A whole header block in one frame.
+/// A HEADERS frame with the complete header block.
 pub(crate) fn headers(stream: u32, flags: u8, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | flags, stream, block)
 }
@@ -44,11 +44,11 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// The block of a GET of `path` from `host`, with `key` or without; nothing in it enters the dynamic table.
+/// Header block of a request, with or without a service key. No field is added to the dynamic table.
 pub(crate) fn request(method: &str, host: &str, path: &str, key: Option<&str>) -> Vec<u8> {
     const SCHEME_HTTPS: u8 = 0x87;
     let mut block = vec![SCHEME_HTTPS];
-    // Literals with the names of the static table: `:authority` is 1, `:method` 2, `:path` 4.
+    // Literals with names from the static table: `:authority` is 1, `:method` 2, `:path` 4.
     for (name, value) in [(1, host), (2, method), (4, path)] {
         block.push(name);
         text(&mut block, value);
@@ -61,7 +61,7 @@ pub(crate) fn request(method: &str, host: &str, path: &str, key: Option<&str>) -
     block
 }
 
-/// A field that enters the dynamic table, as number 62.
+/// A literal field that is added to the dynamic table, where its index is 62.
 pub(crate) fn remembered(name: &str, value: &str) -> Vec<u8> {
     let mut field = vec![0x40];
     text(&mut field, name);
@@ -69,7 +69,7 @@ pub(crate) fn remembered(name: &str, value: &str) -> Vec<u8> {
     field
 }
 
-/// What stands for the field that entered the dynamic table last.
+/// Index of the newest field of the dynamic table.
 pub(crate) const LAST: u8 = 0x80 | 62;
 
 fn text(block: &mut Vec<u8>, text: &str) {

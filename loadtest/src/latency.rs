@@ -1,4 +1,4 @@
-//! How long callers wait that ask at a moderate pace.
+//! Latency of callers that send requests at a moderate rate.
 
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::report::percentile;
 
-/// Callers, each on a connection that it keeps, and how often each asks.
+/// Number of callers, each on one keep-alive connection, and the interval of their requests.
 const CALLERS: usize = 4;
 const EVERY: Duration = Duration::from_millis(5);
 const SMALL: &str = "/hello";
-/// p99s below this are compared as if they were it: less is within what the scheduler adds.
+/// A p99 below this counts as this value: smaller differences come from the scheduler.
 const NOISE: Duration = Duration::from_micros(500);
 
 #[derive(Clone, Copy)]
@@ -27,12 +27,12 @@ impl Latency {
         Self { p50: self.p50.min(other.p50), p99: self.p99.min(other.p99) }
     }
 
-    /// How many times the other's p99 this one is.
+    /// Ratio of this p99 to the other's.
     pub(crate) fn p99_over(self, other: Self) -> f64 {
         self.p99.max(NOISE).as_secs_f64() / other.p99.max(NOISE).as_secs_f64()
     }
 
-    /// Of requests that are sent at a moderate pace, each of which must succeed.
+    /// Measures requests at a moderate rate, each of which must succeed.
     pub(crate) fn measure(target: &Target, length: Duration) -> Result<Self, Failure> {
         let mut latencies = std::thread::scope(|scope| {
             let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(|| ask_for(target, length))).collect();
@@ -44,7 +44,7 @@ impl Latency {
     }
 }
 
-/// What threads came to, each once it has ended.
+/// Joins threads and collects their results.
 pub(crate) fn joined<'scope, T>(
     threads: Vec<ScopedJoinHandle<'scope, Result<T, Failure>>>,
 ) -> impl Iterator<Item = Result<T, Failure>> {
@@ -61,7 +61,7 @@ fn ask_for(target: &Target, length: Duration) -> Result<Vec<Duration>, Failure> 
         latencies.push(asked.elapsed());
         ensure(answer.head.status == 200, || {
             let said = String::from_utf8_lossy(&answer.body);
-            format!("a caller that means well got {}: {said}", answer.head.status)
+            format!("an ordinary caller got {}: {said}", answer.head.status)
         })?;
         std::thread::sleep(EVERY);
     }

@@ -1,4 +1,4 @@
-//! Many callers at once.
+//! Load from many concurrent callers.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ pub(crate) fn connect(target: &Target, count: usize) -> Result<Vec<Connection>, 
     (0..count).map(|_| target.connect()).collect()
 }
 
-/// Does `work` on every connection at the same moment, one thread each.
+/// Runs `work` on every connection at the same time, one thread each.
 pub(crate) fn at_once<T: Send>(
     connections: Vec<Connection>,
     work: impl Fn(Connection) -> Result<T, Failure> + Sync,
@@ -33,15 +33,15 @@ pub(crate) fn at_once<T: Send>(
     })
 }
 
-/// What a run of requests took.
+/// Results of a run of requests.
 pub(crate) struct Run {
-    /// From the first request to the last answer.
+    /// Time from the first request to the last response.
     pub(crate) elapsed: Duration,
-    /// Each answer with its latency, in no order.
+    /// Responses with their latencies, in no particular order.
     pub(crate) answers: Vec<(Answer, Duration)>,
 }
 
-/// Sends `requests` requests for `path` over `callers` kept connections, each as soon as the one before is answered.
+/// Sends `requests` requests for `path` on `callers` keep-alive connections, back to back.
 pub(crate) fn requests(target: &Target, callers: usize, requests: usize, path: &str) -> Result<Run, Failure> {
     let connections = connect(target, callers)?;
     let sent = AtomicUsize::new(0);

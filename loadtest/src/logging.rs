@@ -1,4 +1,4 @@
-//! What the request log costs, and that it loses nothing at full speed.
+//! CPU cost of the request log, and its completeness at full speed.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -14,19 +14,19 @@ use crate::procfs;
 use crate::report::say;
 
 const CALLERS: usize = 32;
-/// Of the rounds with the log, and as many without, in turns: moods of the machine hit both.
+/// Number of rounds with the log and of rounds without, in turns, so that noise of the machine affects both.
 const ROUNDS: usize = 10;
 const REQUESTS_PER_ROUND: usize = 20_000;
-/// CPU time of the echo is not the product's.
+/// Thread of the echo, whose CPU time is not counted.
 const ECHO_THREAD: &str = "gw-echo";
-/// Most that a request may cost more with the log than without.
+/// Largest allowed increase of the CPU time per request with the log.
 const MORE_MAX: f64 = 0.10;
-/// Records are written well within this.
+/// Timeout for the write of all records.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
-/// A change is in force on every core within this.
+/// Time after which a change is in force on every core.
 const IN_FORCE_WITHIN: Duration = Duration::from_secs(1);
 const PAGE: usize = 1000;
-/// Requests that are looked up one by one.
+/// Number of requests that are looked up by id.
 const LOOKED_UP: usize = 1000;
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
@@ -73,7 +73,7 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     demo.stop()
 }
 
-/// CPU time per request in µs, and the ids of the requests.
+/// Runs one round; returns the CPU time per request in µs and the ids of the requests.
 fn round(demo: &Demo, requests: usize) -> Result<(f64, Vec<String>), Failure> {
     let spent = || procfs::cpu(demo.pid()).saturating_sub(procfs::cpu_of_thread(demo.pid(), ECHO_THREAD));
     let before = spent();
@@ -92,7 +92,7 @@ fn median(figures: &mut [f64]) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// The demo's administration API.
+/// A client of the demo's administration API.
 struct Api<'a> {
     demo: &'a Demo,
     http: ureq::Agent,
@@ -119,7 +119,7 @@ impl<'a> Api<'a> {
         read.map_err(|error| Failure::during(path, error))
     }
 
-    /// The id of every request in the log.
+    /// Ids of all requests in the log.
     fn all_ids(&self) -> Result<HashSet<String>, Failure> {
         let (mut ids, mut cursor) = (HashSet::new(), String::new());
         loop {

@@ -1,4 +1,4 @@
-//! `gw-loadtest`: arguments, scenario, exit code.
+//! `gw-loadtest`: runs a scenario against the product.
 
 mod abuse;
 mod bucket;
@@ -27,15 +27,15 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The product's: scenario `log` runs a part of it in this process.
+/// The product's allocator, because scenario `log` runs a part of the product in this process.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Puts load on a gateway that it starts itself, on loopback, and says whether the product keeps its promises.
+/// Starts a gateway, puts load on it over loopback, and checks its guarantees.
 #[derive(Parser)]
 #[command(name = "gw-loadtest", version)]
 struct Arguments {
-    /// The product's program; the workspace's release build if not given.
+    /// Path of gw-gateway
     #[arg(long, global = true, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/gw-gateway"),
           hide_default_value = true)]
     gateway: PathBuf,
@@ -47,27 +47,27 @@ struct Arguments {
 enum Scenario {
     /// CPU per request, requests per second and latency beside nginx and haproxy, in one run.
     Compare(compare::Options),
-    /// Large bodies both ways: every byte as sent, memory bounded.
+    /// Large bodies in both directions: bytes unchanged, memory bounded.
     Bulk(bulk::Options),
     /// Callers that stop reading do not delay others.
     Stalled,
-    /// Callers that leave free their slots; slots are neither lost nor exceeded.
+    /// Callers that disconnect release their slots; slots are neither lost nor exceeded.
     Cancel,
-    /// The rate limit admits what it says.
+    /// The rate limit admits exactly the configured rate.
     Bucket,
-    /// Callers that mean ill do not slow down those who mean well.
+    /// Attacks do not slow down other callers.
     Abuse(abuse::Options),
-    /// What the request log costs, and that it loses nothing at full speed.
+    /// CPU cost of the request log, and its completeness at full speed.
     Logging,
-    /// A day of the request log that expires is not felt by callers.
+    /// Expiry of a day of the request log does not slow down callers.
     Expiry,
-    /// What thousands of connections that do nothing hold, and that it is given back.
+    /// Memory of thousands of idle and stalled connections, and its release.
     Memory {
-        /// A tenth of each scenario.
+        /// Runs a tenth of each scenario.
         #[arg(long)]
         short: bool,
     },
-    /// What the request log's thread spends, and how fast it finds.
+    /// CPU time of the request log's thread, and speed of searches.
     Log(request_log::Options),
 }
 

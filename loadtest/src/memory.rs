@@ -1,5 +1,5 @@
-//! What thousands of connections that do nothing hold in the product and in the kernel, that others do not notice, and
-//! that all of it is given back.
+//! Memory of thousands of idle and stalled connections in the product and in the kernel: it is bounded and released,
+//! and other accounts are not slowed down.
 
 use std::any::Any;
 use std::io::{Read, Write};
@@ -23,8 +23,8 @@ use crate::report::{mebibytes, millis, percentile, say};
 
 /// Idle connections, half of them HTTP/2.
 const IDLE: usize = 10_000;
-/// Downloads that callers do not read, each on a connection of its own, and as streams. The demo has the agent in its process:
-/// 20,000 descriptors, which is what many machines allow, are not enough for 10,000 of the former.
+/// Downloads that callers do not read, each on its own connection, and as streams. The demo has the agent in its
+/// process, so 10,000 connections would exceed the common limit of 20,000 descriptors.
 const STALLED: usize = 9_000;
 const STALLED_STREAMS: usize = 10_000;
 const STREAMS: usize = 100;
@@ -33,33 +33,33 @@ const UNREAD: usize = 4_000;
 /// Tunnels besides the demo's own.
 const TUNNELS: usize = 100;
 const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
-/// The demo's account, and another account: its latency must not change.
+/// The demo's account, and another account whose latency must not change.
 const ACCOUNT: &str = "demo";
 const OTHER_ACCOUNT: &str = "other";
 const OTHER_SERVICE: &str = "api";
-/// Loopback addresses that connections come from.
+/// Number of loopback addresses that connections come from.
 const SOURCES: usize = 4;
-/// Receive buffer of callers that do not read, in bytes: what theirs hold is not the product's.
+/// Receive buffer in bytes of callers that do not read, small because it is not memory of the product.
 const RECEIVE_BUFFER: usize = 4096;
-/// How long all connections may take to be opened.
+/// Timeout for opening all connections.
 const OPEN_WITHIN: Duration = Duration::from_secs(60);
-/// How long downloads take to fill whatever is between backend and caller.
+/// Time for downloads to fill all buffers between backend and caller.
 const STALLS_AFTER: Duration = Duration::from_secs(10);
-/// How long the product has to give memory back, and to how near where it began.
+/// Time for the product to release memory, and the allowed remainder.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 const BACK_TO: u64 = 64 * 1024 * 1024;
 const TICK: Duration = Duration::from_millis(500);
-/// Requests of the other account's callers in one measurement, and how many times slower they may become.
+/// Callers and requests of the other account in one measurement, and the largest allowed ratio of latencies.
 const CALLERS: usize = 4;
 const REQUESTS: usize = 2000;
 const SLOWER_MAX: u32 = 2;
-/// Machines are noisy, and noise only ever adds.
+/// Noise only increases latencies, so the best of several attempts counts.
 const ATTEMPTS: usize = 3;
 
-/// Workers of the demo: each shows the limit of all.
+/// Workers of the demo. Each reports the limit of all.
 const WORKERS: u64 = 2;
 
-/// How much of each scenario.
+/// Fraction of each scenario to run.
 #[derive(Clone, Copy)]
 struct Share(usize);
 
@@ -69,7 +69,7 @@ impl Share {
     }
 }
 
-/// `short`: a tenth of each scenario.
+/// Runs all scenarios; with `short`, a tenth of each.
 pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
     gw_shared::runtime::raise_open_file_limit();
     let site = Site::with_frugal_backend()?;
@@ -96,11 +96,11 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
     ensure(failed.is_empty(), || failed.join("; "))
 }
 
-/// What holds memory in the product until it is dropped.
+/// Connections or processes that hold memory in the product until dropped.
 type Held = Box<dyn Any>;
 type Open<'a> = &'a dyn Fn(&Demo, usize) -> Result<Held, Failure>;
 
-/// A service of another account, with an agent of its own.
+/// A service of another account, with its own agent.
 struct OtherAccount {
     target: Target,
     _agent: Process,
@@ -127,7 +127,7 @@ impl OtherAccount {
     }
 }
 
-/// A fresh product and another account's callers.
+/// A new demo and callers of another account.
 struct Scenario<'a> {
     demo: &'a Demo,
     other: &'a Target,
@@ -179,16 +179,16 @@ impl Scenario<'_> {
             say(format_args!("  {ended}"));
         }
         let checks = [
-            (opened <= OPEN_WITHIN + STALLS_AFTER, "not open in time"),
-            (is_back(after), "memory is not given back"),
-            (is_kernel_back(kernel_after), "kernel memory is not given back"),
-            (most.callers <= limit, "more kernel memory than the limit"),
-            (beside <= quiet * SLOWER_MAX, "another account's callers notice it"),
+            (opened <= OPEN_WITHIN + STALLS_AFTER, "connections were not open in time"),
+            (is_back(after), "memory is not released"),
+            (is_kernel_back(kernel_after), "kernel memory is not released"),
+            (most.callers <= limit, "kernel memory exceeds the limit"),
+            (beside <= quiet * SLOWER_MAX, "callers of another account are slowed down"),
         ];
         Ok(checks.into_iter().filter(|(holds, _)| !holds).map(|(_, wrong)| wrong.to_owned()).collect())
     }
 
-    /// p99 of small requests of the other account, each of which must succeed; the best of several attempts.
+    /// Best p99 of several attempts of small requests of the other account, each of which must succeed.
     fn latency(&self) -> Result<Duration, Failure> {
         let mut best = Duration::MAX;
         for _ in 0..ATTEMPTS {
@@ -202,7 +202,7 @@ impl Scenario<'_> {
         Ok(best)
     }
 
-    /// Does `work` and says how much kernel memory there was at most meanwhile.
+    /// Runs `work` and returns the peak of kernel memory during it.
     fn watching_kernel_memory<T>(
         &self,
         work: impl FnOnce() -> Result<T, Failure>,
@@ -211,7 +211,7 @@ impl Scenario<'_> {
         let admin_url = &self.demo.admin_url;
         let watch = || {
             while !done.load(Ordering::Relaxed) {
-                // A scrape that fails while the machine is busy is made up for by the next.
+                // A failed scrape on a busy machine is skipped.
                 if let Ok(bytes) = metrics::read(admin_url, "gw_connections_kernel_bytes") {
                     callers.fetch_max(bytes, Ordering::Relaxed);
                 }
@@ -229,12 +229,12 @@ impl Scenario<'_> {
     }
 }
 
-/// Most bytes that the kernel held.
+/// Peak of the bytes in kernel socket buffers.
 #[derive(Clone, Copy)]
 struct KernelMemory {
-    /// Memory of the callers' connections, as the product measures it.
+    /// Callers' connections, as measured by the product.
     callers: u64,
-    /// Memory of all TCP sockets of the machine.
+    /// All TCP sockets of the machine.
     machine: u64,
 }
 
@@ -289,7 +289,7 @@ fn stalled_http2(target: &Target, count: usize) -> Result<Held, Failure> {
     Ok(Box::new(streams))
 }
 
-/// One more agent that serves many services: it keeps a tunnel for each.
+/// Starts another agent with many services, which keeps a tunnel for each.
 fn tunnels(gateway: &Path, demo: &Demo, count: usize, backend: &str) -> Result<Held, Failure> {
     let services: Vec<String> = (0..count).map(|number| format!("service-{number}")).collect();
     for service in &services {
@@ -331,7 +331,7 @@ fn start_agent(
     Ok(Process::spawn("gw-agent", &mut run)?.with_folder(folder))
 }
 
-/// What the product's command-line client says, as JSON.
+/// Runs the product's command-line client and parses its JSON output.
 fn administer(gateway: &Path, demo: &Demo, arguments: &[&str]) -> Result<Value, Failure> {
     let mut command = Command::new(gateway);
     command.args(arguments).arg("--json");

@@ -1,4 +1,4 @@
-//! The product's own view of itself: its Prometheus metrics.
+//! The Prometheus metrics of the product.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,10 +9,10 @@ use crate::failure::{Failure, ensure};
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_MAX: u64 = 4 * 1024 * 1024;
 const POLL: Duration = Duration::from_millis(100);
-/// Agents report their slots once a second: a zero that lasts longer is no left-over of an earlier report.
+/// Agents report their slots once a second, so a zero that lasts longer is current.
 const SETTLED_FOR: Duration = Duration::from_millis(1500);
 
-/// Waits until no request is in a slot of the agent or in flight in the gateway. Says how long that took.
+/// Waits until no request is in a slot of the agent or in flight in the gateway. Returns the elapsed time.
 pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Duration, Failure> {
     let start = Instant::now();
     let mut idle_since = None;
@@ -23,8 +23,8 @@ pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Durat
         if let Some((name, _)) = busy.iter().find(|(_, value)| value.is_none()) {
             return Err(Failure::new(format!("the metrics have no {name}")));
         }
-        // Of services without a tunnel they are zero, too.
-        ensure(sum(&text, "gw_tunnels").is_some_and(|tunnels| tunnels > 0), || "the tunnel is gone".to_owned())?;
+        // Without a tunnel the sums are zero as well.
+        ensure(sum(&text, "gw_tunnels").is_some_and(|tunnels| tunnels > 0), || "the tunnel is closed".to_owned())?;
         if busy.iter().all(|(_, value)| *value == Some(0)) {
             let since = *idle_since.get_or_insert(now);
             if now - since >= SETTLED_FOR {
@@ -38,12 +38,12 @@ pub(crate) fn wait_until_idle(admin_url: &str, within: Duration) -> Result<Durat
     }
 }
 
-/// The sum of one family's samples now.
+/// Current sum of the samples of one metric.
 pub(crate) fn read(admin_url: &str, name: &str) -> Result<u64, Failure> {
     sum(&scrape(admin_url)?, name).ok_or_else(|| Failure::new(format!("the metrics have no {name}")))
 }
 
-/// Why connections were turned away or ended, with how many of each.
+/// Reasons for refused and closed connections, with their counts.
 pub(crate) fn reasons(admin_url: &str) -> Result<String, Failure> {
     let text = scrape(admin_url)?;
     let families =

@@ -1,4 +1,4 @@
-//! Programs that a scenario starts: pinned to a core, and gone when the scenario is, however it ends.
+//! Programs started by a scenario: pinned to a core, and ended with the scenario in every case.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use crate::failure::{Failure, ensure};
 use crate::procfs;
 use crate::report::say;
 
-/// How long a program that was told to stop may take: more than the product's drain and its agent's patience with a
-/// dead tunnel, so that slow is told from stuck.
+/// Timeout of a stop: longer than the product's drain and the agent's timeout for a dead tunnel, so that a slow stop is
+/// not taken for a hang.
 const STOP_WITHIN: Duration = Duration::from_secs(40);
-/// Longer is worth a line in the report: the product drains for 10 s.
+/// A longer stop is reported: the product drains for 10 s.
 const STOP_SLOW: Duration = Duration::from_secs(11);
-/// How long it may take when the scenario has failed already.
+/// Timeout of a stop after the scenario has failed.
 const ABANDON_WITHIN: Duration = Duration::from_secs(3);
 const TICK: Duration = Duration::from_millis(10);
 
-/// A running program. Dropping it ends it and everything it started.
+/// A running program. Dropping it ends the program and its children.
 pub(crate) struct Process {
     name: &'static str,
     child: Child,
-    /// The program's own files, removed after its end.
+    /// Files of the program, removed after its end.
     _folder: Option<TempDir>,
 }
 
@@ -36,7 +36,7 @@ impl Process {
         Ok(Self { name, child, _folder: None })
     }
 
-    /// Gives it a folder that is to live as long as the program.
+    /// Keeps `folder` until the program has ended.
     pub(crate) fn with_folder(mut self, folder: TempDir) -> Self {
         self._folder = Some(folder);
         self
@@ -55,7 +55,7 @@ impl Process {
         procfs::tree(self.pid()).into_iter().map(procfs::cpu).sum()
     }
 
-    /// Its status, if it ends within `patience`.
+    /// Exit status, if the program ends within `patience`.
     pub(crate) fn wait(&mut self, patience: Duration) -> Result<Option<ExitStatus>, Failure> {
         let deadline = Instant::now() + patience;
         loop {
@@ -67,7 +67,7 @@ impl Process {
         }
     }
 
-    /// Asks the program to end, and expects that it does so in time and says that all was well.
+    /// Sends SIGTERM and expects an exit with success in time.
     pub(crate) fn stop(mut self) -> Result<(), Failure> {
         let asked = Instant::now();
         self.terminate();
@@ -83,7 +83,7 @@ impl Process {
     }
 
     fn terminate(&self) {
-        // Fails when it has ended already.
+        // Fails if the program has ended already.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
     }
 }
@@ -105,10 +105,10 @@ impl Drop for Process {
     }
 }
 
-/// The command for `program`, on one core if there is one given.
+/// Command for `program`, pinned to `core` if given.
 ///
-/// The kernel is asked to end the program when the thread that starts it ends, so that not even a killed load test
-/// leaves anything running; hence only the main thread may start programs.
+/// The kernel ends the program when the thread that started it ends, so that a killed load test leaves no process
+/// behind. Therefore only the main thread may start programs.
 pub(crate) fn command(program: &Path, core: Option<usize>) -> Result<Command, Failure> {
     let mut command = Command::new(find("setpriv", "util-linux")?);
     command.args(["--pdeathsig", "TERM", "--"]);
@@ -119,10 +119,10 @@ pub(crate) fn command(program: &Path, core: Option<usize>) -> Result<Command, Fa
     Ok(command)
 }
 
-/// Where a program is, or which Debian package has it.
+/// Path of a program; the error names its Debian package.
 pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
     let path = env::var_os("PATH").unwrap_or_default();
-    // Servers live where users' search paths often do not look.
+    // Servers are in folders that are often not in the PATH of a user.
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin", "/sbin"].map(PathBuf::from));
     folders
         .map(|folder| folder.join(program))
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_process_is_gone() {
+    fn a_dropped_process_has_ended() {
         let process = Process::spawn("sleep", Command::new("sleep").arg("60")).unwrap();
         let pid = process.pid();
         drop(process);

@@ -1,4 +1,4 @@
-//! What the kernel tells about processes: CPU time, memory, children.
+//! CPU time, memory and children of processes from `/proc`.
 
 use std::fs;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use rustix::process::Pid;
 
 use crate::failure::Failure;
 
-/// Clock ticks per second in `/proc`: the kernel's USER_HZ, which its ABI fixes.
+/// Clock ticks per second in `/proc` (USER_HZ, fixed by the kernel's ABI).
 const TICKS_PER_SECOND: u64 = 100;
 
-/// `pid` and everything it started that still runs.
+/// `pid` and its running descendants.
 pub(crate) fn tree(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = fs::read_dir("/proc")
         .into_iter()
@@ -27,12 +27,12 @@ pub(crate) fn tree(pid: u32) -> Vec<u32> {
     tree
 }
 
-/// User and system time of every thread of a process, ended ones included; zero of a process that is gone.
+/// User and system time of all threads of a process, including ended ones; zero if the process has ended.
 pub(crate) fn cpu(pid: u32) -> Duration {
     Stat::read(&format!("/proc/{pid}/stat")).map(|stat| stat.cpu).unwrap_or_default()
 }
 
-/// User and system time of those threads of a process that are called `name`.
+/// User and system time of the threads of a process with this name.
 pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
     threads
@@ -58,7 +58,7 @@ pub(crate) fn threads(pid: u32) -> Result<Vec<(Pid, String)>, Failure> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) resident: u64,
-    /// The most that was ever resident.
+    /// Peak resident memory.
     pub(crate) peak: u64,
 }
 
@@ -78,7 +78,7 @@ impl Memory {
     }
 }
 
-/// Bytes that all TCP sockets of the machine hold in the kernel.
+/// Kernel memory of all TCP sockets of the machine, in bytes.
 pub(crate) fn tcp_memory() -> Result<u64, Failure> {
     const PATH: &str = "/proc/net/sockstat";
     let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
@@ -100,7 +100,7 @@ impl Stat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name is the program's own choice, spaces and parentheses included.
+        // The name may contain spaces and parentheses.
         let (before, after) = text.rsplit_once(')')?;
         let fields: Vec<&str> = after.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_of_a_process_with_a_nasty_name() {
+    fn stat_of_a_process_with_spaces_in_its_name_is_parsed() {
         let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 1 1";
         let stat = Stat::parse(text).unwrap();
         assert_eq!((stat.name.as_str(), stat.parent, stat.cpu), ("a) (b c)", 7, Duration::from_millis(1750)));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_in_bytes() {
+    fn memory_is_converted_to_bytes() {
         let memory = Memory::parse("Name:\tx\nVmHWM:\t    20 kB\nVmRSS:\t    10 kB\n").unwrap();
         assert_eq!(memory, Memory { resident: 10_240, peak: 20_480 });
     }

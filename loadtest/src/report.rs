@@ -1,4 +1,4 @@
-//! What is printed, and how numbers look.
+//! Output of the report and formatting of numbers.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Prints one line of the report.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
-    // Nobody left to read it is no reason to stop checking.
+    // A closed output does not stop the checks.
     let _ = writeln!(io::stdout().lock(), "{line}");
 }
 
@@ -18,14 +18,14 @@ pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The middle one; of an even number, the upper of the two; 0 of none.
+/// The median; the upper one for an even number of values, 0 for none.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
-/// The value that `percent` of `sorted` do not exceed; 0 of none.
+/// The value that `percent` of `sorted` do not exceed; 0 for none.
 pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A backend that takes uploads and says what it got. Blocking HTTP/1.1, one thread for each connection.
+//! A backend that answers uploads with their length and digest. Blocking HTTP/1.1, one thread per connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use aws_lc_rs::digest::{Context, Digest, SHA256};
 use serde::{Deserialize, Serialize};
 
-/// A body as it arrived.
+/// Length and digest of a received body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Received {
     pub(crate) bytes: u64,
@@ -15,13 +15,13 @@ pub(crate) struct Received {
 
 const HEAD_MAX: u64 = 64 * 1024;
 
-/// Starts the sink, on a port that the kernel chooses, for as long as this process runs.
+/// Starts the sink on a port chosen by the kernel, until this process ends.
 pub(crate) fn start() -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     std::thread::Builder::new().name("sink".into()).spawn(move || {
         for socket in listener.incoming().flatten() {
-            // An agent that hangs up is no concern of the sink: what matters shows at the caller.
+            // A disconnect of the agent is ignored: the caller sees the failure.
             let _ = std::thread::Builder::new().name("sink-connection".into()).spawn(move || serve(socket));
         }
     })?;

@@ -1,4 +1,4 @@
-//! Callers that stop reading large downloads: others must not notice.
+//! Callers that stop reading large downloads do not slow down others.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use crate::report::{millis, percentile, say};
 
 const STALLED: usize = 8;
 const DOWNLOAD: &str = "/bytes/1000000000";
-/// Bytes read of each download before its caller stops.
+/// Bytes of each download that its caller reads first.
 const READ_FIRST: usize = 64 * 1024;
-/// Socket buffers of the kernel take the first megabytes at full speed: a download stalls only after that.
+/// Socket buffers take the first megabytes at full speed, so a download stalls only after this time.
 const STALLS_AFTER: Duration = Duration::from_secs(1);
-/// Bytes read of each afterwards, to see that it was stalled and not dead.
+/// Bytes of each download read afterwards, which show that it was stalled and not broken.
 const READ_LATER: usize = 4 * 1024 * 1024;
 
 const CALLERS: usize = 16;
 const REQUESTS: usize = 1000;
 const SMALL: &str = "/hello";
 
-/// Machines are noisy, and noise only ever adds: the best of several attempts is nearest to the truth, on both sides.
+/// Noise only increases latencies, so both sides use the best of several attempts.
 const ATTEMPTS: usize = 3;
-/// Most that stalled callers may slow others down.
+/// Largest allowed ratio of the p99 with stalled callers to the p99 without.
 const SLOWER_MAX: u32 = 2;
 
 pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     let demo = Demo::start(gateway, &Options::default())?;
-    // Warm: pools filled, code paged in.
+    // Warm-up: fills pools and pages in code.
     Latency::measure(&demo.target)?;
     let (mut unloaded_best, mut loaded_best) = (Duration::MAX, Duration::MAX);
     for attempt in 1..=ATTEMPTS {
@@ -56,7 +56,7 @@ pub(crate) fn run(gateway: &Path) -> Result<(), Failure> {
     demo.stop()
 }
 
-/// Latencies without and with stalled downloads.
+/// Measures latencies without and with stalled downloads.
 fn attempt(target: &Target) -> Result<(Latency, Latency), Failure> {
     let unloaded = Latency::measure(target)?;
     let mut stalled = (0..STALLED).map(|_| stalled_download(target)).collect::<Result<Vec<_>, _>>()?;
@@ -85,7 +85,7 @@ struct Latency {
 }
 
 impl Latency {
-    /// Of small requests, each of which must succeed.
+    /// Measures small requests, each of which must succeed.
     fn measure(target: &Target) -> Result<Self, Failure> {
         let run = load::requests(target, CALLERS, REQUESTS, SMALL)?;
         let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();

@@ -1,21 +1,21 @@
-//! The one thing that the allocator has to be told.
+//! Return of freed memory to the kernel.
 #![allow(unsafe_code, reason = "mimalloc's own interface is C")]
 
-/// Returns memory to the kernel that was freed a while ago. mimalloc looks what is due only when somebody allocates:
-/// without this, a process that has nothing to do any more keeps what it held at its busiest.
+/// Returns memory that was freed some time ago to the kernel.
 ///
-/// Cheap where nothing is due. Does nothing where mimalloc is not the allocator.
+/// mimalloc checks for such memory only during allocations, so an idle process would keep the memory of its busiest
+/// time. Cheap if there is nothing to return. No effect under another allocator.
 pub fn give_back() {
-    // SAFETY: takes no pointers, may be called on any thread at any time; `false`: nothing that is in use is looked at.
+    // SAFETY: takes no pointers and may be called on any thread at any time; `false` leaves memory in use alone.
     unsafe { libmimalloc_sys::mi_collect(false) }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn can_be_called_whoever_allocates() {
-        let held = vec![1_u8; 1 << 20];
+    fn calling_it_under_another_allocator_is_harmless() {
+        let allocated = vec![1_u8; 1 << 20];
         super::give_back();
-        assert_eq!(held.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 1 << 20);
+        assert_eq!(allocated.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 1 << 20);
     }
 }

@@ -1,4 +1,4 @@
-//! `doctor`: looks at a machine and a configuration the way the program would, and says what is wrong and what helps.
+//! `doctor`: checks a machine and a configuration as the program would use them, and gives advice.
 
 pub mod machine;
 
@@ -6,28 +6,30 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use crate::command::Failure;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Ok,
-    /// It runs, but not as well as it could, or not for much longer.
+    /// The program runs, but slower than it could, or soon no more.
     Warning,
-    /// It does not run, or not as it should.
+    /// The program does not run, or not correctly.
     Failed,
 }
 
-/// What one check found.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at, in a word or two.
+    /// Subject of the check, in a word or two.
     pub check: String,
     pub verdict: Verdict,
     pub found: String,
-    /// What to do about it; nothing where all is well.
+    /// What to do about it; `None` if all is well.
     pub advice: Option<String>,
 }
 
-/// All findings, in the order in which they were made.
+/// All findings, in the order of the checks.
 #[derive(Debug, Default, Serialize)]
 pub struct Examination {
     checks: Vec<Finding>,
@@ -54,12 +56,18 @@ impl Examination {
         &self.checks
     }
 
-    /// Nothing has failed.
+    /// Whether no check failed.
     pub fn is_good(&self) -> bool {
         self.checks.iter().all(|finding| finding.verdict != Verdict::Failed)
     }
 
-    /// Writes a line for each finding, with the advice under it; with `json`, one object.
+    /// Writes the findings to standard output; an error if a check failed.
+    pub fn print(&self, json: bool) -> Result<(), Failure> {
+        self.write(&mut io::stdout().lock(), json).map_err(Failure::run)?;
+        if self.is_good() { Ok(()) } else { Err(Failure::Run("a check failed: see the advice above".to_owned())) }
+    }
+
+    /// Writes a line for each finding, followed by its advice; with `json`, one object.
     pub fn write(&self, out: &mut impl Write, json: bool) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, &serde_json::json!({ "ok": self.is_good(), "checks": self.checks }))?;
@@ -98,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_are_lines_with_their_advice() {
+    fn findings_are_lines_followed_by_advice() {
         assert_eq!(
             written(false),
             "ok       kernel      6.18\n\
@@ -108,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_json() {
+    fn json_has_verdicts_and_advice() {
         let found: serde_json::Value = serde_json::from_str(&written(true)).unwrap();
         assert_eq!(found["ok"], false);
         assert_eq!(found["checks"][1]["verdict"], "warning");

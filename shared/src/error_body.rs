@@ -1,11 +1,11 @@
-//! The error body that callers see, `application/vnd.gw.error+json`.
+//! Body of an error response, `application/vnd.gw.error+json`.
 
 use serde::{Deserialize, Serialize};
 
 /// Media type of [`ErrorBody`].
 pub const CONTENT_TYPE: &str = "application/vnd.gw.error+json";
 
-/// `{"error":{"code","message","request_id"}}`
+/// `{"error": {"code": …, "message": …, "request_id": …}}`
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ErrorBody {
     pub error: ErrorDetail,
@@ -13,10 +13,10 @@ pub struct ErrorBody {
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct ErrorDetail {
-    /// A constant such as `GW_RATE_LIMIT_EXCEEDED`.
+    /// Text of an [`ErrorCode`](crate::error_code::ErrorCode).
     pub code: String,
-    /// For people; wording may change.
+    /// Text for people; its wording may change.
     pub message: String,
-    /// The value of `X-Gw-Request-Id` on the same response.
+    /// Value of `X-Gw-Request-Id` of the same response.
     pub request_id: String,
 }

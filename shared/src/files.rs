@@ -1,16 +1,16 @@
-//! Files that must be whole or absent, and some of them private.
+//! Atomic writes and private files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Writes a file that only its owner can read (mode 0600), so that a crash leaves the old one or the new one.
+/// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file or the new one.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
-    // A left-over of a crash may have other permissions.
+    // A file that a crash left behind may have other permissions.
     remove_if_there(Path::new(&temporary))?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(contents)?;
@@ -19,13 +19,13 @@ pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Creates a folder that only its owner can enter (mode 0700), unless it is there.
+/// Creates a folder that only its owner can enter (mode 0700). An existing folder stays as it is.
 pub fn create_private_dir(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Removes a file, unless there is none.
+/// Removes a file if it exists.
 pub fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -33,7 +33,7 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads a text file; an error names it.
+/// Reads a text file; the error contains the path.
 pub fn read_text(path: &Path) -> io::Result<String> {
     fs::read_to_string(path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
@@ -45,10 +45,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn private_files_are_private_also_over_a_left_over() {
+    fn a_private_file_stays_private_after_a_crash_left_a_temporary_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secret");
-        fs::write(directory.path().join("secret.new"), "left over").unwrap();
+        fs::write(directory.path().join("secret.new"), "left by a crash").unwrap();
         fs::write(&path, "old").unwrap();
         write_private(&path, b"new").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");

@@ -1,4 +1,4 @@
-//! Names and identifiers: each its own type, checked once, where it comes in.
+//! Identifiers: a type for each, checked once when it is parsed.
 
 use std::borrow::Borrow;
 use std::cell::{Cell, RefCell};
@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A text was not the identifier it was taken for; says what would be right.
+/// Text that is not a valid identifier of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not {expected}")]
 pub struct InvalidId {
@@ -80,14 +80,14 @@ macro_rules! text_id {
 }
 
 text_id!(
-    /// An account: the part of a tenant hostname before the first `--`.
+    /// Id of an account: the part of a tenant hostname before the first `--`.
     AccountId,
     "an account id: 3 to 15 characters of a-z and 0-9",
     |text| (3..=15).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 );
 
 text_id!(
-    /// A service of an account: the part of a tenant hostname's first label after the first `--`.
+    /// Id of a service of an account: the part of a tenant hostname's first label after the first `--`.
     ServiceId,
     "a service id: a-z, 0-9 and inner hyphens, at most 58 characters",
     |text| {
@@ -100,42 +100,42 @@ text_id!(
 );
 
 text_id!(
-    /// An agent, as the gateway names it: `ag_` and 20 of base62.
+    /// Id of an agent, made by the gateway: `ag_` and 20 characters of base62.
     AgentId,
     "an agent id: `ag_` and 20 characters of A-Z, a-z and 0-9",
     |text| random_id_has_form(text, "ag_", 20)
 );
 
 text_id!(
-    /// The public half of a service key `gw_sk_{keyId}.{secret}`: 16 of base62.
+    /// Public half of a service key `gw_sk_{keyId}.{secret}`: 16 characters of base62.
     KeyId,
     "a service key id: 16 characters of A-Z, a-z and 0-9",
     |text| random_id_has_form(text, "", 16)
 );
 
 text_id!(
-    /// An OAuth client of an account: `gw_ci_` and 20 of base62.
+    /// Id of an OAuth client of an account: `gw_ci_` and 20 characters of base62.
     ClientId,
     "a client id: `gw_ci_` and 20 characters of A-Z, a-z and 0-9",
     |text| random_id_has_form(text, "gw_ci_", 20)
 );
 
 text_id!(
-    /// The public half of an enrollment token `gw_et_{id}.{secret}`: 16 of base62.
+    /// Public half of an enrollment token `gw_et_{id}.{secret}`: 16 characters of base62.
     EnrollmentTokenId,
     "an enrollment token id: 16 characters of A-Z, a-z and 0-9",
     |text| random_id_has_form(text, "", 16)
 );
 
 text_id!(
-    /// One agent's enrollment: `en_` and 20 of base62.
+    /// Id of an agent's enrollment: `en_` and 20 characters of base62.
     EnrollmentId,
     "an enrollment id: `en_` and 20 characters of A-Z, a-z and 0-9",
     |text| random_id_has_form(text, "en_", 20)
 );
 
 text_id!(
-    /// A token-signing key: the SHA-256 thumbprint of its public half (RFC 7638) as 43 characters of base64url.
+    /// Id of a token-signing key: the SHA-256 thumbprint of its public half (RFC 7638) as 43 characters of base64url.
     SigningKeyId,
     "a signing key id: 43 characters of A-Z, a-z, 0-9, `-` and `_`",
     |text| text.len() == 43 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
@@ -144,7 +144,7 @@ text_id!(
 macro_rules! random_id {
     ($name:ident, $prefix:literal, $length:literal) => {
         impl $name {
-            /// A new random id.
+            /// Makes a random id.
             pub fn random() -> Self {
                 Self(format!("{}{}", $prefix, random_base62($length)).into())
             }
@@ -163,17 +163,17 @@ fn random_id_has_form(text: &str, prefix: &str, length: usize) -> bool {
         .is_some_and(|random| random.len() == length && random.bytes().all(|b| b.is_ascii_alphanumeric()))
 }
 
-/// `length` characters drawn evenly from A-Z, a-z, 0-9 (5.95 bits each; 43 of them hold 256 bits).
+/// Draws `length` characters evenly from A-Z, a-z, 0-9: 5.95 bits each, so 43 characters have 256 bits.
 pub fn random_base62(length: usize) -> String {
     const ALPHABET: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut text = String::with_capacity(length);
     let mut random = [0u8; 64];
     while text.len() < length {
-        // The system's generator cannot fail once the process has started; an id without randomness must not exist.
+        // The system's generator does not fail once the process has started. An id must never lack randomness.
         if aws_lc_rs::rand::fill(&mut random).is_err() {
             std::process::abort();
         }
-        // Bytes from 248 up would make the first letters likelier than the rest.
+        // Bytes from 248 up would make the first characters more likely than the others.
         let letters =
             random.iter().filter(|byte| **byte < 248).map(|byte| char::from(ALPHABET[usize::from(byte % 62)]));
         text.extend(letters.take(length - text.len()));
@@ -183,13 +183,13 @@ pub fn random_base62(length: usize) -> String {
 
 /// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread.
 ///
-/// One per core: `Uuid::now_v7()` shares its counter behind a lock.
+/// One per thread: `Uuid::now_v7()` shares one counter behind a lock.
 pub struct RequestIds {
     context: RefCell<uuid::ContextV7>,
     latest_ms: Cell<u64>,
 }
 
-/// A clock that is set back by more than this is followed. By less, ids stay in order.
+/// Largest step back of the clock that ids ignore, to stay in order. A larger one they follow.
 const SET_BACK_MS: u64 = 1000;
 
 impl RequestIds {
@@ -205,7 +205,7 @@ impl RequestIds {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
         if now_ms + SET_BACK_MS < self.latest_ms.get() {
-            // A context never goes back: all ids until its time comes again would be of one millisecond.
+            // A context never goes back: all ids would have the same millisecond until the clock catches up.
             self.context.replace(uuid::ContextV7::new());
         }
         let timestamp = uuid::Timestamp::from_unix(&*self.context.borrow(), since.as_secs(), since.subsec_nanos());
@@ -221,33 +221,33 @@ impl Default for RequestIds {
     }
 }
 
-/// The id of one request, as sent in `X-Gw-Request-Id`.
+/// Id of a request, as sent in `X-Gw-Request-Id`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(Uuid);
 
 impl RequestId {
-    /// The id of these 16 bytes, if they are a UUIDv7.
+    /// Makes an id of 16 bytes; `None` if they are not a UUIDv7.
     pub fn from_bytes(bytes: [u8; 16]) -> Option<Self> {
         let uuid = Uuid::from_bytes(bytes);
         (uuid.get_version_num() == 7).then_some(Self(uuid))
     }
 
-    /// Below every id that is made in this millisecond since the Unix epoch, above every earlier one.
+    /// Smallest id of a millisecond since the Unix epoch.
     pub fn first_of_ms(unix_ms: u64) -> Self {
         Self(uuid::Builder::from_unix_timestamp_millis(unix_ms, &[0; 10]).into_uuid())
     }
 
-    /// In the order of creation, as the ids themselves.
+    /// Bytes that sort like the ids: in order of creation.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
 
-    /// When it was made, in milliseconds since the Unix epoch: the first 48 bits.
+    /// Time of creation in milliseconds since the Unix epoch: the first 48 bits.
     pub fn unix_ms(self) -> u64 {
         (self.0.as_u128() >> 80) as u64
     }
 
-    /// The 36 characters of its text form, on the stack.
+    /// Writes the 36 characters of the text form into `buffer`.
     pub fn encode(self, buffer: &mut [u8; 36]) -> &str {
         self.0.hyphenated().encode_lower(buffer)
     }
@@ -268,7 +268,7 @@ impl fmt::Debug for RequestId {
 impl std::str::FromStr for RequestId {
     type Err = InvalidId;
 
-    /// Takes the 36 characters of the text form, in either case.
+    /// Parses the 36 characters of the text form, in upper or lower case.
     fn from_str(text: &str) -> Result<Self, InvalidId> {
         let id = (text.len() == 36).then(|| Uuid::try_parse(text).ok()).flatten();
         id.and_then(|id| Self::from_bytes(id.into_bytes())).ok_or_else(|| InvalidId {
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_hold_to_their_form() {
+    fn ids_with_a_wrong_form_are_refused() {
         for good in ["abc", "0a1", "abcdefghijklmno"] {
             assert!(AccountId::new(good).is_ok(), "{good}");
         }
@@ -313,11 +313,11 @@ mod tests {
     }
 
     #[test]
-    fn request_ids_follow_a_clock_that_is_set_back() {
+    fn request_ids_follow_a_clock_that_is_set_back_far() {
         let ids = RequestIds::new();
         let at = |unix_ms| UNIX_EPOCH + std::time::Duration::from_millis(unix_ms);
         let future = ids.next_at(at(2_000_000_000_000));
-        // A little: in order all the same.
+        // A small step back keeps the order.
         let next = ids.next_at(at(1_999_999_999_100));
         assert!(next > future && next.unix_ms() == 2_000_000_000_000);
         let back = ids.next_at(at(1_800_000_000_000));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn request_ids_grow() {
+    fn request_ids_are_in_order_of_creation() {
         let ids = RequestIds::new();
         let made: Vec<_> = (0..1000).map(|_| ids.next_id()).collect();
         assert!(made.is_sorted());

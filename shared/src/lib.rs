@@ -1,9 +1,26 @@
-//! What the gateway and the agent have in common: the reactor, sockets and TLS, the HTTP/1.1 codec, and the
-//! tunnel protocol between the two. Nothing here knows about tenants.
+//! Code that the gateway and the agent share: the reactor, sockets and TLS, the HTTP/1.1 codec, the tunnel protocol
+//! between the two programs, and telemetry. It does not know about tenants.
+//!
+//! A module imports only from modules below it in this list:
+//!
+//! - [`doctor`]: checks of the machine and of a configuration
+//! - [`telemetry`]: logs, metrics, traces, masking of secrets
+//! - [`tunnel`]: the tunnel protocol
+//! - [`identity`]: messages of an enrollment, secrets
+//! - [`net`]: sockets, listeners, TLS, name resolution
+//! - [`http`]: heads, bodies and fields of HTTP messages, without I/O
+//! - [`runtime`]: the reactor and its tasks
+//! - [`config`]: configuration files
+//! - [`command`]: outcome of a command
+//! - [`error_body`], [`error_code`]: error responses
+//! - [`files`], [`version`], [`id`], [`allocator`]
 
 pub mod allocator;
+pub mod command;
+pub mod config;
 pub mod doctor;
 pub mod error_body;
+pub mod error_code;
 pub mod files;
 pub mod http;
 pub mod id;

@@ -1,7 +1,7 @@
-//! The reactor: one monoio runtime per thread, on io_uring where the kernel lets us and on epoll elsewhere.
+//! The reactor: one monoio runtime per thread, on io_uring if the kernel allows it, else on epoll.
 //!
-//! monoio falls back to epoll only when io_uring is *absent*; where it is present but refused (seccomp profiles of
-//! container engines, `kernel.io_uring_disabled`) it fails. So the choice is made here, by building a ring.
+//! monoio falls back to epoll only if io_uring is *absent*. If it is present but refused (seccomp profiles of container
+//! engines, `kernel.io_uring_disabled`), monoio fails. This module therefore builds a ring to decide.
 
 use std::cell::{Cell, OnceCell};
 use std::fmt;
@@ -18,11 +18,11 @@ use monoio::net::TcpStream;
 use monoio::time::{Sleep, TimeDriver, Timeout};
 use monoio::{IoUringDriver, LegacyDriver, RuntimeBuilder};
 
-/// Submission queue entries of each ring: the most operations one turn of the loop hands to the kernel at once
-/// before it has to enter it in between. Not a limit on operations in flight.
+/// Submission queue entries of each ring: most operations that one turn of the loop submits with one system call. Does
+/// not limit operations in flight.
 const RING_ENTRIES: u32 = 1024;
 
-/// Which kernel interface the reactors of this process run on, and why.
+/// Kernel interface that the reactors of this process run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Driver {
     IoUring(RingFlags),
@@ -32,23 +32,23 @@ pub enum Driver {
 /// Ring set-up flags that this kernel accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingFlags {
-    /// `IORING_SETUP_COOP_TASKRUN`, Linux 5.19: completions do not interrupt a running thread.
+    /// `IORING_SETUP_COOP_TASKRUN` (Linux 5.19): completions do not interrupt a running thread.
     pub coop_taskrun: bool,
-    /// `IORING_SETUP_SINGLE_ISSUER`, Linux 6.0: one thread submits, the kernel skips its locking.
+    /// `IORING_SETUP_SINGLE_ISSUER` (Linux 6.0): one thread submits, so the kernel skips locking.
     pub single_issuer: bool,
 }
 
-/// `GW_DRIVER` asked for something that cannot be had.
+/// `GW_DRIVER` names no driver, or one that this kernel refuses.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     #[error("GW_DRIVER is {0:?}; it must be \"io_uring\" or \"epoll\"")]
     Unknown(String),
-    #[error("GW_DRIVER=io_uring, but this kernel refuses it: {0}")]
+    #[error("GW_DRIVER=io_uring, but this kernel refuses it: {0}; unset GW_DRIVER to run on epoll")]
     Refused(io::Error),
 }
 
 impl Driver {
-    /// Chooses the driver: what `GW_DRIVER` forces, else io_uring with the flags this kernel takes, else epoll.
+    /// Chooses the driver: the one that `GW_DRIVER` names, else io_uring with the flags that this kernel accepts, else epoll.
     pub fn choose() -> Result<Self, DriverError> {
         match std::env::var("GW_DRIVER").as_deref() {
             Ok("epoll") => Ok(Self::Epoll { reason: "GW_DRIVER=epoll".to_owned() }),
@@ -61,7 +61,7 @@ impl Driver {
         }
     }
 
-    /// Writes the one line that tells which driver runs and on which kernel.
+    /// Logs driver and kernel release.
     pub fn log(&self) {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         match self {
@@ -70,10 +70,10 @@ impl Driver {
         }
     }
 
-    /// Runs `main` on a new reactor of the calling thread until it is done.
+    /// Runs `main` on a new reactor of the calling thread until it completes.
     ///
-    /// The reactor is leaked on purpose: dropping a ring frees the memory of operations still in flight in the kernel.
-    /// Threads that run a reactor live as long as the process does.
+    /// The reactor is leaked on purpose: dropping a ring frees memory of operations that are still in flight in the
+    /// kernel. Threads that run a reactor live as long as the process.
     pub fn block_on<F: Future>(&self, main: F) -> io::Result<F::Output> {
         match self {
             Self::IoUring(flags) => {
@@ -125,7 +125,7 @@ impl RingFlags {
     }
 }
 
-/// Builds a small ring with every flag we know a use for, dropping the newest first on `EINVAL`.
+/// Builds a small ring with all flags that are useful here; on an error tries again without the newest one.
 fn probe_ring() -> io::Result<RingFlags> {
     let candidates = [(true, true), (true, false), (false, false)];
     let mut refusal = io::Error::from(io::ErrorKind::Unsupported);
@@ -133,14 +133,16 @@ fn probe_ring() -> io::Result<RingFlags> {
         let flags = RingFlags { coop_taskrun, single_issuer };
         match flags.builder().build(8) {
             Ok(_) if monoio::utils::detect_uring() => return Ok(flags),
-            Ok(_) => return Err(io::Error::other("an operation this program needs is missing (Linux 5.11+ has it)")),
+            Ok(_) => {
+                return Err(io::Error::other("an operation that this program needs is missing (Linux 5.11 has it)"));
+            }
             Err(error) => refusal = error,
         }
     }
     Err(refusal)
 }
 
-/// Operations that are of use to us, and whether this kernel's io_uring has them.
+/// Operations that the programs use, and whether this kernel's io_uring has them.
 pub fn ring_operations() -> io::Result<Vec<(&'static str, bool)>> {
     use io_uring::opcode::{Accept, AsyncCancel, Connect, PollAdd, Recv, SendMsg, SendZc, Timeout};
     let ring = io_uring::IoUring::new(8)?;
@@ -164,7 +166,7 @@ thread_local! {
     static ALWAYS_READABLE: OnceCell<Rc<TcpStream>> = const { OnceCell::new() };
 }
 
-/// Panics contained by [`spawn`] on the calling thread so far.
+/// Panics that [`spawn`] has caught on the calling thread.
 pub fn contained_panics() -> u64 {
     PANICS.get()
 }
@@ -174,45 +176,45 @@ pub fn is_epoll() -> bool {
     monoio::utils::is_legacy()
 }
 
-/// Starts a task on this thread's reactor. A panic ends the task alone: what it owned is dropped (its connection
-/// closes), it is counted, and the reactor goes on.
+/// Starts a task on this thread's reactor. A panic ends only the task: its values are dropped, so its connection
+/// closes, and the panic is counted.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    // Combinators instead of an async block, which would have room for the task twice.
+    // Combinators, since an async block would contain room for the task twice.
     let contained = AssertUnwindSafe(task).catch_unwind().map(|ended| {
         if ended.is_err() {
             PANICS.set(PANICS.get() + 1);
-            tracing::error!("a task panicked; its connection is closed, everything else goes on");
+            tracing::error!("a task panicked; its connection is closed");
         }
     });
     drop(monoio::spawn(contained));
 }
 
-/// Waits for `duration`, to the millisecond.
+/// Waits for `duration`, with millisecond precision.
 ///
-/// Timers are in boxes: monoio's are large and aligned to 128 bytes, and every future that could come to wait for one
-/// would have room for it, the task of each request first.
+/// Boxed: monoio's timers are large and aligned to 128 bytes, and every future that may wait for one, such as the task
+/// of each request, would contain room for it.
 pub fn sleep(duration: Duration) -> Pin<Box<Sleep>> {
     Box::pin(monoio::time::sleep(duration))
 }
 
-/// Drops `future` if it takes longer than `duration`.
+/// Runs `future`, and drops it if it takes longer than `duration`.
 pub fn timeout<F: Future>(duration: Duration, future: F) -> Pin<Box<Timeout<F>>> {
     Box::pin(monoio::time::timeout(duration, future))
 }
 
-/// Lets everything else of this thread have its turn before the caller goes on: tasks that can run, and what the ring has
-/// to say meanwhile.
+/// Lets all other tasks of this thread run, and the ring's completions be processed, before the caller continues.
 ///
-/// monoio looks at completions, timers and wakes of other threads when its queue is empty or has been run through twice.
-/// Tasks that keep putting themselves into it hold all others up: so this waits for the ring, with an operation that is
-/// done as soon as the kernel sees it. On epoll, where there is no such operation, it waits for the shortest timer.
+/// monoio processes completions, timers and wakes of other threads only after its queue of tasks is empty or has been run
+/// twice. Tasks that queue themselves again and again would delay all others. This function therefore waits for the ring,
+/// with an operation that completes as soon as the kernel sees it. On epoll there is no such operation: it waits for the
+/// shortest timer.
 pub async fn yield_now() {
     if is_epoll() {
         return sleep(Duration::from_millis(1)).await;
     }
     let always = ALWAYS_READABLE.with(|kept| match kept.get() {
         Some(socket) => Some(Rc::clone(socket)),
-        // Where there is no descriptor for it now, there may be one the next time.
+        // Without a free descriptor now, the next call tries again.
         None => always_readable().inspect(|made| drop(kept.set(Rc::clone(made)))),
     });
     let turned = match always {
@@ -224,19 +226,19 @@ pub async fn yield_now() {
     }
 }
 
-/// A socket whose other end is gone: there is always an end to be read. `None` when there are no descriptors left.
+/// A socket whose other end is closed, so that it is always readable. `None` if no descriptor is free.
 fn always_readable() -> Option<Rc<TcpStream>> {
     let (ours, _) = std::os::unix::net::UnixStream::pair().ok()?;
-    // Not of TCP; but monoio lets one wait for readiness, and nothing else is asked of it.
+    // Not a TCP socket, but only its readiness is used, which monoio reports for any socket.
     TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(ours))).ok().map(Rc::new)
 }
 
-/// Raises the soft limit of open files to the hard limit. Returns the limit now in force.
+/// Raises the soft limit of open files to the hard limit. Returns the limit in force.
 pub fn raise_open_file_limit() -> u64 {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Refused only by a policy of the host; the old soft limit then stays in force.
+    // Only a policy of the host refuses this; the old soft limit then stays in force.
     let _ = setrlimit(Resource::Nofile, limit);
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -246,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panicking_task_is_counted_and_the_reactor_goes_on() {
+    fn a_panicking_task_is_counted_and_the_reactor_continues() {
         for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
             let before = contained_panics();
             let value = driver
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_that_yield_in_turns_do_not_hold_up_the_ring() {
+    fn tasks_that_yield_in_turns_do_not_delay_completions() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         let turns = Driver::choose()
             .unwrap()
@@ -282,7 +284,7 @@ mod tests {
                 let before = turns.get();
                 socket.readable(false).await.unwrap();
                 let turns = turns.get() - before;
-                // Timers are looked at too.
+                // Timers are processed too.
                 sleep(Duration::from_millis(1)).await;
                 turns
             })
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn yielding_lets_others_run_first() {
+    fn other_tasks_run_before_a_task_that_yields() {
         let order = Driver::choose()
             .unwrap()
             .block_on(async {

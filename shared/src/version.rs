@@ -1,4 +1,4 @@
-//! Gateway and agent must run the same version; the tunnel handshake compares this string for equality.
+//! Version of this build. Gateway and agent must have the same: the tunnel handshake compares the strings.
 
-/// The version of this build, as sent in `X-Gw-Version`.
+/// Version of this build, as sent in `X-Gw-Version`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,6 +1,6 @@
-//! Spans on their way to a collector over real sockets, and what becomes of them when it does not take them.
+//! Export of spans to a collector over real sockets, and the handling of failures.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests stop at the first surprise")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod collector;
 
@@ -40,7 +40,7 @@ fn exporter(url: &str) -> (Exporter, Queue<Named>) {
     Exporter::start(&settings, &identity).unwrap()
 }
 
-/// Has a span of this name sent by itself.
+/// Queues a span of this name and waits until it is exported alone.
 fn send(queue: &Queue<Named>, name: &'static str) {
     let tracer = Tracer::new(queue.clone(), 1.0);
     tracer.end(Named(name, tracer.begin(&HeaderMap::new())));
@@ -51,7 +51,7 @@ fn names(collector: &Collector) -> Vec<String> {
     collector.export().spans.into_iter().map(|span| span.span.name).collect()
 }
 
-/// Waits until this many spans are accounted for.
+/// Waits until this many spans are counted as exported or lost.
 fn settled(counts: &Arc<SpanCounts>, spans: u64) -> (u64, u64) {
     let deadline = Instant::now() + SOON;
     while counts.exported() + counts.dropped() < spans {
@@ -62,7 +62,7 @@ fn settled(counts: &Arc<SpanCounts>, spans: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_collector_gets_spans_with_who_made_them() {
+fn exported_spans_name_their_service() {
     let collector = collector::start();
     let (exporter, queue) = exporter(&collector.url());
     send(&queue, "GET");
@@ -78,7 +78,7 @@ fn a_collector_gets_spans_with_who_made_them() {
 }
 
 #[test]
-fn what_can_be_tried_again_is() {
+fn retryable_failures_are_retried() {
     let refusals = ["429 Too Many", "502 Bad Gateway", "503 Unavailable"];
     let collector = collector::answering(move |number| match refusals.get(number) {
         Some(refusal) => format!("HTTP/1.1 {refusal}\r\nContent-Length: 0\r\n\r\n"),
@@ -94,7 +94,7 @@ fn what_can_be_tried_again_is() {
 }
 
 #[test]
-fn what_cannot_be_tried_again_is_lost_and_counted_and_what_follows_is_not() {
+fn spans_of_final_failures_are_lost_and_counted() {
     let collector = collector::answering(|number| match number {
         0 => "HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n".to_owned(),
         _ => TAKEN.to_owned(),
@@ -109,7 +109,7 @@ fn what_cannot_be_tried_again_is_lost_and_counted_and_what_follows_is_not() {
 }
 
 #[test]
-fn a_collector_that_says_when_to_come_back_is_left_alone_until_then() {
+fn retry_after_of_a_collector_is_respected() {
     let collector = collector::answering(|number| match number {
         0 => "HTTP/1.1 429 Too Many\r\nRetry-After: 300\r\nContent-Length: 0\r\n\r\n".to_owned(),
         _ => TAKEN.to_owned(),
@@ -120,31 +120,31 @@ fn a_collector_that_says_when_to_come_back_is_left_alone_until_then() {
     assert_eq!(names(&collector), ["throttled"]);
     send(&queue, "waits");
     assert!(!collector.has_more());
-    // Now or never.
+    // The last attempt.
     exporter.stop(SOON);
     assert_eq!(names(&collector), ["waits"]);
     assert_eq!(settled(queue.counts(), 2), (1, 1));
 }
 
 #[test]
-fn without_a_collector_at_the_address_spans_are_lost_and_counted() {
-    // Bound and not listening: connections are refused, and no other program gets the port.
+fn spans_for_an_unreachable_collector_are_lost_and_counted() {
+    // Bound but not listening: connections are refused, and no other program gets the port.
     let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     closed.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
-    let nobody = closed.local_addr().unwrap().as_socket().unwrap();
-    let (exporter, queue) = exporter(&format!("http://{nobody}"));
+    let address = closed.local_addr().unwrap().as_socket().unwrap();
+    let (exporter, queue) = exporter(&format!("http://{address}"));
     send(&queue, "lost");
     assert_eq!(settled(queue.counts(), 1), (0, 1));
     exporter.stop(SOON);
 }
 
 #[test]
-fn a_collector_that_never_answers_holds_nobody_up() {
+fn a_collector_that_never_answers_does_not_block() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let (exporter, queue) = exporter(&format!("http://{}", silent.local_addr().unwrap()));
     send(&queue, "stuck");
     let _connection = silent.accept().unwrap();
-    // The queue takes some, and nothing waits for the rest.
+    // The queue accepts some of them, and the others are dropped without waiting.
     for _ in 0..100 {
         send(&queue, "more");
     }

@@ -1,70 +1,70 @@
-//! Kernel memory of connections to backends: the more connections there are, the less each may hold unread.
+//! Kernel memory of backend connections: the more connections, the smaller the receive buffer of each.
 //!
-//! A response that its caller does not take is not read from the backend either: it fills the receive buffer of that
-//! connection, which the kernel lets grow to megabytes (`tcp_rmem`).
+//! The agent does not read a response that its caller does not read. The response then fills the receive buffer of the
+//! connection, which the kernel would let grow to megabytes (`tcp_rmem`).
 
 use std::cell::Cell;
 
 use gw_shared::net::Socket;
 
-/// Connections for which the kernel sizes the buffers itself.
+/// Number of connections up to which the kernel sizes the buffers.
 const UNLIMITED: usize = 16;
-/// Bytes that the receive buffers of all others may add up to, while their number doubles once.
+/// Budget in bytes for receive buffers beyond that number. The connections opened while their number doubles share it.
 const BUDGET: usize = 64 * 1024 * 1024;
 const LEAST: usize = 16 * 1024;
 const MOST: usize = 512 * 1024;
-/// Bytes of a request that may wait in the kernel to be sent to a backend.
+/// Bytes of a request that may be queued in the kernel for sending.
 const UNSENT: u32 = 128 * 1024;
 
 thread_local! {
-    /// Connections to backends of this thread.
+    /// Open backend connections of this thread.
     static CONNECTIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Size of the receive buffer of one more connection, in bytes as the kernel counts; `None`: as the kernel likes.
+/// Receive buffer size of the next connection, in bytes as the kernel counts them; `None` leaves it to the kernel.
 pub(super) fn receive_limit_of_next() -> Option<usize> {
     receive_limit(CONNECTIONS.get() + 1)
 }
 
-/// A power of two, so that it changes seldom.
+/// The size is a power of two, so that it changes rarely.
 fn receive_limit(connections: usize) -> Option<usize> {
     let even = 1 << (BUDGET / connections.max(1)).max(1).ilog2();
     (connections > UNLIMITED).then_some(even.clamp(LEAST, MOST))
 }
 
-/// Counts a connection while it is open.
-pub(super) struct Bounded {
+/// Counts an open connection and limits its buffers.
+pub(super) struct BoundedBuffers {
     receive_limit: Cell<Option<usize>>,
 }
 
-impl Bounded {
-    /// Counts `socket` and fits its limit at once, because other connections may have opened since the dial. `sized` is
-    /// the limit that the dial set.
+impl BoundedBuffers {
+    /// Counts `socket` and fits its limit, because other connections may have opened since it connected. `sized` is the
+    /// limit that was set then.
     pub(super) fn new(socket: &Socket, sized: Option<usize>) -> Self {
         CONNECTIONS.set(CONNECTIONS.get() + 1);
         if let Err(error) = socket.limit_unsent(UNSENT) {
-            // Unix sockets have no such limit, and none of the kernel's that grows.
-            tracing::trace!(%error, "unsent bytes are not bounded");
+            // Unix sockets do not support the limit and do not need it: their buffers have a fixed size.
+            tracing::trace!(%error, "cannot limit the unsent bytes of a backend connection");
         }
         let bounded = Self { receive_limit: Cell::new(sized) };
         bounded.fit(socket);
         bounded
     }
 
-    /// Shrinks the receive buffer if there are more connections now. To be called before a kept connection serves
-    /// another request.
+    /// Shrinks the receive buffer if there are more connections now. Called before an idle connection serves another
+    /// request.
     pub(super) fn fit(&self, socket: &Socket) {
         let Some(now) = receive_limit(CONNECTIONS.get()) else { return };
         if self.receive_limit.get().is_none_or(|before| now < before) {
             self.receive_limit.set(Some(now));
             if let Err(error) = socket.buffers().limit_receive_buffer(now) {
-                tracing::debug!(%error, "a backend connection's receive buffer is not bounded");
+                tracing::debug!(%error, "cannot limit the receive buffer of a backend connection");
             }
         }
     }
 }
 
-impl Drop for Bounded {
+impl Drop for BoundedBuffers {
     fn drop(&mut self) {
         CONNECTIONS.set(CONNECTIONS.get() - 1);
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_that_dial_at_once_get_the_limit_of_their_number() {
+    fn concurrently_opened_connections_get_the_limit_of_their_number() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let test = async move {
@@ -89,9 +89,9 @@ mod tests {
             alone.buffers().limit_receive_buffer(receive_limit(UNLIMITED + 1).unwrap()).unwrap();
             let mut open = Vec::new();
             for _ in 0..=UNLIMITED {
-                // As when all have dialled before the first of them is counted.
+                // Connects before any of them is counted.
                 let socket = Socket::connect(address, None).await.unwrap();
-                open.push((Bounded::new(&socket, None), socket));
+                open.push((BoundedBuffers::new(&socket, None), socket));
             }
             let (first, last) = (&open[0], &open[UNLIMITED]);
             assert_eq!(limit_of(&last.1), limit_of(&alone));
@@ -103,13 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn more_connections_have_smaller_buffers() {
+    fn limit_shrinks_with_the_number_of_connections() {
         const KIB: usize = 1024;
         assert_eq!((receive_limit(0), receive_limit(16)), (None, None));
         assert_eq!((receive_limit(17), receive_limit(128)), (Some(512 * KIB), Some(512 * KIB)));
         assert_eq!((receive_limit(129), receive_limit(1024)), (Some(256 * KIB), Some(64 * KIB)));
         assert_eq!(receive_limit(100_000), Some(16 * KIB));
-        // All connections stall, each with the limit set when it connected.
+        // Worst case: every connection stalls with the limit set when it was opened.
         let held: usize = (1..=9000).filter_map(receive_limit).sum();
         assert!(held <= 320 * 1024 * KIB, "{} MiB", held / 1024 / KIB);
     }

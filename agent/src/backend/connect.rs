@@ -3,23 +3,25 @@
 use std::io;
 use std::time::Duration;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
 use rustls::{AlertDescription, CertificateError, ClientConnection};
 
 use super::buffers;
-use super::options::{Address, Backends, Endpoint, H2, Protocol};
+use super::config::{Address, BackendProtocol, Backends, Endpoint, H2};
 use super::stream::Stream;
+use crate::tls::rustls_error;
 
-/// What the connection is to speak.
+/// The HTTP versions that a new connection offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum Offer {
     Any,
-    /// For another protocol than HTTP: HTTP/1.1 where there is a choice.
+    /// HTTP/1.1 only, preferred for upgrades.
     Http1,
 }
 
-/// Why a backend could not be connected to.
+/// Why no connection to a backend could be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error("{0}")]
@@ -27,10 +29,10 @@ pub(crate) enum ConnectError {
     #[error("{message}")]
     Tls {
         message: String,
-        /// The backend speaks none of the protocols that were offered.
-        nothing_in_common: bool,
+        /// The backend supports none of the offered protocols.
+        no_common_protocol: bool,
     },
-    /// It answered, but not as a server of HTTP/2.
+    /// The backend answered with something other than HTTP/2.
     #[error("{0}")]
     NotHttp2(String),
 }
@@ -39,21 +41,21 @@ pub(crate) enum ConnectError {
 pub(super) struct Dialled {
     pub(super) stream: Stream,
     pub(super) is_http2: bool,
-    /// Limit of the receive buffer that was set when the socket connected.
+    /// Limit of the receive buffer, set when the socket connected.
     pub(super) receive_limit: Option<usize>,
 }
 
-/// Connects, up to and including TLS. No time limit.
-pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<Dialled, ConnectError> {
+/// Connects, including the TLS handshake. No time limit.
+pub(super) async fn dial(endpoint: &Endpoint, offer: Offer) -> Result<Dialled, ConnectError> {
     let (socket, receive_limit) =
         connect(&endpoint.address).await.map_err(|error| ConnectError::Unreachable(error.to_string()))?;
     let plain = |socket, is_http2| Ok(Dialled { stream: Stream::Plain(socket), is_http2, receive_limit });
     let tls = match &endpoint.protocol {
-        Protocol::Http1 => return plain(socket, false),
-        Protocol::Http2 => return plain(socket, true),
-        Protocol::Tls(tls) => tls,
+        BackendProtocol::Http1 => return plain(socket, false),
+        BackendProtocol::Http2 => return plain(socket, true),
+        BackendProtocol::Tls(tls) => tls,
     };
-    let config = if wanted == Wanted::Any { &tls.any } else { &tls.http1 };
+    let config = if offer == Offer::Any { &tls.any } else { &tls.http1 };
     let session = ClientConnection::new(config.clone(), tls.server_name.clone())
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
@@ -63,24 +65,24 @@ pub(super) async fn dial(endpoint: &Endpoint, wanted: Wanted) -> Result<Dialled,
 }
 
 impl Backends {
-    /// Connects to each once and closes it again. Tells what each speaks, by its name.
-    pub(crate) async fn try_each(&self, within: Duration) -> Vec<(String, Result<&'static str, ConnectError>)> {
-        let mut found = Vec::with_capacity(self.endpoints.len());
+    /// Connects to each backend once. Returns the HTTP version that it speaks, by its URL.
+    pub(crate) async fn probe(&self, within: Duration) -> Vec<(String, Result<&'static str, ConnectError>)> {
+        let mut results = Vec::with_capacity(self.endpoints.len());
         for endpoint in &self.endpoints {
             let late = |_| Err(ConnectError::Unreachable(format!("no connection within {within:?}")));
-            let dialled = runtime::timeout(within, dial(endpoint, Wanted::Any)).await.unwrap_or_else(late);
-            let speaks = |dialled: Dialled| if dialled.is_http2 { "HTTP/2" } else { "HTTP/1.1" };
-            found.push((endpoint.to_string(), dialled.map(speaks)));
+            let dialled = runtime::timeout(within, dial(endpoint, Offer::Any)).await.unwrap_or_else(late);
+            let version = |dialled: Dialled| if dialled.is_http2 { "HTTP/2" } else { "HTTP/1.1" };
+            results.push((endpoint.to_string(), dialled.map(version)));
         }
-        found
+        results
     }
 }
 
-/// Connects a socket. Returns the limit of its receive buffer, too.
+/// Connects a socket. Also returns the limit of its receive buffer.
 async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
     match address {
         Address::Tcp { host, port } => {
-            let addresses = resolve::resolve_lately(host, *port).await?;
+            let addresses = resolve::resolve_cached(host, *port).await?;
             let receive_limit = buffers::receive_limit_of_next();
             Ok((resolve::connect_any(&addresses, receive_limit).await?, receive_limit))
         }
@@ -90,49 +92,44 @@ async fn connect(address: &Address) -> io::Result<(Socket, Option<usize>)> {
 
 impl ConnectError {
     fn tls(error: &io::Error) -> Self {
-        let nothing_in_common =
-            tls_error(error) == Some(&rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol));
-        Self::Tls { message: explain_tls(error), nothing_in_common }
+        let no_common_protocol =
+            rustls_error(error) == Some(&rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol));
+        Self::Tls { message: explain_tls(error), no_common_protocol }
     }
 
-    /// The same, with the backend's name: there may be several.
-    pub(super) fn of(self, endpoint: &Endpoint) -> Self {
+    /// Adds the backend's URL to the message.
+    pub(super) fn at(self, endpoint: &Endpoint) -> Self {
         let name = |message| format!("the backend {endpoint} cannot be reached: {message}");
         match self {
             Self::Unreachable(message) => Self::Unreachable(name(message)),
-            Self::Tls { message, nothing_in_common } => Self::Tls { message: name(message), nothing_in_common },
+            Self::Tls { message, no_common_protocol } => Self::Tls { message: name(message), no_common_protocol },
             Self::NotHttp2(message) => Self::NotHttp2(name(message)),
         }
     }
 
-    pub(crate) fn code(&self) -> &'static str {
+    pub(crate) fn code(&self) -> AgentErrorCode {
         match self {
-            Self::Unreachable(_) => "GW_BACKEND_UNREACHABLE",
-            Self::Tls { .. } => "GW_BACKEND_TLS",
-            Self::NotHttp2(_) => "GW_BACKEND_INVALID_RESPONSE",
+            Self::Unreachable(_) => AgentErrorCode::BackendUnreachable,
+            Self::Tls { .. } => AgentErrorCode::BackendTls,
+            Self::NotHttp2(_) => AgentErrorCode::BackendInvalidResponse,
         }
     }
 }
 
-/// What of `error` is TLS's.
-pub(super) fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
-    error.get_ref()?.downcast_ref()
-}
-
-/// Says what went wrong in TLS, and what helps where that is known.
+/// Explains an error of TLS, with a remedy if there is one.
 pub(super) fn explain_tls(error: &io::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate};
-    match tls_error(error) {
-        // Not signed by the key of any authority here, whatever name its own has.
+    match rustls_error(error) {
+        // `BadSignature`: an authority with the same name and another key.
         Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
-            "its certificate is of an authority that is not trusted here; `ca_file` names a private one".to_owned()
+            "its certificate was issued by an untrusted authority; set `ca_file` to trust a private one".to_owned()
         }
         Some(InvalidCertificate(error @ CertificateError::NotValidForNameContext { .. })) => {
-            format!("its certificate is for another name ({error}); `server_name` says which to expect")
+            format!("its certificate is for another name ({error}); set `server_name` to the expected name")
         }
         Some(InvalidCertificate(error)) => format!("its certificate is not valid: {error}"),
         Some(AlertReceived(AlertDescription::CertificateRequired)) => {
-            "it wants a certificate of its client: set `client_certificate` and `client_key`".to_owned()
+            "it requires a client certificate: set `client_certificate` and `client_key`".to_owned()
         }
         _ => format!("TLS: {error}"),
     }

@@ -1,4 +1,4 @@
-//! One request and its response on a connection to a backend, whichever version of HTTP that speaks.
+//! One request and its response on a backend connection of either HTTP version.
 
 use std::io;
 
@@ -11,43 +11,45 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
-use super::{ResponseError, h1, h2};
+use super::ResponseError;
+use super::h1::Http1Connection;
+use super::h2::{self, Http2Response};
 
-/// What goes to the backend.
+/// The sending half of an exchange.
 pub(crate) enum RequestHalf<'a> {
-    /// With [`Framing::UntilClose`] for another protocol that the connection has changed to.
+    /// After an upgrade the framing is [`Framing::UntilClose`].
     Http1 {
-        connection: &'a h1::Connection,
+        connection: &'a Http1Connection,
         framing: Framing,
-        /// The protocol that the request asks to switch to.
+        /// The protocol that the request asks to upgrade to.
         upgrade: Option<&'a UpgradeProtocol>,
     },
     Http2(SendStream<Bytes>),
 }
 
-/// What comes from it.
+/// The receiving half of an exchange.
 pub(crate) enum ResponseHalf<'a> {
-    Http1(&'a h1::Connection, BodyDecoder),
-    Http2(h2::Exchange),
+    Http1(&'a Http1Connection, BodyDecoder),
+    Http2(Http2Response),
 }
 
 /// An interim or final response head.
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
-    /// `Content-Length` among them says what the framing does, and nothing else.
+    /// `Content-Length`, if present, agrees with the framing.
     pub(crate) headers: HeaderMap,
-    /// The connection can take another request afterwards.
+    /// The connection can serve another request afterwards.
     pub(crate) keep_alive: bool,
 }
 
 impl RequestHalf<'_> {
-    /// Sends the head, if the exchange did not begin with it.
+    /// Sends the head. Over HTTP/2 the exchange has already sent it.
     pub(crate) async fn head(&self, parts: &Parts, authority: &Authority) -> io::Result<()> {
         let Self::Http1 { connection, framing, upgrade } = self else { return Ok(()) };
         let root = PathAndQuery::from_static("/");
         let target = parts.uri.path_and_query().unwrap_or(&root);
-        let (host, asks) = (authority.as_str().as_bytes(), upgrade.map_or(Connection::Persists, Connection::Upgrade));
-        connection.send_head(&parts.method, target, host, &parts.headers, *framing, asks).await
+        let (host, kind) = (authority.as_str().as_bytes(), upgrade.map_or(Connection::Persists, Connection::Upgrade));
+        connection.send_head(&parts.method, target, host, &parts.headers, *framing, kind).await
     }
 
     pub(crate) async fn data(&mut self, data: Bytes) -> io::Result<()> {
@@ -66,8 +68,8 @@ impl RequestHalf<'_> {
         }
     }
 
-    /// The backend has changed to another protocol: bytes from now on, until one side ends.
-    pub(crate) fn switched(&mut self) {
+    /// The backend has upgraded the connection: bytes without framing follow until one side ends.
+    pub(crate) fn upgraded(&mut self) {
         if let Self::Http1 { framing, .. } = self {
             *framing = Framing::UntilClose;
         }
@@ -75,7 +77,7 @@ impl RequestHalf<'_> {
 }
 
 impl ResponseHalf<'_> {
-    /// Reads the next head, interim ones (1xx) too.
+    /// Reads the next head, interim (1xx) or final.
     pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => {
@@ -91,8 +93,8 @@ impl ResponseHalf<'_> {
         }
     }
 
-    /// See [`RequestHalf::switched`].
-    pub(crate) fn switched(&mut self) {
+    /// See [`RequestHalf::upgraded`].
+    pub(crate) fn upgraded(&mut self) {
         if let Self::Http1(_, decoder) = self {
             *decoder = BodyDecoder::new(Framing::UntilClose);
         }
@@ -105,7 +107,7 @@ impl ResponseHalf<'_> {
         }
     }
 
-    /// Reads the next part of the body. Data is to be [released](Self::release) once it has been passed on.
+    /// Reads the next part of the body. The caller [releases](Self::release) data once it has been relayed.
     pub(crate) async fn part(&mut self) -> Result<Part, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => connection.part(decoder).await,

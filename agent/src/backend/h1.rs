@@ -6,48 +6,48 @@ use std::io::{self, IoSlice};
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
-use gw_shared::http::{Connection as Persistence, Part};
+use gw_shared::http::{Connection, Part};
 use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
 use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use super::ResponseError;
-use super::buffers::Bounded;
+use super::buffers::BoundedBuffers;
 use super::stream::Stream;
 
-/// A connection to a backend. One request at a time; its body can be written while the response is read.
-pub(crate) struct Connection {
+/// A connection that serves one request at a time. The request body can be sent while the response is read.
+pub(crate) struct Http1Connection {
     stream: Stream,
     buffer: RefCell<BytesMut>,
-    /// Some byte of the current response has arrived.
+    /// A byte of the current response has arrived.
     answered: Cell<bool>,
     /// Bytes that had been sent before the current request.
     sent_before: Cell<u64>,
-    buffers: Bounded,
+    buffers: BoundedBuffers,
 }
 
-impl Connection {
-    /// `receive_limit` is the limit of the receive buffer that was set when the socket connected.
+impl Http1Connection {
+    /// `receive_limit` is the limit of the receive buffer, set when the socket connected.
     pub(super) fn new(stream: Stream, receive_limit: Option<usize>) -> Self {
-        let buffers = Bounded::new(stream.socket(), receive_limit);
+        let buffers = BoundedBuffers::new(stream.socket(), receive_limit);
         Self { stream, buffer: RefCell::default(), answered: Cell::new(false), sent_before: Cell::new(0), buffers }
     }
 
-    /// To be called before a kept connection serves another request: bounds its kernel buffers as all others'.
+    /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another request.
     pub(super) fn fit_buffers(&self) {
         self.buffers.fit(self.stream.socket());
     }
 
+    /// Whether no unread bytes and no end of the stream have arrived.
     pub(super) fn is_quiet(&self) -> bool {
         self.buffer.borrow().is_empty() && self.stream.is_quiet()
     }
 
-    /// Whether the connection broke off, with `error`, before the backend had read the current request to its end.
-    pub(super) fn broke_off_before(&self, error: &io::Error) -> bool {
-        // A socket that is closed with something unread in it resets its peer; had all been read, it would just end. A
-        // backend that is gone already says in the same segment what it has received: nothing of what it does not
-        // acknowledge there.
+    /// Whether the connection failed with `error` before the backend read the whole current request.
+    pub(super) fn failed_before_request_was_read(&self, error: &io::Error) -> bool {
+        // Closing a socket with unread bytes sends a reset; without unread bytes it sends a FIN. The same segment
+        // acknowledges what the backend's kernel has received; it has not received unacknowledged bytes.
         let (socket, before) = (self.stream.socket(), self.sent_before.get());
         let unread = error.kind() == io::ErrorKind::ConnectionReset;
         let received = socket.sent() > before && socket.was_acknowledged_beyond(before);
@@ -70,7 +70,7 @@ impl Connection {
         host: &[u8],
         headers: &HeaderMap,
         framing: Framing,
-        connection: Persistence<'_>,
+        connection: Connection<'_>,
     ) -> io::Result<()> {
         self.answered.set(false);
         self.sent_before.set(self.stream.socket().sent());
@@ -81,7 +81,7 @@ impl Connection {
 
     /// Sends a piece of the request body.
     pub(super) async fn send_data(&self, data: &Bytes, framing: Framing) -> io::Result<()> {
-        // As a chunk it would be the last.
+        // An empty chunk would end the body.
         if data.is_empty() {
             return Ok(());
         }
@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// Ends the request body, or what is sent on a connection that has changed its protocol.
+    /// Ends the request body, or the sending direction of an upgraded connection.
     pub(super) async fn finish(&self, framing: Framing, trailers: Option<&HeaderMap>) -> io::Result<()> {
         match framing {
             Framing::Chunked => {}
@@ -106,7 +106,7 @@ impl Connection {
         self.send(&mut [IoSlice::new(&out)]).await
     }
 
-    /// Reads a response head, interim ones (1xx) too.
+    /// Reads a response head, interim (1xx) or final.
     pub(super) async fn response_head(&self, method: &Method) -> Result<ResponseHead, ResponseError> {
         let mut scanner = HeadScanner::default();
         let end = loop {
@@ -122,7 +122,7 @@ impl Connection {
         let bytes = self.buffer.borrow_mut().split_to(end).freeze();
         let mut head = heads::parse_response(&bytes, method, HEAD_LIMITS)?;
         if head.status == StatusCode::NO_CONTENT || head.status.is_informational() {
-            // There is no body (RFC 9112 §6.3). A backend that announces one may send it nevertheless.
+            // There is no body (RFC 9112 §6.3), but a backend that announces one may send it.
             let length = heads::content_length(&head.headers)?;
             let announces = length.is_some_and(|length| length > 0);
             head.keep_alive &= !announces && !head.headers.contains_key(header::TRANSFER_ENCODING);
@@ -143,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Receives something; 0 is the end of the stream.
+    /// Receives bytes into the buffer; 0 is the end of the stream.
     async fn receive(&self) -> Result<usize, ResponseError> {
         let received = std::future::poll_fn(|cx| self.stream.poll_recv_buf(cx, &mut self.buffer.borrow_mut())).await;
         let received = received.map_err(ResponseError::Reset)?;

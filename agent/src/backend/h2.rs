@@ -1,4 +1,4 @@
-//! HTTP/2 connections to a backend, shared by requests.
+//! HTTP/2 connections to a backend, shared by concurrent requests.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -21,39 +21,39 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Request, Response, Uri, Version};
 
 use super::ResponseError;
-use super::connect::{ConnectError, explain_tls, tls_error};
+use super::connect::{ConnectError, explain_tls};
 use super::stream::Stream;
+use crate::tls::rustls_error;
 
-/// What a stream can hold at the agent while its caller does not read, in bytes: times the slots is the bound.
+/// Bytes that a stream can buffer at the agent while its caller does not read. The number of slots bounds the streams.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The largest there is, so that streams that stand still never stop the others.
+/// The largest window, so that stalled streams do not stall others.
 const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes that one stream may have queued for sending.
 const STREAM_SEND_BUFFER: usize = 128 * 1024;
 const FRAME_SIZE: u32 = 32 * 1024;
-/// As much as fits into the tunnel's.
+/// Header list size that fits into the tunnel's limit.
 const HEADER_LIST: u32 = 60 * 1024;
-/// Requests that callers cancelled and whose last frames may still be under way.
+/// Cancelled requests whose last frames may still arrive.
 const RESET_STREAMS: usize = 1024;
 
-/// Shorter than what servers allow (nginx 75 s, Envoy an hour): the backend seldom closes first.
+/// Shorter than the idle timeouts of common servers (nginx 75 s, Envoy one hour), so that the backend rarely closes first.
 const IDLE_FOR: Duration = Duration::from_secs(60);
-/// A backend that acknowledges nothing for so long is gone. Long enough for one that is stopped for a while.
+/// Time without acknowledgements after which a backend counts as dead. Long enough for one that is suspended briefly.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
 
-/// One connection. It closes when it was dropped here and its last stream has ended.
-pub(crate) struct Connection {
+/// A connection. It closes after it has been dropped and its last stream has ended.
+pub(crate) struct Http2Connection {
     requests: RefCell<SendRequest<Bytes>>,
     scheme: Scheme,
     streams: Cell<u32>,
     last_used: Cell<Instant>,
-    /// Ended, or refused a request: not for further ones.
-    is_over: Rc<Cell<bool>>,
+    /// The connection has ended or refused a request, and gets no further requests.
+    is_retired: Rc<Cell<bool>>,
 }
 
-impl Connection {
-    /// Begins HTTP/2 and waits until the backend has shown that it speaks it too: its settings count from the first
-    /// request on.
+impl Http2Connection {
+    /// Starts HTTP/2 and waits for the backend's SETTINGS, so that its limits apply from the first request on.
     pub(super) async fn start(stream: Stream) -> Result<Rc<Self>, ConnectError> {
         let scheme = if matches!(stream, Stream::Tls(_)) { Scheme::HTTPS } else { Scheme::HTTP };
         if let Err(error) = stream.socket().detect_dead_peer(DEAD_AFTER) {
@@ -69,50 +69,51 @@ impl Connection {
             .max_concurrent_reset_streams(RESET_STREAMS)
             .max_local_error_reset_streams(None)
             .enable_push(false);
-        let (requests, mut driver) = builder.handshake::<_, Bytes>(stream).await.map_err(|error| no_http2(&error))?;
+        let (requests, mut driver) =
+            builder.handshake::<_, Bytes>(stream).await.map_err(|error| start_error(&error))?;
         if let Some(mut ping_pong) = driver.ping_pong() {
-            // Settings come first (RFC 9113 §3.4), so they are known once this is answered.
-            ping_pong.send_ping(h2::Ping::opaque()).map_err(|error| no_http2(&error))?;
+            // SETTINGS come first (RFC 9113 §3.4), so they are known once the ping is answered.
+            ping_pong.send_ping(h2::Ping::opaque()).map_err(|error| start_error(&error))?;
             let answered = std::future::poll_fn(|cx| match Pin::new(&mut driver).poll(cx) {
                 Poll::Ready(ended) => Poll::Ready(ended.and(Err(Reason::NO_ERROR.into()))),
                 Poll::Pending => ping_pong.poll_pong(cx).map_ok(drop),
             });
-            answered.await.map_err(|error| no_http2(&error))?;
+            answered.await.map_err(|error| start_error(&error))?;
         }
-        let is_over = Rc::new(Cell::new(false));
-        let ended = Rc::clone(&is_over);
+        let is_retired = Rc::new(Cell::new(false));
+        let ended = Rc::clone(&is_retired);
         runtime::spawn(async move {
             let error = driver.await.err().map(|error| error.to_string());
             ended.set(true);
             tracing::debug!(error, "backend connection ended");
         });
         let (streams, last_used) = (Cell::new(0), Cell::new(Instant::now()));
-        Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_over }))
+        Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_retired }))
     }
 
     fn has_room(&self) -> bool {
         let most = self.requests.borrow().current_max_send_streams();
-        !self.is_over.get() && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
+        !self.is_retired.get() && usize::try_from(self.streams.get()).is_ok_and(|streams| streams < most)
     }
 
-    /// Takes no further requests; those it has go on.
+    /// Excludes the connection from further requests; running ones continue.
     pub(super) fn retire(&self) {
-        self.is_over.set(true);
+        self.is_retired.set(true);
     }
 
-    /// Begins a request; nothing of its body is sent yet.
+    /// Sends a request head.
     pub(super) fn request(
         &self,
         parts: &Parts,
         authority: &Authority,
         protocol: Option<&Protocol>,
         framing: Framing,
-    ) -> Result<(SendStream<Bytes>, Exchange), ResponseError> {
+    ) -> Result<(SendStream<Bytes>, Http2Response), ResponseError> {
         let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let uri = Uri::builder().scheme(self.scheme.clone()).authority(authority.clone()).path_and_query(path).build();
         let mut request = Request::new(());
         *request.method_mut() = if protocol.is_some() { Method::CONNECT } else { parts.method.clone() };
-        // Built from valid parts.
+        // Never fails: the parts are valid.
         *request.uri_mut() = uri.map_err(|error| ResponseError::Reset(io::Error::other(error)))?;
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = parts.headers.clone();
@@ -120,47 +121,51 @@ impl Connection {
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
-        // Bytes after an extended CONNECT are no body.
+        // An extended CONNECT is followed by bytes of the protocol, whatever the framing.
         let is_whole = protocol.is_none() && !framing.has_body();
         let sent = self.requests.borrow().clone().send_request(request, is_whole);
-        // Fails before anything is sent.
+        // An error here means that nothing was sent.
         let (response, stream) = sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
-        Ok((stream, Exchange { response, body: None, is_done: false }))
+        Ok((stream, Http2Response { response, body: None, is_done: false }))
     }
 
-    /// Whether it takes requests for other protocols (RFC 8441).
-    pub(super) fn takes_protocols(&self) -> bool {
+    /// Whether the backend accepts extended CONNECT (RFC 8441).
+    pub(super) fn accepts_extended_connect(&self) -> bool {
         self.requests.borrow().is_extended_connect_protocol_enabled()
     }
 }
 
-fn no_http2(error: &h2::Error) -> ConnectError {
+fn start_error(error: &h2::Error) -> ConnectError {
     match error.get_io() {
-        Some(io) if tls_error(io).is_some() => ConnectError::Tls { message: explain_tls(io), nothing_in_common: false },
-        Some(io) => ConnectError::Unreachable(format!("it closed the connection before HTTP/2 had begun: {io}")),
+        Some(io) if rustls_error(io).is_some() => {
+            ConnectError::Tls { message: explain_tls(io), no_common_protocol: false }
+        }
+        Some(io) => {
+            ConnectError::Unreachable(format!("it closed the connection before the HTTP/2 settings arrived: {io}"))
+        }
         None => ConnectError::NotHttp2(format!("it does not speak HTTP/2: {error}")),
     }
 }
 
-/// A connection with a request's place on it.
-pub(crate) struct Place(Rc<Connection>);
+/// A connection with one stream reserved on it.
+pub(crate) struct ReservedStream(Rc<Http2Connection>);
 
-impl Place {
-    fn new(connection: &Rc<Connection>) -> Self {
+impl ReservedStream {
+    fn new(connection: &Rc<Http2Connection>) -> Self {
         connection.streams.set(connection.streams.get() + 1);
         Self(Rc::clone(connection))
     }
 }
 
-impl std::ops::Deref for Place {
-    type Target = Connection;
+impl std::ops::Deref for ReservedStream {
+    type Target = Http2Connection;
 
-    fn deref(&self) -> &Connection {
+    fn deref(&self) -> &Http2Connection {
         &self.0
     }
 }
 
-impl Drop for Place {
+impl Drop for ReservedStream {
     fn drop(&mut self) {
         self.0.streams.set(self.0.streams.get() - 1);
         self.0.last_used.set(Instant::now());
@@ -169,87 +174,88 @@ impl Drop for Place {
 
 /// The connections to one backend.
 #[derive(Default)]
-pub(super) struct Connections {
-    open: RefCell<Vec<Rc<Connection>>>,
-    /// Held by whoever opens another: all who come meanwhile use that one.
+pub(super) struct Http2Connections {
+    open: RefCell<Vec<Rc<Http2Connection>>>,
+    /// Held while a connection is being opened, so that concurrent requests share it.
     opening: tokio::sync::Mutex<()>,
-    /// The last attempt that failed, and when: those who waited for it need not fail one after the other.
+    /// The last failed attempt and its time. Requests that waited for it fail with the same error.
     failed: RefCell<Option<(Instant, ConnectError)>>,
 }
 
-impl Connections {
-    /// A place on a connection that is open and has room.
-    pub(super) fn place(&self) -> Option<Place> {
+impl Http2Connections {
+    /// Reserves a stream on an open connection that has capacity.
+    pub(super) fn reserve(&self) -> Option<ReservedStream> {
         let mut open = self.open.borrow_mut();
-        open.retain(|connection| !connection.is_over.get());
-        open.iter().find(|connection| connection.has_room()).map(Place::new)
+        open.retain(|connection| !connection.is_retired.get());
+        open.iter().find(|connection| connection.has_room()).map(ReservedStream::new)
     }
 
-    /// A place on a connection that `open` opens, or somebody else just did.
-    /// `shares` says whether what is opened can be shared at all, as far as it is known when it is asked.
-    pub(super) async fn place_or<T>(
+    /// Reserves a stream on a connection opened by `open`, or by a concurrent call. `is_shared` tells whether the
+    /// connections of this backend can be shared, as far as that is known.
+    pub(super) async fn reserve_or_open<T>(
         &self,
-        shares: impl Fn() -> bool,
+        is_shared: impl Fn() -> bool,
         open: impl Future<Output = Result<Opened<T>, ConnectError>>,
     ) -> Result<Opened<T>, ConnectError> {
-        let came = Instant::now();
-        let only_one = self.opening.lock().await;
-        if let Some(place) = self.place() {
-            return Ok(Opened::Http2(place));
+        let arrived = Instant::now();
+        let opening = self.opening.lock().await;
+        if let Some(stream) = self.reserve() {
+            return Ok(Opened::Http2(stream));
         }
         if let Some((when, error)) = &*self.failed.borrow()
-            && *when >= came
+            && *when >= arrived
         {
             return Err(error.clone());
         }
-        let only_one = shares().then_some(only_one);
+        let opening = is_shared().then_some(opening);
         let opened = open.await;
-        drop(only_one);
+        drop(opening);
         if let Err(error) = &opened {
             self.failed.replace(Some((Instant::now(), error.clone())));
         }
         opened
     }
 
-    pub(super) fn keep(&self, connection: &Rc<Connection>) -> Place {
+    /// Adds a connection and reserves a stream on it.
+    pub(super) fn add(&self, connection: &Rc<Http2Connection>) -> ReservedStream {
         self.open.borrow_mut().push(Rc::clone(connection));
-        Place::new(connection)
+        ReservedStream::new(connection)
     }
 
-    /// Closes what has waited too long.
+    /// Closes connections that have been idle for too long.
     pub(super) fn prune(&self) {
-        let is_used = |connection: &Rc<Connection>| {
+        let is_used = |connection: &Rc<Http2Connection>| {
             connection.streams.get() > 0 || connection.last_used.get().elapsed() < IDLE_FOR
         };
-        self.open.borrow_mut().retain(|connection| !connection.is_over.get() && is_used(connection));
+        self.open.borrow_mut().retain(|connection| !connection.is_retired.get() && is_used(connection));
     }
 
-    /// Connections that have requests.
+    /// Number of connections with requests.
     pub(super) fn in_use(&self) -> usize {
         self.open.borrow().iter().filter(|connection| connection.streams.get() > 0).count()
     }
 
-    /// Connections without a request.
+    /// Number of connections without requests.
     pub(super) fn idle(&self) -> usize {
         self.open.borrow().iter().filter(|connection| connection.streams.get() == 0).count()
     }
 }
 
-/// What a new connection speaks.
+/// A new connection, by the HTTP version it speaks.
 pub(super) enum Opened<T> {
     Http1(T),
-    Http2(Place),
+    Http2(ReservedStream),
 }
 
-/// The response's half of an exchange.
-pub(crate) struct Exchange {
+/// The receiving half of an exchange over HTTP/2.
+pub(crate) struct Http2Response {
     response: ResponseFuture,
     body: Option<RecvStream>,
     is_done: bool,
 }
 
-impl Exchange {
-    /// The next head of a response to a request with `method`: interim ones (1xx) too.
+impl Http2Response {
+    /// Reads the next head, interim (1xx) or final, of the response to a request with `method`.
     pub(super) async fn head(&mut self, method: &Method) -> Result<Response<()>, ResponseError> {
         if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await {
             let mut interim = interim.map_err(ResponseError::of_http2)?;
@@ -261,12 +267,12 @@ impl Exchange {
         framing::check_values_of_http2(&parts.headers)?;
         let announced = framing::content_length(&parts.headers)?.map_or(Framing::Chunked, Framing::Length);
         let framing = match announced.of_response(parts.status, method) {
-            // The other protocol's half follows, whatever the fields say (RFC 9110 §9.3.6).
+            // Bytes of the other protocol follow, whatever the fields announce (RFC 9110 §9.3.6).
             _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
             framing => framing,
         };
         framing::set_content_length(&mut parts.headers, framing);
-        // DATA after a response without a body resets the stream.
+        // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
         Ok(Response::from_parts(parts, ()))
@@ -294,7 +300,7 @@ impl Exchange {
         })
     }
 
-    /// `bytes` of the body have been passed on.
+    /// Returns flow-control capacity for `bytes` of relayed data.
     pub(super) fn release(&mut self, bytes: usize) {
         if let Some(body) = &mut self.body {
             streams::release(body, bytes);
@@ -304,7 +310,8 @@ impl Exchange {
 
 impl ResponseError {
     fn of_http2(error: h2::Error) -> Self {
-        // Both mean that the backend has not begun (RFC 9113 §6.8, §8.7): h2 reports GOAWAY for no other streams.
+        // Both mean that the backend has not processed the request (RFC 9113 §6.8, §8.7): h2 reports GOAWAY only for such
+        // streams.
         let refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
         if error.is_remote() && (refused || error.is_go_away()) {
             return Self::Unprocessed(error.to_string());
@@ -317,7 +324,7 @@ impl ResponseError {
     }
 }
 
-/// Ends the request's body on its stream.
+/// Ends the request body.
 pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<HeaderMap>) -> io::Result<()> {
     streams::finish(stream, trailers).map_err(|_| io::ErrorKind::BrokenPipe.into())
 }

@@ -1,4 +1,4 @@
-//! A byte stream to a backend, plain or in TLS.
+//! A byte stream to a backend, plain or TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -21,7 +21,7 @@ impl Stream {
         }
     }
 
-    /// Whether nothing has arrived that was not read, not even the end.
+    /// Whether no unread bytes and no end of the stream have arrived.
     pub(super) fn is_quiet(&self) -> bool {
         match self {
             Self::Plain(socket) => socket.is_quiet(),
@@ -39,7 +39,7 @@ impl Stream {
         }
     }
 
-    /// Appends what is there to `buffer`. `Ok(0)` is the end of the stream, in TLS only one that the backend vouches for.
+    /// Appends received bytes to `buffer`. `Ok(0)` is the end of the stream; with TLS it requires a close_notify alert.
     pub(super) fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         match self {
             Self::Plain(socket) => socket.poll_recv_buf(cx, buffer),
@@ -47,7 +47,7 @@ impl Stream {
         }
     }
 
-    /// Ends the sending direction alone.
+    /// Ends the sending direction only.
     pub(super) async fn end_sending(&self) -> io::Result<()> {
         match self {
             Self::Plain(socket) => {

@@ -1,18 +1,18 @@
-//! How many requests one tunnel may have at the backend at a time.
+//! Limit of concurrent requests per tunnel.
 
 use std::cell::{Cell, RefCell};
 use std::num::IntErrorKind;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Slots when nothing else is said.
+/// Default number of slots.
 pub(crate) const DEFAULT_SLOTS: u32 = 128;
 
-/// Name of the variable that says something else.
+/// Environment variable that sets the number of slots.
 pub const VARIABLE: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 
-/// The number of slots that `value` of the variable means; `Err` with the default if it is not a positive number. A slot
-/// takes no memory until a request has it, so any number is taken; one that a `u32` cannot hold means the largest.
+/// Parses the value of [`VARIABLE`]. Returns the default as `Err` if it is not a positive number. A free slot needs no
+/// memory, so any number is valid; numbers above `u32::MAX` mean `u32::MAX`.
 pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {
     let Some(text) = value else { return Ok(DEFAULT_SLOTS) };
     let digits = text.trim();
@@ -29,18 +29,18 @@ pub(crate) fn parse(value: Option<&str>) -> Result<u32, u32> {
 /// The slots of one tunnel.
 pub(crate) struct Slots {
     total: u32,
-    used: Rc<Used>,
+    used: Rc<UsedSlots>,
 }
 
 #[derive(Default)]
-struct Used {
+struct UsedSlots {
     count: Cell<u32>,
-    /// Task that waits for the count to be 0.
+    /// Task to wake when the count reaches 0.
     waiting: RefCell<Option<Waker>>,
 }
 
-/// A slot in use; free again when dropped, however its request ended.
-pub(crate) struct Slot(Rc<Used>);
+/// A slot in use, freed on drop.
+pub(crate) struct Slot(Rc<UsedSlots>);
 
 impl Slots {
     pub(crate) fn new(total: u32) -> Self {
@@ -63,7 +63,7 @@ impl Slots {
         self.used.count.get()
     }
 
-    /// Resolves when no slot is in use. For one task at a time.
+    /// Resolves when no slot is in use. Only one task may wait at a time.
     pub(crate) async fn all_free(&self) {
         std::future::poll_fn(|cx| {
             if self.in_use() == 0 {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_a_positive_number_means_128() {
+    fn invalid_numbers_fall_back_to_128() {
         assert_eq!(parse(None), Ok(128));
         assert_eq!(parse(Some(" 7 ")), Ok(7));
         for invalid in ["", "0", "-5", "many", "1.5", "-99999999999", "99999999999 requests", "99999999999x"] {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn large_numbers_are_taken_as_they_are() {
+    fn large_numbers_are_accepted_up_to_the_maximum() {
         assert_eq!(parse(Some("1000001")), Ok(1_000_001));
         assert_eq!(parse(Some("4294967295")), Ok(u32::MAX));
         assert_eq!(parse(Some("99999999999")), Ok(u32::MAX));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_run_out_and_come_back() {
+    fn slots_are_exhausted_and_freed() {
         let slots = Slots::new(2);
         let (first, _second) = (slots.take().unwrap(), slots.take().unwrap());
         assert!(slots.take().is_none());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_slot_that_is_freed_wakes_the_task_that_waits() {
+    fn last_freed_slot_wakes_the_waiting_task() {
         let slots = Slots::new(2);
         let (first, second) = (slots.take().unwrap(), slots.take().unwrap());
         let (waker, woken) = counting_waker();
@@ -142,7 +142,7 @@ mod tests {
         assert!(slots.all_free().now_or_never().is_some());
     }
 
-    /// A waker, and how often it was used.
+    /// A waker and the number of its wake-ups.
     fn counting_waker() -> (Waker, Arc<AtomicUsize>) {
         struct Counting(Arc<AtomicUsize>);
         impl Wake for Counting {

@@ -1,4 +1,4 @@
-//! A request to switch to another protocol (RFC 9110 §7.8), and the bytes of that protocol both ways.
+//! Upgrades to another protocol (RFC 9110 §7.8), and the relay of its bytes in both directions.
 
 use std::cell::Cell;
 use std::task::Poll;
@@ -19,18 +19,19 @@ use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT,
 use http::request::Parts;
 use http::{Method, StatusCode};
 
-use crate::backend::{Head, Lease, Pool, RequestHalf, ResponseError, ResponseHalf, Wanted};
-use crate::forward::{Failure, final_head, on_the_tunnel, refuse, relay_body, relay_final, send_body, unless_reset};
-use crate::telemetry::request_scope::Passage;
+use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
+use crate::forward::{
+    ExchangeError, final_head, refuse, relay_body, relay_final, send_body, tunnel_response, unless_reset,
+};
+use crate::telemetry::request_scope::RequestScope;
 
-/// Forwards an extended CONNECT of the tunnel.
+/// Forwards an extended CONNECT request of the tunnel.
 ///
-/// An HTTP/1.1 connection serves no other request afterwards, be it that the backend has switched or that it declined: the
-/// backend's parser, or that of a proxy in front of it, may have left the boundary between messages, which nothing here
-/// can see. It closes; requests to switch are rare, and most of them end in a switch.
+/// The HTTP/1.1 connection is closed afterwards, even if the backend declined the upgrade: the backend, or a proxy in front
+/// of it, may disagree about where the next message begins, and the agent cannot detect that. Declined upgrades are rare.
 pub(crate) async fn forward(
     pool: &Pool,
-    passage: Passage,
+    scope: RequestScope,
     mut parts: Parts,
     body: RecvStream,
     mut respond: SendResponse<Bytes>,
@@ -42,21 +43,21 @@ pub(crate) async fn forward(
     let protocol = parts.extensions.remove::<Protocol>();
     let protocol = protocol.and_then(|protocol| UpgradeProtocol::parse_str(protocol.as_str()));
     let (Some(protocol), Ok(method)) = (protocol, method) else {
-        // Not what a gateway sends.
+        // A gateway never sends this.
         return respond.send_reset(Reason::PROTOCOL_ERROR);
     };
     parts.method = method;
     fields::join_cookies(&mut parts.headers);
-    let lease = match unless_reset(&mut respond, pool.connect(Wanted::Http1, &passage)).await {
+    let lease = match unless_reset(&mut respond, pool.connect(Offer::Http1, &scope)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return refuse(&mut respond, &passage, &error.into()),
+        Some(Err(error)) => return refuse(&mut respond, &scope, &error.into()),
         None => return,
     };
-    passage.connected(&lease);
-    match exchange(&lease, parts, &protocol, body, &mut respond, &passage).await {
-        Ok(()) => passage.complete(),
-        Err(Failure::Over) => lease.abort(),
-        Err(Failure::NoResponse(error)) => refuse(&mut respond, &passage, &error.into()),
+    scope.connected(|| lease.describe());
+    match exchange(&lease, parts, &protocol, body, &mut respond, &scope).await {
+        Ok(()) => scope.complete(),
+        Err(ExchangeError::Reset) => lease.abort(),
+        Err(ExchangeError::NoResponse(error)) => refuse(&mut respond, &scope, &error.into()),
     }
 }
 
@@ -66,120 +67,129 @@ async fn exchange(
     protocol: &UpgradeProtocol,
     body: RecvStream,
     respond: &mut SendResponse<Bytes>,
-    passage: &Passage,
-) -> Result<(), Failure> {
-    let (ask, websocket) = if lease.is_http2() {
-        (Ask::Connect, WebSocket::over_http2(&mut parts.headers, protocol))
+    scope: &RequestScope,
+) -> Result<(), ExchangeError> {
+    let (upgrade, websocket) = if lease.is_http2() {
+        (UpgradeMethod::ExtendedConnect, WebSocketKey::over_http2(&mut parts.headers, protocol))
     } else {
-        (Ask::Upgrade, WebSocket::over_http1(&mut parts.headers, protocol))
+        (UpgradeMethod::UpgradeField, WebSocketKey::over_http1(&mut parts.headers, protocol))
     };
-    let (request, mut response) = lease.exchange_protocol(&parts, protocol).map_err(Failure::NoResponse)?;
-    // What went wrong shows when the response is read.
-    let asked = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
-    asked.ok_or(Failure::Over)?.ok();
+    let (request, mut response) = lease.upgrade_exchange(&parts, protocol).map_err(ExchangeError::NoResponse)?;
+    // Errors are reported when the response is read.
+    let sent = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
+    sent.ok_or(ExchangeError::Reset)?.ok();
     let method = if lease.is_http2() { &Method::CONNECT } else { &parts.method };
     let mut head = final_head(&mut response, method, respond).await?;
-    if ask == Ask::Connect && head.status == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Failure::NoResponse(ResponseError::Unasked));
+    if upgrade == UpgradeMethod::ExtendedConnect && head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
-    let switched = match ask {
-        Ask::Connect => head.status.is_success(),
-        Ask::Upgrade => head.status == StatusCode::SWITCHING_PROTOCOLS,
+    let accepted = match upgrade {
+        UpgradeMethod::ExtendedConnect => head.status.is_success(),
+        UpgradeMethod::UpgradeField => head.status == StatusCode::SWITCHING_PROTOCOLS,
     };
-    if !switched {
+    if !accepted {
         if parts.method == Method::HEAD && response.is_done() {
-            // The tunnel's request is CONNECT: END_STREAM with a Content-Length above 0 is malformed there
+            // On the tunnel the method is CONNECT, for which END_STREAM with a Content-Length above 0 is malformed
             // (RFC 9113 §8.1.1).
             head.headers.remove(CONTENT_LENGTH);
         }
-        return relay_final(head, response, respond, passage).await;
+        return relay_final(head, response, respond, scope).await;
     }
-    let answer = answer(head, ask, protocol, &websocket).map_err(Failure::NoResponse)?;
-    let mut on_tunnel = on_the_tunnel(StatusCode::OK, answer);
-    on_tunnel.headers_mut().insert(X_GW_UPGRADE, protocol.as_value().clone());
-    on_tunnel.headers_mut().insert(X_GW_TIMING, passage.responded(StatusCode::SWITCHING_PROTOCOLS));
-    let stream = respond.send_response(on_tunnel, false).map_err(|_| Failure::Over)?;
-    relay_both(request, response, body, stream, passage).await
+    let headers = check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
+    let mut response_head = tunnel_response(StatusCode::OK, headers);
+    response_head.headers_mut().insert(X_GW_UPGRADE, protocol.as_value().clone());
+    response_head.headers_mut().insert(X_GW_TIMING, scope.responded(StatusCode::SWITCHING_PROTOCOLS));
+    let stream = respond.send_response(response_head, false).map_err(|_| ExchangeError::Reset)?;
+    relay_both(request, response, body, stream, scope).await
 }
 
+/// How the agent asks the backend for an upgrade.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ask {
-    /// HTTP/1.1.
-    Upgrade,
-    /// Extended CONNECT (RFC 8441).
-    Connect,
+enum UpgradeMethod {
+    /// The `Upgrade` field of HTTP/1.1.
+    UpgradeField,
+    /// Extended CONNECT of HTTP/2 (RFC 8441).
+    ExtendedConnect,
 }
 
-/// The fields of the answer, once it is the one that was asked for.
-fn answer(head: Head, ask: Ask, protocol: &UpgradeProtocol, websocket: &WebSocket) -> Result<HeaderMap, ResponseError> {
+/// Checks that the backend has upgraded as requested. Returns the header fields for the tunnel.
+fn check_upgrade(
+    head: Head,
+    upgrade: UpgradeMethod,
+    protocol: &UpgradeProtocol,
+    websocket: &WebSocketKey,
+) -> Result<HeaderMap, ResponseError> {
     let mut headers = head.headers;
-    if ask == Ask::Upgrade {
+    if upgrade == UpgradeMethod::UpgradeField {
         let mut named = headers.get_all(UPGRADE).iter();
         let named = (named.next(), named.next());
         if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
-            let (asked, got) = (protocol.as_str(), named.0);
-            return Err(ResponseError::Switch(format!("asked for {asked:?}, it switched to {got:?}")));
+            let (requested, actual) = (protocol.as_str(), named.0);
+            return Err(ResponseError::Upgrade(format!("requested {requested:?}, got {actual:?}")));
         }
     }
-    // The bytes of the protocol have no length (RFC 9110 §8.6).
+    // An upgraded stream has no length (RFC 9110 §8.6).
     headers.remove(CONTENT_LENGTH);
     match websocket {
-        WebSocket::Caller | WebSocket::None => {}
-        WebSocket::Ours { expected } => {
+        WebSocketKey::Caller | WebSocketKey::NotWebSocket => {}
+        WebSocketKey::Generated { expected } => {
             if headers.remove(SEC_WEBSOCKET_ACCEPT).as_ref() != Some(expected) {
-                return Err(ResponseError::Switch("its Sec-WebSocket-Accept is not the one for our key".to_owned()));
+                return Err(ResponseError::Upgrade("its Sec-WebSocket-Accept does not match the key".to_owned()));
             }
         }
-        WebSocket::Expects { accept } => drop(headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone())),
+        WebSocketKey::Answered { accept } => drop(headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone())),
     }
     Ok(headers)
 }
 
-/// Who sees to the key of a WebSocket handshake (RFC 6455 §4.1), which HTTP/2 does without.
-enum WebSocket {
-    /// It is none.
-    None,
-    /// Caller and backend between them.
+/// Handling of the key of a WebSocket handshake (RFC 6455 §4.1). Over HTTP/2 a handshake has no key.
+enum WebSocketKey {
+    NotWebSocket,
+    /// The caller's key is relayed, and the caller checks the answer.
     Caller,
-    /// We made the key.
-    Ours { expected: HeaderValue },
-    /// The caller sent a key, and the backend is asked over HTTP/2: we answer.
-    Expects { accept: HeaderValue },
+    /// The agent generated the key and checks the answer.
+    Generated {
+        expected: HeaderValue,
+    },
+    /// The caller sent a key and the backend speaks HTTP/2: the agent adds the answer.
+    Answered {
+        accept: HeaderValue,
+    },
 }
 
-impl WebSocket {
+impl WebSocketKey {
     fn over_http1(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
         if !protocol.is_websocket() {
-            return Self::None;
+            return Self::NotWebSocket;
         }
         if headers.contains_key(SEC_WEBSOCKET_KEY) {
             return Self::Caller;
         }
         let mut nonce = [0; 16];
-        // The key guards nothing: it is there for caches that know no better, and any will do.
+        // The key is no secret (RFC 6455 §1.3), so zeros are acceptable without a random source.
         let _ = aws_lc_rs::rand::fill(&mut nonce);
         let key = BASE64_STANDARD.encode(nonce);
         match (HeaderValue::try_from(&key), accept_of(key.as_bytes())) {
             (Ok(key), Some(expected)) => {
                 headers.insert(SEC_WEBSOCKET_KEY, key);
-                Self::Ours { expected }
+                Self::Generated { expected }
             }
-            // Base64 is a valid field value.
+            // Never happens: Base64 is a valid field value.
             _ => Self::Caller,
         }
     }
 
     fn over_http2(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
         if !protocol.is_websocket() {
-            return Self::None;
+            return Self::NotWebSocket;
         }
         let key = headers.remove(SEC_WEBSOCKET_KEY);
         let accept = key.and_then(|key| accept_of(key.as_bytes()));
-        accept.map_or(Self::None, |accept| Self::Expects { accept })
+        accept.map_or(Self::NotWebSocket, |accept| Self::Answered { accept })
     }
 }
 
-/// `Sec-WebSocket-Accept` for a key (RFC 6455 §4.2.2).
+/// The `Sec-WebSocket-Accept` value for a key (RFC 6455 §4.2.2).
 pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
     let mut context = digest::Context::new(&digest::SHA1_FOR_LEGACY_USE_ONLY);
     context.update(key);
@@ -187,42 +197,42 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(BASE64_STANDARD.encode(context.finish())).ok()
 }
 
-/// Carries bytes both ways until both sides have ended, or one breaks off. No time limit.
+/// Relays bytes in both directions until both have ended or one fails. No time limit.
 async fn relay_both(
     mut request: RequestHalf<'_>,
     mut response: ResponseHalf<'_>,
     body: RecvStream,
     mut stream: SendStream<Bytes>,
-    passage: &Passage,
-) -> Result<(), Failure> {
+    scope: &RequestScope,
+) -> Result<(), ExchangeError> {
     let mut body = Incoming::new(body);
-    request.switched();
-    response.switched();
-    let (took, down_ended) = (Cell::new(false), Cell::new(false));
-    let sent_whole = {
-        let up = std::pin::pin!(send_body(&mut request, &mut body, passage, &took));
+    request.upgraded();
+    response.upgraded();
+    let (consumed, down_ended) = (Cell::new(false), Cell::new(false));
+    let sent_all = {
+        let up = std::pin::pin!(send_body(&mut request, &mut body, scope, &consumed));
         let mut down = std::pin::pin!(async {
-            relay_body(&mut response, &mut stream, passage, true).await?;
+            relay_body(&mut response, &mut stream, scope, true).await?;
             down_ended.set(true);
-            // The caller can still give up, while a backend that does not read holds up the other direction.
+            // The caller can still reset the stream while a backend that does not read blocks the other direction.
             let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
-            Err::<(), _>(Failure::Over)
+            Err::<(), _>(ExchangeError::Reset)
         });
         let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
-            return Err(Failure::Over);
+            return Err(ExchangeError::Reset);
         };
-        // A backend that takes no more may have ended: what it said is still relayed.
+        // A backend that has closed its receiving direction may still send: relay that.
         let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
             Poll::Pending if down_ended.get() => Poll::Ready(true),
             polled => polled.map(|_| false),
         });
         if !relayed.await {
-            return Err(Failure::Over);
+            return Err(ExchangeError::Reset);
         }
         sent.is_ok()
     };
-    if !sent_whole {
-        // Not everything has arrived: the caller must not believe so. What has goes out first.
+    if !sent_all {
+        // The backend did not receive everything, so the caller must not see a normal end. Queued data is sent first.
         runtime::yield_now().await;
         stream.send_reset(Reason::CANCEL);
     }
@@ -234,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_key_of_the_rfc_is_accepted_as_there() {
+    fn accept_value_matches_the_example_of_rfc_6455() {
         assert_eq!(accept_of(b"dGhlIHNhbXBsZSBub25jZQ==").unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
     }
 }

@@ -1,30 +1,30 @@
-//! How often an agent asks for certificates. Each costs the gateway a write to its disk and the agent a place in its
-//! allowance: whatever clocks say, a new one is left to prove itself for a while.
+//! Rate limit of the agent's certificate requests. Each certificate costs the gateway a disk write and counts against the
+//! agent's quota, so a new certificate is not replaced at once, even if a clock is wrong.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Least time between two certificates, unless they live shorter than three times that.
-const APART: Duration = Duration::from_secs(180);
-const LEAST_APART: Duration = Duration::from_secs(1);
+/// Least time between two certificates, unless their lifetime is shorter than three times that.
+const INTERVAL: Duration = Duration::from_secs(180);
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
-/// When this process last got a certificate.
+/// The last certificate issued to this process.
 #[derive(Default)]
 pub(crate) struct Issuance {
-    /// When, and how long none is asked for after that.
+    /// When it was issued, and how long the agent requests no other after that.
     last: Cell<Option<(Instant, Duration)>>,
 }
 
 impl Issuance {
-    /// A certificate was issued; `lifetime` is the time until it expires by the gateway's clock, if known.
-    pub(crate) fn issued(&self, lifetime: Option<Duration>) {
-        let apart = lifetime.map_or(APART, |lifetime| (lifetime / 3).clamp(LEAST_APART, APART));
-        self.last.set(Some((Instant::now(), apart)));
+    /// Records a new certificate; `lifetime` is the time until it expires by the gateway's clock, if known.
+    pub(crate) fn record(&self, lifetime: Option<Duration>) {
+        let interval = lifetime.map_or(INTERVAL, |lifetime| (lifetime / 3).clamp(INTERVAL_MIN, INTERVAL));
+        self.last.set(Some((Instant::now(), interval)));
     }
 
-    /// How long to wait before another is asked for; zero if one may be now.
+    /// Time until the next certificate may be requested; zero if now.
     pub(crate) fn wait(&self) -> Duration {
-        self.last.get().map_or(Duration::ZERO, |(at, apart)| apart.saturating_sub(at.elapsed()))
+        self.last.get().map_or(Duration::ZERO, |(at, interval)| interval.saturating_sub(at.elapsed()))
     }
 }
 
@@ -33,16 +33,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_are_minutes_apart_unless_they_live_only_for_moments() {
+    fn interval_is_minutes_unless_the_lifetime_is_short() {
         let issuance = Issuance::default();
         assert_eq!(issuance.wait(), Duration::ZERO);
         for (lifetime, most) in [
-            (None, APART),
-            (Some(Duration::from_hours(24)), APART),
-            (Some(APART), APART / 3),
-            (Some(Duration::ZERO), LEAST_APART),
+            (None, INTERVAL),
+            (Some(Duration::from_hours(24)), INTERVAL),
+            (Some(INTERVAL), INTERVAL / 3),
+            (Some(Duration::ZERO), INTERVAL_MIN),
         ] {
-            issuance.issued(lifetime);
+            issuance.record(lifetime);
             let wait = issuance.wait();
             assert!(!wait.is_zero() && wait <= most && wait > most / 2, "{lifetime:?}: {wait:?}");
         }

@@ -1,8 +1,11 @@
-//! The agent's identity: enrollment, key and certificate, state folder, renewal.
+//! The agent's identity: enrollment, private key and certificate, state folder, renewal.
 
+pub(crate) mod certificate;
 pub mod enroll;
-pub(crate) mod issuance;
-pub(crate) mod key_pair;
+mod issuance;
+pub(crate) mod manager;
 pub(crate) mod recovery;
-pub(crate) mod renewal;
+mod renewal;
 pub mod state;
+
+pub use certificate::{Identity, UnfitIdentity};

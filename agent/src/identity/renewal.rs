@@ -1,5 +1,5 @@
-//! Renews the agent's certificate through its tunnels, long before it expires. Tunnels that are up stay as they are;
-//! the next one uses the new certificate.
+//! Renewal of the agent's certificate through its tunnels, before it expires. Open tunnels keep the certificate that they
+//! were opened with; new ones use the renewed certificate.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,20 +8,20 @@ use gw_shared::runtime;
 use gw_shared::tunnel::text::error_line;
 use rcgen::KeyPair;
 
-use crate::identity::key_pair::{self, UnfitIdentity, Validity};
+use crate::backoff::{Backoff, random};
+use crate::identity::certificate::{self, UnfitIdentity, Validity};
+use crate::identity::manager::CertificateManager;
 use crate::identity::state::StateError;
-use crate::supervisor::{Agent, random};
-use crate::tunnel::reconnect::Backoff;
 
-/// How long the gateway has for an answer, from when the request was left for a tunnel.
+/// Time limit of an answer, from when the request was queued for a tunnel.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// Longest sleep before the clock is looked at again: it may have been set, or the machine suspended.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+/// Longest sleep before the clock is read again: it may have been set, or the machine suspended.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 enum RenewalError {
-    #[error("no tunnel brought an answer within {ANSWER_WITHIN:?}")]
+    #[error("no tunnel delivered an answer within {ANSWER_WITHIN:?}")]
     NoAnswer,
     #[error("the gateway refused: {}", error_line(.0))]
     Refused(String),
@@ -31,67 +31,70 @@ enum RenewalError {
     State(#[from] StateError),
 }
 
-/// Keeps the certificate fresh for as long as it is polled.
-pub(crate) async fn keep_fresh(agent: &Agent) {
-    // Both drawn once per certificate: chances taken again at every look would add up, and an answer that comes late
-    // is still for the key that the next request is for.
-    let (mut luck, mut key) = (random(), None);
-    let mut backoff = Backoff::new();
-    loop {
-        match renew_if_due(agent, luck, &mut key).await {
-            Ok(Outcome::NotDue(wait)) => runtime::sleep(wait.min(LOOK_AGAIN)).await,
-            Ok(Outcome::Renewed(reply)) => {
-                tracing::info!(not_after = reply.not_after, "certificate renewed");
-                agent.observed.renewals.set(agent.observed.renewals.get() + 1);
-                agent.desk.services_are(reply.services);
-                (luck, key) = (random(), None);
-                backoff.reset();
-            }
-            Err(error) => {
-                let delay = backoff.next_delay(random());
-                tracing::warn!(%error, retry_in = ?delay, "certificate not renewed");
-                agent.observed.failed_renewals.set(agent.observed.failed_renewals.get() + 1);
-                runtime::sleep(delay).await;
-            }
-        }
-    }
-}
-
 enum Outcome {
     NotDue(Duration),
     Renewed(CertificateReply),
 }
 
-async fn renew_if_due(agent: &Agent, luck: f64, key: &mut Option<KeyPair>) -> Result<Outcome, RenewalError> {
-    let state = &agent.config.state;
-    // Read anew each time: recovery may have replaced it.
-    let validity = state.identity()?.validity()?;
-    agent.observed.certificate_expiry.set(Some(validity.not_after));
-    // By the gateway's clock; and not one after the other, should that be wrong, too.
-    let wait = due(validity, luck).duration_since(agent.clock.now()).unwrap_or_default().max(agent.issuance.wait());
-    if !wait.is_zero() {
-        return Ok(Outcome::NotDue(wait));
+impl CertificateManager {
+    /// Renews the certificate whenever it is due. Never returns.
+    pub(crate) async fn keep_fresh(&self) {
+        // Both are drawn once per certificate. A new random number at every check would make an early renewal more likely
+        // with each check; with the same key, the answer to a request that timed out is still useful.
+        let (mut jitter, mut key) = (random(), None);
+        let mut backoff = Backoff::default();
+        loop {
+            match self.renew_if_due(jitter, &mut key).await {
+                Ok(Outcome::NotDue(wait)) => runtime::sleep(wait.min(CHECK_INTERVAL)).await,
+                Ok(Outcome::Renewed(reply)) => {
+                    tracing::info!(not_after = reply.not_after, "certificate renewed");
+                    self.renewals.set(self.renewals.get() + 1);
+                    self.gateway_events.set_services(reply.services);
+                    (jitter, key) = (random(), None);
+                    backoff.reset();
+                }
+                Err(error) => {
+                    let delay = backoff.next_delay(random());
+                    tracing::warn!(%error, retry_in = ?delay, "certificate not renewed");
+                    self.failed_renewals.set(self.failed_renewals.get() + 1);
+                    runtime::sleep(delay).await;
+                }
+            }
+        }
     }
-    let key = match key {
-        Some(key) => key,
-        None => key.insert(KeyPair::generate().map_err(UnfitIdentity::Key)?),
-    };
-    let answer = agent.desk.ask(key_pair::certificate_request(key).map_err(UnfitIdentity::Key)?);
-    let reply = match runtime::timeout(ANSWER_WITHIN, answer).await {
-        Ok(Ok(answer)) => answer.map_err(RenewalError::Refused)?,
-        Ok(Err(_)) | Err(_) => return Err(RenewalError::NoAnswer),
-    };
-    // Counted even if it cannot be used: it was issued.
-    agent.issuance.issued(None);
-    state.write_identity(&key_pair::identity_pem(key, &reply)?)?;
-    let identity = state.identity()?;
-    agent.issuance.issued(identity.time_left(&agent.clock)?);
-    agent.observed.certificate_expiry.set(Some(identity.validity()?.not_after));
-    Ok(Outcome::Renewed(reply))
+
+    async fn renew_if_due(&self, jitter: f64, key: &mut Option<KeyPair>) -> Result<Outcome, RenewalError> {
+        // Read each time, because recovery may have replaced it.
+        let validity = self.state.identity()?.validity()?;
+        self.expiry.set(Some(validity.not_after));
+        // The rate limit applies as well, in case the gateway's clock is wrong.
+        let due = due(validity, jitter).duration_since(self.clock.now()).unwrap_or_default();
+        let wait = due.max(self.issuance.wait());
+        if !wait.is_zero() {
+            return Ok(Outcome::NotDue(wait));
+        }
+        let key = match key {
+            Some(key) => key,
+            None => key.insert(KeyPair::generate().map_err(UnfitIdentity::Key)?),
+        };
+        let csr = certificate::certificate_request(key).map_err(UnfitIdentity::Key)?;
+        let answer = self.gateway_events.request_certificate(csr);
+        let reply = match runtime::timeout(ANSWER_WITHIN, answer).await {
+            Ok(Ok(answer)) => answer.map_err(RenewalError::Refused)?,
+            Ok(Err(_)) | Err(_) => return Err(RenewalError::NoAnswer),
+        };
+        // Recorded before the certificate is checked: the gateway has issued it in any case.
+        self.issuance.record(None);
+        self.state.write_identity(&certificate::identity_pem(key, &reply)?)?;
+        let identity = self.state.identity()?;
+        self.issuance.record(identity.time_left(&self.clock)?);
+        self.expiry.set(Some(identity.validity()?.not_after));
+        Ok(Outcome::Renewed(reply))
+    }
 }
 
-/// When to renew a certificate: after 60 to 73 % of its lifetime, evenly spread by `random` from 0 to 1, so that agents
-/// that were enrolled together do not come back together.
+/// The time to renew a certificate: after 60 to 73 % of its lifetime, depending on `random` (0 to 1), so that agents that
+/// were enrolled together do not renew together.
 fn due(validity: Validity, random: f64) -> SystemTime {
     let lifetime = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
     validity.not_before + lifetime.mul_f64(0.6 + random.clamp(0.0, 1.0) * 2.0 / 15.0)
@@ -105,7 +108,7 @@ mod tests {
     use crate::fake_gateway::{self, Authority, LONG_AGO, NOW};
 
     #[test]
-    fn renewal_is_due_at_two_thirds_of_the_lifetime_more_or_less() {
+    fn renewal_is_due_after_about_two_thirds_of_the_lifetime() {
         let not_before = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let day = Duration::from_secs(24 * 3600);
         let validity = Validity { not_before, not_after: not_before + day };
@@ -114,18 +117,19 @@ mod tests {
         let close = |found: f64, expected: f64| (found - expected).abs() < 1e-6;
         assert!(close(share(0.5), 2.0 / 3.0) && close(share(0.0), 0.6) && close(share(7.0), 0.6 + 2.0 / 15.0));
         let backwards = Validity { not_before, not_after: not_before - day };
-        assert_eq!(due(backwards, 0.5), not_before, "at once, whatever it is");
+        assert_eq!(due(backwards, 0.5), not_before, "an invalid period is due at once");
     }
 
     #[test]
-    fn the_gateways_clock_decides_what_is_due() {
+    fn renewal_is_due_by_the_gateways_clock() {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
-        let issued = agent.config.state.identity().unwrap().validity().unwrap().not_before;
+        let certificates =
+            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0).certificates;
+        let issued = certificates.state.identity().unwrap().validity().unwrap().not_before;
         let outcome = || {
             let renewed = async {
-                // No tunnel answers, so a renewal request stays on the desk.
-                let renewal = std::pin::pin!(async { renew_if_due(&agent, 0.5, &mut None).await });
+                // Without a tunnel the renewal request stays queued.
+                let renewal = std::pin::pin!(async { certificates.renew_if_due(0.5, &mut None).await });
                 match futures_util::future::select(renewal, std::pin::pin!(runtime::yield_now())).await {
                     futures_util::future::Either::Left((outcome, _)) => Some(outcome.unwrap()),
                     futures_util::future::Either::Right(_) => None,
@@ -133,43 +137,50 @@ mod tests {
             };
             Driver::choose().unwrap().block_on(renewed).unwrap()
         };
-        // By our clock it expired years ago; the gateway issued it an hour ago.
-        agent.clock.set(issued + Duration::from_hours(1), SystemTime::now());
+        // By the local clock it expired years ago; by the gateway's it was issued an hour ago.
+        certificates.clock.set(issued + Duration::from_hours(1), SystemTime::now());
         assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
-        assert_eq!(agent.desk.take_request(), None);
-        // By the gateway's clock, too.
-        agent.clock.set(SystemTime::now(), SystemTime::now());
-        assert!(outcome().is_none() && agent.desk.take_request().is_some());
-        // One was issued just now.
-        agent.issuance.issued(None);
+        assert_eq!(certificates.gateway_events.take_certificate_request(), None);
+        // Expired by the gateway's clock too.
+        certificates.clock.set(SystemTime::now(), SystemTime::now());
+        assert!(outcome().is_none() && certificates.gateway_events.take_certificate_request().is_some());
+        // A certificate has just been issued.
+        certificates.issuance.record(None);
         assert!(matches!(outcome(), Some(Outcome::NotDue(_))));
     }
 
     #[test]
-    fn a_due_certificate_is_replaced_with_its_key_and_a_fresh_one_is_left_alone() {
+    fn only_a_due_certificate_is_replaced_and_with_a_new_key() {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
-        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0);
-        let before = agent.config.state.identity().unwrap();
+        let certificates =
+            fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(LONG_AGO), 0).certificates;
+        let before = certificates.state.identity().unwrap();
         let mut key = None;
-        // Stands for a tunnel: refuses first, then answers as the gateway does.
+        // Plays a tunnel: refuses the first request and answers the second like the gateway.
         let answer = |refuse: bool| {
-            let csr = agent.desk.take_request().unwrap();
-            agent.desk.answer(if refuse { Err("later".into()) } else { Ok(authority.certify(&csr, NOW)) });
+            let csr = certificates.gateway_events.take_certificate_request().unwrap();
+            certificates.gateway_events.answer_certificate_request(if refuse {
+                Err("later".into())
+            } else {
+                Ok(authority.certify(&csr, NOW))
+            });
         };
         Driver::choose()
             .unwrap()
             .block_on(async {
-                let (refused, ()) = futures_util::join!(renew_if_due(&agent, 0.5, &mut key), async { answer(true) });
+                let (refused, ()) =
+                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async { answer(true) });
                 assert!(matches!(refused, Err(RenewalError::Refused(_))));
-                assert!(key.is_some(), "kept for the next try");
-                let (renewed, ()) = futures_util::join!(renew_if_due(&agent, 0.5, &mut key), async { answer(false) });
+                assert!(key.is_some(), "the key is kept for the next attempt");
+                let (renewed, ()) =
+                    futures_util::join!(certificates.renew_if_due(0.5, &mut key), async { answer(false) });
                 assert!(matches!(renewed, Ok(Outcome::Renewed(_))));
-                assert!(matches!(renew_if_due(&agent, 0.5, &mut key).await, Ok(Outcome::NotDue(_))));
+                assert!(matches!(certificates.renew_if_due(0.5, &mut key).await, Ok(Outcome::NotDue(_))));
             })
             .unwrap();
-        let after = agent.config.state.identity().unwrap();
+        let after = certificates.state.identity().unwrap();
         assert_ne!(after.certificate, before.certificate);
-        assert_ne!(after.key.secret_der(), before.key.secret_der(), "a new key");
-        assert_eq!(agent.desk.take_request(), None);
+        assert_ne!(after.key.secret_der(), before.key.secret_der(), "the key is new");
+        assert_eq!(certificates.gateway_events.take_certificate_request(), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The agent's state folder: who it is and where its gateway is. Written by `enroll`, kept up to date by `run`.
+//! The agent's state folder: its identity and the address of its gateway. Written by `enroll`, updated by `run`.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -11,12 +11,12 @@ use rustls_pki_types::pem::PemObject;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use crate::identity::key_pair::{Identity, UnfitIdentity};
+use crate::identity::certificate::{Identity, UnfitIdentity};
 
-/// Where the state folder is when nothing else is said.
+/// Default path of the state folder.
 pub const DEFAULT: &str = "/var/lib/gw-agent";
 
-/// Name of the variable that says something else.
+/// Environment variable that overrides [`DEFAULT`].
 pub const VARIABLE: &str = "GW_STATE_DIR";
 
 /// `agent.json`
@@ -26,26 +26,26 @@ pub struct Enrollment {
     pub agent_id: AgentId,
     /// Host name of the region's apex.
     pub gateway_name: String,
-    /// Host and port to connect to, for the apex and for tunnels.
+    /// Host and port to connect to, for the apex and tunnels.
     pub gateway_host: String,
     pub gateway_port: u16,
     /// Hostnames of the services that this agent serves.
     pub services: Vec<String>,
 }
 
-/// `enrollment.json`: an enrollment that is under way. Not `Debug`: it holds secrets.
+/// `enrollment.json`: an unfinished enrollment. Not `Debug`, because it holds secrets.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Pending {
+pub(crate) struct PendingEnrollment {
     pub(crate) gateway_name: String,
     pub(crate) gateway_host: String,
     pub(crate) gateway_port: u16,
-    /// What is to become `gateway-ca.crt`.
+    /// Content of `gateway-ca.crt` once enrolled.
     pub(crate) gateway_ca_pem: Option<String>,
-    /// Public half of the token it began with.
+    /// Public part of the token that it began with.
     pub(crate) token_id: EnrollmentTokenId,
     pub(crate) enrollment_id: EnrollmentId,
-    /// What an administrator knows the agent by.
+    /// The id under which administrators see the agent.
     #[serde(default)]
     pub(crate) agent_id: Option<AgentId>,
     pub(crate) enrollment_secret: String,
@@ -56,18 +56,19 @@ pub(crate) struct Pending {
 #[derive(Debug, Clone)]
 pub struct StateDir(PathBuf);
 
-/// Exclusive use of a state folder until dropped. `None` on a file system without locks.
+/// Exclusive lock of a state folder, released on drop.
 #[derive(Debug)]
 pub(crate) struct StateLock {
+    /// `None` on a file system without locks.
     folder: Option<File>,
 }
 
 impl Drop for StateLock {
     fn drop(&mut self) {
-        // Closing the file is not enough: a process that another thread is starting has a copy of it until it runs its own
-        // program, and the lock lasts as long as any copy (flock(2)).
+        // Closing the file is not enough: a child process that another thread is starting has a copy of it until exec,
+        // and the lock lasts as long as any copy (flock(2)).
         if let Some(Err(error)) = self.folder.as_ref().map(File::unlock) {
-            tracing::debug!(%error, "the state folder is unlocked once its last copy is closed");
+            tracing::debug!(%error, "cannot unlock the state folder; it is unlocked when its last file descriptor is closed");
         }
     }
 }
@@ -83,15 +84,15 @@ pub enum StateError {
     #[error("{path}: {error}")]
     Identity { path: String, error: UnfitIdentity },
     #[error(
-        "{path} is in use by another gw-agent process, `run` or `enroll`: stop that one first; a second agent needs a \
-         folder (--state-dir) and an enrollment of its own"
+        "{path} is in use by another gw-agent process, `run` or `enroll`: stop that process first; a second agent needs \
+         its own folder (--state-dir) and enrollment"
     )]
     InUse { path: String },
 }
 
 const ENROLLMENT: &str = "agent.json";
 const PENDING: &str = "enrollment.json";
-/// Private key and certificates in one file, so that a crash cannot leave those of two generations.
+/// Holds private key and certificates in one file, so that a crash cannot leave a key and certificates that do not match.
 const IDENTITY: &str = "identity.pem";
 const GATEWAY_CA: &str = "gateway-ca.crt";
 
@@ -104,7 +105,7 @@ impl StateDir {
         &self.0
     }
 
-    /// Creates the folder if it is not there, and makes sure that files can be written in it.
+    /// Creates the folder unless it exists, and checks that it is writable.
     pub(crate) fn create(&self) -> Result<(), StateError> {
         let created = files::create_private_dir(&self.0);
         created.map_err(|error| StateError::Io { path: name(&self.0), error })?;
@@ -112,15 +113,15 @@ impl StateDir {
         self.remove("probe")
     }
 
-    /// Takes the folder for this process alone, or says that another has it: two processes of one identity displace
-    /// each other's tunnels. The kernel gives the folder back however the process ends. Nothing is written.
+    /// Locks the folder, or fails if another process has locked it: two processes with one identity would replace each
+    /// other's tunnels. The kernel releases the lock however the process ends. Writes nothing.
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
         let folder = File::open(&self.0).map_err(|error| StateError::Io { path: name(&self.0), error })?;
         match folder.try_lock() {
             Ok(()) => Ok(StateLock { folder: Some(folder) }),
             Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0) }),
             Err(TryLockError::Error(error)) => {
-                tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; run one agent in it");
+                tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; make sure that only one agent uses it");
                 Ok(StateLock { folder: None })
             }
         }
@@ -138,19 +139,19 @@ impl StateDir {
         self.write_json(ENROLLMENT, enrollment)
     }
 
-    /// Read at every connection: renewal replaces the file while the agent runs.
+    /// Reads the identity. Called for every connection, because renewal replaces the file while the agent runs.
     pub fn identity(&self) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
         let text = fs::read(&path).map_err(|error| StateError::Io { path: name(&path), error })?;
         Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })
     }
 
-    /// `identity` is the private key and, after it, its certificate and those above it.
+    /// Replaces the identity: the private key followed by its certificate chain.
     pub(crate) fn write_identity(&self, identity_pem: &str) -> Result<(), StateError> {
         self.replace(IDENTITY, identity_pem.as_bytes())
     }
 
-    /// Authorities that the gateway's certificate may be of, if they are not the system's.
+    /// Reads the authorities to trust for the gateway; `None` for those of the system.
     pub fn gateway_authorities(&self) -> Result<Option<Vec<CertificateDer<'static>>>, StateError> {
         let path = self.0.join(GATEWAY_CA);
         if !path.exists() {
@@ -162,12 +163,12 @@ impl StateDir {
             .map_err(|error| StateError::Pem { path: name(&path), error })
     }
 
-    /// The enrollment that is under way, if there is one.
-    pub(crate) fn pending(&self) -> Result<Option<Pending>, StateError> {
+    /// Reads the unfinished enrollment, if any.
+    pub(crate) fn pending(&self) -> Result<Option<PendingEnrollment>, StateError> {
         if self.0.join(PENDING).exists() { self.read_json(PENDING).map(Some) } else { Ok(None) }
     }
 
-    pub(crate) fn write_pending(&self, pending: &Pending) -> Result<(), StateError> {
+    pub(crate) fn write_pending(&self, pending: &PendingEnrollment) -> Result<(), StateError> {
         self.write_json(PENDING, pending)
     }
 
@@ -175,14 +176,14 @@ impl StateDir {
         self.remove(PENDING)
     }
 
-    /// Ends an enrollment. Until it is over, a crash leaves a folder in which it can be resumed.
+    /// Completes an enrollment. After a crash in between, the enrollment can be resumed.
     pub(crate) fn complete(
         &self,
         enrollment: &Enrollment,
         identity_pem: &str,
         gateway_ca_pem: Option<&str>,
     ) -> Result<(), StateError> {
-        // Of an agent that was here before; it must not be taken for the one whose identity comes next.
+        // A previous agent's enrollment must not be combined with the new identity.
         self.remove(ENROLLMENT)?;
         match gateway_ca_pem {
             Some(pem) => self.replace(GATEWAY_CA, pem.as_bytes())?,
@@ -205,7 +206,7 @@ impl StateDir {
         self.replace(file, &text)
     }
 
-    /// Replaces a file so that a crash leaves the old one or the new one.
+    /// Replaces a file atomically.
     fn replace(&self, file: &str, contents: &[u8]) -> Result<(), StateError> {
         let path = self.0.join(file);
         files::write_private(&path, contents).map_err(|error| StateError::Io { path: name(&path), error })
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enrollment_comes_back_and_nobody_else_can_read_it() {
+    fn enrollment_is_stored_in_private_files() {
         let parent = tempfile::tempdir().unwrap();
         let state = StateDir::new(parent.path().join("deep/state"));
         state.create().unwrap();
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_enrollment_leaves_nothing_of_the_old_one() {
+    fn new_enrollment_replaces_all_files_of_the_old_one() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
         state.complete(&enrollment(), "old", Some("authority")).unwrap();
@@ -270,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn one_process_at_a_time_has_the_folder() {
+    fn folder_is_locked_by_one_process_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::new(directory.path());
         let lock = state.lock().unwrap();
         let error = state.lock().unwrap_err();
         assert!(matches!(error, StateError::InUse { .. }));
         assert!(error.to_string().contains(directory.path().to_str().unwrap()), "{error}");
-        // Files are replaced under the lock, and readable by others.
+        // Under the lock, files can still be replaced and read.
         state.write_enrollment(&enrollment()).unwrap();
         assert!(state.enrollment().is_ok() && state.lock().is_err());
-        // A process that is being started has a copy of every open file for a moment.
+        // A child process has a copy of every open file until exec.
         let copy = lock.folder.as_ref().unwrap().try_clone().unwrap();
         drop(lock);
         assert!(state.lock().is_ok());

@@ -1,30 +1,30 @@
-//! What is known of one request while it passes through the agent: its id, where its time goes, its span.
+//! Telemetry of one request: its id, its timing, its span.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::tunnel::timing::AgentTiming;
 use http::{HeaderValue, Request, StatusCode};
 use tracing::field::{DisplayValue, display};
 
-use crate::backend::Lease;
-use crate::telemetry::observe::Counts;
-use crate::telemetry::trace::{AgentSpan, Recording, Tracing};
+use crate::telemetry::counts::Counts;
+use crate::telemetry::trace::{AgentSpan, BackendConnection, Recording, Tracing};
 
-/// A request under way, from when the agent has it. However it ends, its span ends with it.
-pub(crate) struct Passage {
+/// A running request, from its arrival at the agent. Dropping it ends the span.
+pub(crate) struct RequestScope {
     began: Instant,
     connected: Cell<Option<Instant>>,
     request_id: Option<HeaderValue>,
-    /// Of its service.
+    /// Counters of the request's service.
     pub(crate) counts: Rc<Counts>,
-    /// In a box: few requests are recorded.
+    /// Boxed because most requests are not recorded.
     recording: Option<Box<RefCell<Recording>>>,
 }
 
-impl Passage {
+impl RequestScope {
     pub(crate) fn begin<B>(
         tracing: Option<&Tracing>,
         counts: &Rc<Counts>,
@@ -39,28 +39,28 @@ impl Passage {
         Self { began, connected: Cell::default(), request_id, counts: Rc::clone(counts), recording }
     }
 
-    /// For lines of the log.
+    /// The request id, for log lines.
     pub(crate) fn request_id(&self) -> Option<&str> {
         self.request_id.as_ref()?.to_str().ok()
     }
 
-    /// For lines of the log, where the trace is recorded.
+    /// The trace id of a recorded request, for log lines.
     pub(crate) fn trace_id(&self) -> Option<DisplayValue<impl std::fmt::Display + use<>>> {
         let recording = self.recording.as_ref()?.borrow();
         Some(display(recording.span.context.context.trace()))
     }
 
-    /// A connection to the backend is had. The last one counts, where the request has to be sent again.
-    pub(crate) fn connected(&self, lease: &Lease<'_>) {
+    /// Records that the request has a backend connection. If the request is sent again, the last connection counts.
+    pub(crate) fn connected(&self, connection: impl FnOnce() -> BackendConnection) {
         let now = Instant::now();
         self.connected.set(Some(now));
         self.record(|span| {
             span.connect = Some(now - self.began);
-            span.connection = Some(lease.describe());
+            span.connection = Some(connection());
         });
     }
 
-    /// The backend's final response begins: where the time went until now.
+    /// Records that the backend's final response has begun. Returns the timing field of the response.
     pub(crate) fn responded(&self, status: StatusCode) -> HeaderValue {
         let now = Instant::now();
         let connected = self.connected.get().unwrap_or(now);
@@ -72,23 +72,23 @@ impl Passage {
         AgentTiming::new(connected - self.began, Some(now - connected)).to_value()
     }
 
-    /// There will be no response of the backend: where the time went as far as it got.
-    pub(crate) fn failed(&self, code: &'static str) -> HeaderValue {
+    /// Records that the backend gave no response. Returns the timing field of the agent's own response.
+    pub(crate) fn failed(&self, code: AgentErrorCode) -> HeaderValue {
         let connected = self.connected.get().unwrap_or_else(Instant::now);
-        self.counts.failed(code);
-        self.record(|span| span.error = Some(code));
+        self.counts.failed(code.as_str());
+        self.record(|span| span.error = Some(code.as_str()));
         AgentTiming::new(connected - self.began, None).to_value()
     }
 
-    /// The response broke off.
-    pub(crate) fn cut(&self, code: &'static str) {
-        self.counts.failed(code);
-        self.record(|span| span.error = Some(code));
+    /// Records that the response ended before it was complete.
+    pub(crate) fn cut(&self, code: AgentErrorCode) {
+        self.counts.failed(code.as_str());
+        self.record(|span| span.error = Some(code.as_str()));
     }
 
-    /// The response was relayed to its end.
+    /// Records that the complete response was relayed.
     pub(crate) fn complete(&self) {
-        self.record(|span| span.is_over = true);
+        self.record(|span| span.is_complete = true);
     }
 
     fn record(&self, change: impl FnOnce(&mut AgentSpan)) {
@@ -98,7 +98,7 @@ impl Passage {
     }
 }
 
-impl Drop for Passage {
+impl Drop for RequestScope {
     fn drop(&mut self) {
         if let Some(recording) = self.recording.take() {
             let mut recording = recording.into_inner();

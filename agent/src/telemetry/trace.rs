@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use gw_shared::http::fields::X_GW_UPGRADE_METHOD;
+use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_UPGRADE_METHOD};
 use gw_shared::id::AgentId;
 use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
 use http::header::{HeaderMap, HeaderValue};
@@ -21,7 +21,7 @@ impl Tracing {
         Self { tracer: Rc::new(Tracer::new(queue, sample_ratio)), agent_id }
     }
 
-    /// Has the backend be told where in its trace the request is. Returns its span, if there is to be one.
+    /// Adds the trace context to the request's fields and returns the recording if the trace is sampled.
     pub(crate) fn begin<B>(&self, request: &mut Request<B>, slots_in_use: u32) -> Option<Recording> {
         let context = self.tracer.begin(request.headers());
         context.write_to(request.headers_mut());
@@ -35,26 +35,26 @@ impl Tracing {
         Rc::clone(&self.tracer).keep_flushing().await;
     }
 
-    /// Hands over what there is.
+    /// Hands the finished spans to the exporter.
     pub(crate) fn flush(&self) {
         self.tracer.flush();
     }
 }
 
-/// The span of a request under way.
+/// The span of a running request.
 pub(crate) struct Recording {
     tracer: Rc<Tracer<AgentSpan>>,
     pub(crate) span: AgentSpan,
 }
 
 impl Recording {
-    /// The request is over.
+    /// Queues the span for export.
     pub(crate) fn end(self) {
         self.tracer.end(self.span);
     }
 }
 
-/// What is known of a request when it is over.
+/// The data of a request's span.
 pub(crate) struct AgentSpan {
     pub(crate) context: SpanContext,
     agent_id: AgentId,
@@ -66,24 +66,24 @@ pub(crate) struct AgentSpan {
     slots_in_use: u32,
     start: SystemTime,
     pub(crate) total: Duration,
-    /// Until the connection was had that the request went over in the end.
+    /// Time from the start until the request had its last backend connection.
     pub(crate) connect: Option<Duration>,
-    pub(crate) connection: Option<Connection>,
-    /// Until the final response began.
+    pub(crate) connection: Option<BackendConnection>,
+    /// Time from the start until the final response began.
     pub(crate) response_head: Option<Duration>,
     pub(crate) status: Option<StatusCode>,
-    /// Code of the error.
+    /// Error code, if the backend gave no complete response.
     pub(crate) error: Option<&'static str>,
-    /// It came to its end, or to that of its backend.
-    pub(crate) is_over: bool,
+    /// The complete response was relayed.
+    pub(crate) is_complete: bool,
 }
 
-/// The connection that a request went over.
-pub(crate) struct Connection {
-    /// Host, or path of a Unix socket.
+/// The backend connection of a request.
+pub(crate) struct BackendConnection {
+    /// Host name or address, or the path of a Unix socket.
     pub(crate) address: String,
     pub(crate) port: Option<u16>,
-    pub(crate) was_kept: bool,
+    pub(crate) is_reused: bool,
     pub(crate) is_http2: bool,
 }
 
@@ -92,9 +92,9 @@ impl AgentSpan {
         Self {
             context,
             agent_id,
-            request_id: request.headers().get(gw_shared::http::fields::X_GW_REQUEST_ID).cloned(),
+            request_id: request.headers().get(X_GW_REQUEST_ID).cloned(),
             service: request.uri().authority().cloned(),
-            method: asked_method(request.method(), request.headers()),
+            method: caller_method(request.method(), request.headers()),
             path: trace::path(request.uri().path()),
             slots_in_use,
             start: SystemTime::now(),
@@ -104,18 +104,18 @@ impl AgentSpan {
             response_head: None,
             status: None,
             error: None,
-            is_over: false,
+            is_complete: false,
         }
     }
 }
 
-/// The method that the caller's request had: on the tunnel, those to switch protocols are CONNECT.
-fn asked_method(method: &Method, headers: &HeaderMap) -> Method {
+/// The method of the caller's request. On the tunnel, upgrade requests have the method CONNECT.
+fn caller_method(method: &Method, headers: &HeaderMap) -> Method {
     if *method != Method::CONNECT {
         return method.clone();
     }
-    let asked = headers.get(X_GW_UPGRADE_METHOD).and_then(|method| Method::from_bytes(method.as_bytes()).ok());
-    asked.unwrap_or(Method::GET)
+    let method = headers.get(X_GW_UPGRADE_METHOD).and_then(|method| Method::from_bytes(method.as_bytes()).ok());
+    method.unwrap_or(Method::GET)
 }
 
 impl Finished for AgentSpan {
@@ -137,7 +137,7 @@ impl Finished for AgentSpan {
         if let Some(connection) = self.connection {
             add("server.address", connection.address);
             add("network.protocol.version", if connection.is_http2 { "2" } else { "1.1" }.to_owned());
-            add("gw.backend.connection", if connection.was_kept { "kept" } else { "new" }.to_owned());
+            add("gw.backend.connection", if connection.is_reused { "kept" } else { "new" }.to_owned());
             if let Some(port) = connection.port {
                 attributes.push(KeyValue::new("server.port", i64::from(port)));
             }
@@ -154,12 +154,12 @@ impl Finished for AgentSpan {
         let mut failure = None;
         if let Some(status) = self.status {
             attributes.push(KeyValue::new("http.response.status_code", i64::from(status.as_u16())));
-            // For a client, the caller's mistakes are failures too.
+            // For a client span, 4xx responses are failures too (OpenTelemetry HTTP conventions).
             failure = (status.is_client_error() || status.is_server_error()).then(|| status.as_str().to_owned());
         }
         if let Some(code) = self.error {
             failure = Some(code.to_owned());
-        } else if !self.is_over {
+        } else if !self.is_complete {
             attributes.push(KeyValue::new("gw.ended", "caller_gone"));
         }
         if let Some(failure) = &failure {

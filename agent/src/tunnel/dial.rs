@@ -1,51 +1,54 @@
-//! Opening a tunnel: connect, TLS, upgrade; with a new certificate if the gateway says that the old one has expired.
+//! Opening a tunnel: connect, TLS, HTTP/1.1 upgrade. Replaces the certificate if the gateway reports it as expired.
 
 use std::time::Duration;
 
 use bytes::BytesMut;
+use gw_shared::error_code::ErrorCode;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use gw_shared::tunnel::{self, handshake};
 use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 
-use crate::apex_client::connection::{self, GatewayError};
+use crate::apex_client::connection;
+use crate::apex_client::error::GatewayError;
 use crate::clock::GatewayClock;
 use crate::config::Config;
-use crate::identity::recovery::{self, RecoveryError};
-use crate::identity::state::{Identity, StateError, UnfitIdentity};
-use crate::supervisor::Agent;
+use crate::identity::recovery::RecoveryError;
+use crate::identity::state::StateError;
+use crate::identity::{Identity, UnfitIdentity};
+use crate::tunnel::Agent;
 
-/// From name resolution to accepted upgrade.
+/// Time limit from name resolution to the accepted upgrade.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Why there is no tunnel.
+/// Why a tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    #[error("an administrator has revoked this agent; to serve again it must be enrolled anew with `gw-agent enroll`")]
+    #[error("an administrator has revoked this agent; enroll it again with `gw-agent enroll` to serve again")]
     Revoked,
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     #[error(transparent)]
     State(#[from] StateError),
-    #[error("the agent's identity: {0}")]
+    #[error("the agent's identity cannot be used: {0}")]
     Identity(#[from] UnfitIdentity),
 }
 
-/// Opens a tunnel for the service at `hostname`. Everything is looked up anew: addresses, certificates.
+/// Opens a tunnel for the service at `hostname`. Every call resolves the gateway's name and reads the identity again.
 ///
-/// Whether the certificate has expired is for the gateway to say: its clock counts, and ours may be wrong.
+/// The gateway decides whether the certificate has expired, because the local clock may be wrong.
 pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, DialError> {
     let identity = agent.config.state.identity()?;
     match open(&agent.config, hostname, &identity, &agent.clock).await {
-        Err(DialError::Gateway(error)) if error.says_certificate_expired() => {
-            let identity = recovery::recover(agent, &identity).await?;
+        Err(DialError::Gateway(error)) if error.is_certificate_expired() => {
+            let identity = agent.certificates.recover(&identity).await?;
             open(&agent.config, hostname, &identity, &agent.clock).await
         }
-        // Its services changed while it had no tunnel to hear of it: a certificate comes with the list.
-        Err(DialError::Gateway(error)) if error.says_not_allowed() => match recovery::recover(agent, &identity).await {
+        // The services may have changed while the agent had no tunnel. The reply to a certificate request lists them.
+        Err(DialError::Gateway(error)) if error.is_not_allowed() => match agent.certificates.recover(&identity).await {
             Ok(_) | Err(RecoveryError::TooSoon(_)) => Err(error.into()),
             Err(other) => Err(other.into()),
         },
@@ -53,7 +56,7 @@ pub(crate) async fn dial(agent: &Agent, hostname: &str) -> Result<TlsStream, Dia
     }
 }
 
-/// Asks for a tunnel with this identity, and nothing else.
+/// Opens a tunnel with this identity, without recovery.
 pub(crate) async fn open(
     config: &Config,
     hostname: &str,
@@ -61,7 +64,7 @@ pub(crate) async fn open(
     clock: &GatewayClock,
 ) -> Result<TlsStream, DialError> {
     let (state, to) = (&config.state, &config.enrollment);
-    let tls = connection::client_config(state.gateway_authorities()?, Some(identity), tunnel::ALPN)?;
+    let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
     let opened = async {
         let stream = connection::open(&to.gateway_host, to.gateway_port, hostname, tls).await?;
         upgrade(&stream, hostname, identity, clock).await?;
@@ -78,8 +81,9 @@ async fn upgrade(
 ) -> Result<(), DialError> {
     let mut buffer = BytesMut::new();
     let mut answer = connection::exchange(stream, &handshake::request(hostname, None), &mut buffer).await?;
-    clock.hear(&answer.headers);
-    // A gateway that asks for no client certificate in TLS asks for a proof here. Once: a second 401 is a refusal.
+    clock.set_from_headers(&answer.headers);
+    // A gateway that does not request the client certificate in TLS sends a challenge here, once: a second 401 is a
+    // refusal.
     if answer.status == StatusCode::UNAUTHORIZED
         && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
         && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
@@ -88,33 +92,36 @@ async fn upgrade(
         answer = connection::exchange(stream, &handshake::request(hostname, Some(&proof)), &mut buffer).await?;
     }
     if answer.status == StatusCode::SWITCHING_PROTOCOLS {
-        // The gateway speaks first on the new protocol: its beginning may have come along.
+        // The gateway sends first after the upgrade, so the buffer may contain the beginning of its preface.
         stream.unread(&buffer);
         return Ok(());
     }
     let refusal = answer.refusal();
-    Err(if refusal.code == "GW_AGENT_REVOKED" { DialError::Revoked } else { GatewayError::Refused(refusal).into() })
+    Err(match refusal.code {
+        Some(ErrorCode::AgentRevoked) => DialError::Revoked,
+        _ => GatewayError::Refused(refusal).into(),
+    })
 }
 
 impl DialError {
-    pub(crate) fn says_certificate_expired(&self) -> bool {
-        matches!(self, Self::Gateway(error) if error.says_certificate_expired())
+    pub(crate) fn is_certificate_expired(&self) -> bool {
+        matches!(self, Self::Gateway(error) if error.is_certificate_expired())
     }
 
-    /// Somebody has to do something about it.
-    pub(crate) fn needs_a_hand(&self) -> bool {
+    /// Whether the error persists until an administrator intervenes.
+    pub(crate) fn needs_intervention(&self) -> bool {
         matches!(self, Self::Revoked | Self::Recovery(RecoveryError::Refused(_)))
     }
 
-    /// Another attempt may succeed without anything being done, as soon as the gateway is back.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Whether another attempt may succeed as soon as the gateway is available again.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.is_passing(),
+            Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.is_transient(),
             _ => false,
         }
     }
 
-    /// How long the gateway asks us to stay away.
+    /// Least time until the next attempt, as requested by the gateway.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Gateway(error) | Self::Recovery(RecoveryError::Gateway(error)) => error.refusal()?.retry_after,
@@ -135,8 +142,8 @@ mod tests {
 
     const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nPRI";
 
-    /// What came of a dial with a certificate valid in these years: the first bytes of the tunnel, or the error; and
-    /// the start lines of the requests that the gateway got.
+    /// Dials with a certificate that is valid in `years`. Returns the first bytes of the tunnel or the error, and the
+    /// start lines of the requests that the gateway received.
     fn dial_once(
         years: std::ops::Range<i32>,
         answer: impl FnMut(&Authority, &Request) -> String + Send + 'static,
@@ -144,7 +151,7 @@ mod tests {
         dial_times(1, years, answer)
     }
 
-    /// Result of the last of several dials.
+    /// Dials several times and returns the result of the last dial.
     fn dial_times(
         times: usize,
         years: std::ops::Range<i32>,
@@ -184,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_the_acceptance_belongs_to_the_tunnel() {
+    fn bytes_after_the_101_response_belong_to_the_tunnel() {
         let (dialled, requests) = dial_once(NOW, |_, _| ACCEPTED.into());
         assert_eq!((dialled.unwrap().as_str(), requests.len()), ("PRI", 1));
     }
 
     #[test]
-    fn a_challenge_is_answered_once_on_the_same_connection() {
+    fn challenge_is_answered_once_on_the_same_connection() {
         let challenge = "www-authenticate: Gw-Agent challenge=\"drawn\"\r\n";
         let (dialled, requests) = dial_once(NOW, move |_, request| {
             if request.head.contains("authorization: Gw-Agent certificate=") {
@@ -208,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_that_expired_by_our_clock_is_tried_first() {
+    fn certificate_expired_by_the_local_clock_is_still_used() {
         let (dialled, requests) = dial_once(LONG_AGO, |authority, request| {
             if request.head.starts_with("POST /csr ") { certify(authority, request) } else { ACCEPTED.into() }
         });
@@ -217,23 +224,23 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_holds_every_certificate_for_expired_is_asked_for_one_in_some_minutes() {
+    fn certificate_requests_are_rate_limited_if_the_gateway_rejects_every_certificate() {
         let (dialled, requests) = dial_times(3, LONG_AGO, |authority, request| {
             if request.head.starts_with("POST /csr ") {
-                // Of the same years: its clock, or ours, is wrong by as much.
+                // The new certificate has expired too, because one of the clocks is wrong.
                 certify_for(authority, request, LONG_AGO)
             } else {
                 refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
             }
         });
         let last = dialled.unwrap_err();
-        assert!(matches!(last, DialError::Recovery(RecoveryError::TooSoon(_))) && !last.needs_a_hand(), "{last}");
+        assert!(matches!(last, DialError::Recovery(RecoveryError::TooSoon(_))) && !last.needs_intervention(), "{last}");
         assert_eq!(requests.iter().filter(|line| line.starts_with("POST /csr ")).count(), 1, "{requests:?}");
         assert_eq!(requests.iter().filter(|line| line.starts_with("GET /tunnel ")).count(), 4, "{requests:?}");
     }
 
     #[test]
-    fn an_answer_tells_the_gateways_time() {
+    fn answers_set_the_gateway_clock() {
         let (authority, directory) = (Authority::new(), tempfile::tempdir().unwrap());
         let port = fake_gateway::serve(&authority, |_| {
             "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\
@@ -242,12 +249,12 @@ mod tests {
         });
         let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), port);
         Driver::choose().unwrap().block_on(async { drop(dial(&agent, HOSTNAME).await.unwrap()) }).unwrap();
-        let said = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
-        assert!(agent.clock.known().unwrap().duration_since(said).unwrap() < Duration::from_secs(60));
+        let date = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        assert!(agent.clock.known().unwrap().duration_since(date).unwrap() < Duration::from_secs(60));
     }
 
     #[test]
-    fn the_gateway_can_say_that_it_has_expired() {
+    fn certificate_expired_by_the_gateways_clock_is_replaced() {
         let mut replaced = false;
         let (dialled, requests) = dial_once(NOW, move |authority, request| {
             if request.head.starts_with("POST /csr ") {
@@ -264,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_but_an_administrator_can_help_is_told_apart() {
+    fn errors_that_need_an_administrator_are_recognised() {
         let (late, _) = dial_once(LONG_AGO, |_, _| refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED"));
         let late = late.unwrap_err();
-        assert!(late.needs_a_hand() && late.to_string().contains("--force"), "{late}");
+        assert!(late.needs_intervention() && late.to_string().contains("--force"), "{late}");
         let (revoked, _) = dial_once(NOW, |_, _| refusal(401, "", "GW_AGENT_REVOKED"));
-        assert!(revoked.unwrap_err().needs_a_hand());
+        assert!(revoked.unwrap_err().needs_intervention());
         let (busy, _) = dial_once(NOW, |_, _| refusal(503, "retry-after: 9\r\n", "GW_OVERLOADED"));
         let busy = busy.unwrap_err();
-        assert!(!busy.needs_a_hand() && busy.retry_after() == Some(Duration::from_secs(9)));
+        assert!(!busy.needs_intervention() && busy.retry_after() == Some(Duration::from_secs(9)));
     }
 }

@@ -1,4 +1,4 @@
-//! One service of the agent: keeps a tunnel for it.
+//! Keeps a tunnel open for one service of the agent.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -6,142 +6,170 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use tokio::sync::watch;
 
 use crate::backend::{Backends, Pool};
+use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
-use crate::supervisor::{Agent, random};
-use crate::tunnel::dial;
+use crate::tunnel::Agent;
+use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
+use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
 
-/// Within how long the agents of a gateway that is going away come to its successor: not all in one moment.
+/// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
-/// Keeps a tunnel for the service at `hostname` until it is told to stop; returns when its last request has ended.
+/// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
-    let observed = agent.observed.enter(&hostname, &pool);
-    let mut successes = agent.reconnects.successes();
-    let mut backoff = agent.reconnects.backoff();
-    // Tunnels that have a successor, or are to have one, and may still have requests.
-    let mut ending: Vec<watch::Receiver<Phase>> = Vec::new();
+    let mut service = Service {
+        registered: agent.registry.add(&hostname, &pool),
+        successes: agent.reconnects.successes(),
+        backoff: agent.reconnects.backoff(),
+        ending: Vec::new(),
+        agent: Rc::clone(&agent),
+        hostname,
+        pool,
+        stop: stop.clone(),
+    };
     while !*stop.borrow() {
-        ending.retain(|phase| *phase.borrow() != Phase::Ended);
-        successes.forget();
-        let dialled = agent.reconnects.attempt(dial::dial(&agent, &hostname));
+        service.ending.retain(|phase| *phase.borrow() != Phase::Ended);
+        service.successes.ignore_past();
+        let dialled = agent.reconnects.attempt(dial::dial(&agent, &service.hostname));
         let pause = match unless_stopped(&stop, dialled).await {
             None => break,
-            Some(Err(error)) => {
-                observed.failed();
-                let retry_after = error.retry_after().unwrap_or_default();
-                let retry_in = backoff.next_delay(random()).max(retry_after);
-                if error.needs_a_hand() {
-                    tracing::error!(service = %hostname, %error, ?retry_in, "no tunnel");
-                } else {
-                    tracing::warn!(service = %hostname, %error, ?retry_in, "no tunnel");
-                }
-                if error.is_passing() {
-                    Pause::Unreachable { retry_in, at_least: retry_after }
-                } else {
-                    Pause::For(retry_in)
-                }
-            }
-            Some(Ok(stream)) => {
-                let (phase, mut watched) = watch::channel(Phase::Starting);
-                let session = Rc::new(Session {
-                    agent: Rc::clone(&agent),
-                    pool: Rc::clone(&pool),
-                    slots: Slots::new(agent.config.slots()),
-                    counts: Rc::clone(&observed.counts),
-                    phase,
-                    stop: stop.clone(),
-                    quiet: watch::Sender::new(false),
-                    displaced: Cell::default(),
-                });
-                observed.opened(&session);
-                runtime::spawn(session::serve(Rc::clone(&session), stream));
-                let was_ready = follow(&mut watched, &stop, || {
-                    backoff.reset();
-                    agent.reconnects.succeeded();
-                    successes.forget();
-                })
-                .await;
-                let phase = *watched.borrow();
-                if phase != Phase::Ended {
-                    ending.push(watched);
-                }
-                if session.displaced.get() {
-                    let retry_in = displaced_pause(random());
-                    tracing::error!(
-                        service = %hostname, ?retry_in,
-                        "another process with this agent's identity took over: a copy of its state folder? Enroll each \
-                         agent on its own"
-                    );
-                    Pause::For(retry_in)
-                } else if phase == Phase::GatewayDrains {
-                    // The next tunnel is made while the old one goes on: there may be a successor already.
-                    Pause::For(SUCCESSOR_WITHIN.mul_f64(random()))
-                } else if was_ready {
-                    Pause::For(backoff.next_delay(random()))
-                } else {
-                    Pause::Unreachable { retry_in: backoff.next_delay(random()), at_least: Duration::ZERO }
-                }
-            }
+            Some(Err(error)) => service.dial_failed(&error),
+            Some(Ok(stream)) => service.serve(stream).await,
         };
-        let pause = async {
-            match pause {
-                Pause::For(delay) => runtime::sleep(delay).await,
-                Pause::Unreachable { retry_in, at_least } => {
-                    runtime::sleep(at_least).await;
-                    match news(&mut successes, &mut ending, retry_in.saturating_sub(at_least)).await {
-                        News::None => {}
-                        News::Success => backoff.reset(),
-                        News::TunnelEnded => {
-                            backoff.reset();
-                            runtime::sleep(backoff.next_delay(random())).await;
-                        }
+        unless_stopped(&stop, service.wait(pause)).await;
+    }
+    for mut phase in service.ending {
+        // Fails if the session is gone, which is an end too.
+        let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
+    }
+    agent.registry.remove(&service.hostname, &service.registered);
+}
+
+/// A service and its tunnels.
+struct Service {
+    agent: Rc<Agent>,
+    hostname: String,
+    pool: Rc<Pool>,
+    registered: Rc<RegisteredService>,
+    successes: Successes,
+    backoff: Backoff,
+    /// Tunnels that are being replaced and may still have requests.
+    ending: Vec<watch::Receiver<Phase>>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Service {
+    /// Records and logs a failed attempt. Returns the pause before the next one.
+    fn dial_failed(&mut self, error: &DialError) -> Pause {
+        self.registered.failed();
+        let retry_after = error.retry_after().unwrap_or_default();
+        let retry_in = self.backoff.next_delay(random()).max(retry_after);
+        if error.needs_intervention() {
+            tracing::error!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
+        } else {
+            tracing::warn!(service = %self.hostname, %error, ?retry_in, "cannot open a tunnel");
+        }
+        if error.is_transient() { Pause::Unreachable { retry_in, at_least: retry_after } } else { Pause::For(retry_in) }
+    }
+
+    /// Serves a tunnel until it needs a replacement. Returns the pause before the next attempt.
+    async fn serve(&mut self, stream: TlsStream) -> Pause {
+        let (phase, mut watched) = watch::channel(Phase::Starting);
+        let session = Rc::new(Session {
+            agent: Rc::clone(&self.agent),
+            pool: Rc::clone(&self.pool),
+            slots: Slots::new(self.agent.config.slots()),
+            counts: Rc::clone(&self.registered.counts),
+            phase,
+            stop: self.stop.clone(),
+            no_more_requests: watch::Sender::new(false),
+            displaced: Cell::default(),
+        });
+        self.registered.opened(&session);
+        runtime::spawn(session::serve(Rc::clone(&session), stream));
+        let was_ready = follow(&mut watched, &self.stop, || {
+            self.backoff.reset();
+            self.agent.reconnects.record_success();
+            self.successes.ignore_past();
+        })
+        .await;
+        let phase = *watched.borrow();
+        if phase != Phase::Ended {
+            self.ending.push(watched);
+        }
+        if session.displaced.get() {
+            let retry_in = displaced_pause(random());
+            tracing::error!(
+                service = %self.hostname, ?retry_in,
+                "another process with this agent's identity replaced the tunnel, possibly with a copy of the state folder; \
+                 enroll every agent separately"
+            );
+            Pause::For(retry_in)
+        } else if phase == Phase::GatewayDrains {
+            // The old tunnel stays open meanwhile: the gateway's successor may already be running.
+            Pause::For(SUCCESSOR_WITHIN.mul_f64(random()))
+        } else if was_ready {
+            Pause::For(self.backoff.next_delay(random()))
+        } else {
+            Pause::Unreachable { retry_in: self.backoff.next_delay(random()), at_least: Duration::ZERO }
+        }
+    }
+
+    async fn wait(&mut self, pause: Pause) {
+        match pause {
+            Pause::For(delay) => runtime::sleep(delay).await,
+            Pause::Unreachable { retry_in, at_least } => {
+                runtime::sleep(at_least).await;
+                let rest = retry_in.saturating_sub(at_least);
+                match wait_for_gateway(&mut self.successes, &mut self.ending, rest).await {
+                    Wake::Timeout => {}
+                    Wake::OtherTunnelReady => self.backoff.reset(),
+                    Wake::DrainedTunnelEnded => {
+                        self.backoff.reset();
+                        runtime::sleep(self.backoff.next_delay(random())).await;
                     }
                 }
             }
-        };
-        unless_stopped(&stop, pause).await;
+        }
     }
-    for mut phase in ending {
-        // An error means that the session is gone, which is an end too.
-        let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
-    }
-    agent.observed.leave(&hostname, &observed);
 }
 
-/// Wait before the next attempt.
+/// Pause before the next attempt.
 enum Pause {
     For(Duration),
-    /// The gateway cannot be reached, or has no room: [`News`] end the pause, though not before `at_least`, which the
-    /// gateway asked for.
+    /// The gateway cannot be reached or has no capacity. A [`Wake`] event ends the pause early, but not before
+    /// `at_least`, which the gateway requested.
     Unreachable {
         retry_in: Duration,
         at_least: Duration,
     },
 }
 
-/// Events that end the pause before a reconnect.
+/// Why a pause ended.
 #[derive(Debug, PartialEq, Eq)]
-enum News {
-    None,
+enum Wake {
+    Timeout,
     /// A tunnel of another service is ready.
-    Success,
-    /// The last tunnel to a gateway that was going away has ended: its successor may be there from now on.
-    TunnelEnded,
+    OtherTunnelReady,
+    /// The last tunnel to a draining gateway has ended, so its successor may start listening.
+    DrainedTunnelEnded,
 }
 
-/// Waits for `delay`, or until there are news. `ending` are the tunnels of this service that may still have requests.
-async fn news(successes: &mut Successes, ending: &mut [watch::Receiver<Phase>], delay: Duration) -> News {
+/// Waits for `delay` or for a sign that the gateway is available. `ending` are the tunnels of this service that may still
+/// have requests.
+async fn wait_for_gateway(successes: &mut Successes, ending: &mut [watch::Receiver<Phase>], delay: Duration) -> Wake {
     let has_tunnels = !ending.is_empty();
     let all_ended = async {
         for phase in ending {
-            // An error means that the session is gone, which is an end too.
+            // Fails if the session is gone, which is an end too.
             let _ = phase.wait_for(|phase| *phase == Phase::Ended).await;
         }
         if !has_tunnels {
@@ -149,14 +177,14 @@ async fn news(successes: &mut Successes, ending: &mut [watch::Receiver<Phase>], 
         }
     };
     match select(pin!(successes.pause(delay, random())), pin!(all_ended)).await {
-        Either::Left((true, _)) => News::Success,
-        Either::Left((false, _)) => News::None,
-        Either::Right(_) => News::TunnelEnded,
+        Either::Left((true, _)) => Wake::OtherTunnelReady,
+        Either::Left((false, _)) => Wake::Timeout,
+        Either::Right(_) => Wake::DrainedTunnelEnded,
     }
 }
 
-/// Follows a tunnel until it needs a successor or the service stops; whether it ever was ready, on which `on_ready` is
-/// called once.
+/// Follows a tunnel until it needs a replacement or the service stops. Calls `on_ready` once if the tunnel becomes ready,
+/// and returns whether it did.
 async fn follow(phase: &mut watch::Receiver<Phase>, stop: &watch::Receiver<bool>, on_ready: impl FnOnce()) -> bool {
     let mut on_ready = Some(on_ready);
     loop {
@@ -175,7 +203,7 @@ async fn follow(phase: &mut watch::Receiver<Phase>, stop: &watch::Receiver<bool>
     }
 }
 
-/// The result of `future`, or `None` as soon as `stop` says true (or nobody is left to say it).
+/// Returns the result of `future`, or `None` as soon as `stop` is true or its sender is dropped.
 pub(crate) async fn unless_stopped<T>(stop: &watch::Receiver<bool>, future: impl Future<Output = T>) -> Option<T> {
     let mut stop = stop.clone();
     match select(pin!(future), pin!(stop.wait_for(|stop| *stop))).await {
@@ -194,7 +222,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn the_end_of_a_drained_gateway_is_news_and_its_drain_is_not() {
+    fn pause_ends_with_the_tunnel_of_a_drained_gateway_but_not_with_its_drain() {
         let reconnects = Reconnects::default();
         Driver::choose()
             .unwrap()
@@ -202,18 +230,21 @@ mod tests {
                 let mut successes = reconnects.successes();
                 let (phase, watched) = watch::channel(Phase::GatewayDrains);
                 let mut ending = [watched];
-                assert_eq!(news(&mut successes, &mut ending, Duration::from_millis(20)).await, News::None);
-                assert_eq!(news(&mut successes, &mut [], Duration::from_millis(20)).await, News::None);
-                let (heard, ()) = futures_util::join!(news(&mut successes, &mut ending, LONG), async {
+                assert_eq!(
+                    wait_for_gateway(&mut successes, &mut ending, Duration::from_millis(20)).await,
+                    Wake::Timeout
+                );
+                assert_eq!(wait_for_gateway(&mut successes, &mut [], Duration::from_millis(20)).await, Wake::Timeout);
+                let (wake, ()) = futures_util::join!(wait_for_gateway(&mut successes, &mut ending, LONG), async {
                     phase.send_replace(Phase::Ended);
                 });
-                assert_eq!(heard, News::TunnelEnded);
+                assert_eq!(wake, Wake::DrainedTunnelEnded);
             })
             .unwrap();
     }
 
     #[test]
-    fn a_tunnel_counts_as_ready_once_and_only_if_it_was() {
+    fn on_ready_is_called_once_and_only_for_a_ready_tunnel() {
         let (_stop, stopped) = watch::channel(false);
         let follow_to = |phases: &'static [Phase]| {
             let (stopped, mut calls) = (stopped.clone(), 0);
@@ -229,7 +260,7 @@ mod tests {
             });
             (was_ready.unwrap(), calls)
         };
-        assert_eq!(follow_to(&[Phase::Ready, Phase::Leaving, Phase::Ended]), (true, 1));
+        assert_eq!(follow_to(&[Phase::Ready, Phase::GoawaySent, Phase::Ended]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ended]), (false, 0));
     }

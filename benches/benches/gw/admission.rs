@@ -1,4 +1,4 @@
-//! May this request pass: its service key or token, and its service's bucket.
+//! Admission of a request: service key or token, and the bucket of the service.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Services in the directory, each with a key of its own.
+/// Number of services in the directory, each with its own key.
 const SERVICES: usize = 1000;
-/// As long as a real one.
+/// A secret as long as an issued one.
 const SECRET: &str = "0123456789abcdefghijABCDEFGHIJ0123456789abc";
 
 pub(crate) fn benches(criterion: &mut Criterion) {
@@ -30,7 +30,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         let start = Instant::now();
         let mut bucket = Bucket::new(Rate::new(1000, 60_000_000).unwrap(), start);
         let mut now = start;
-        // The clock goes on, so that it is neither always full nor ever empty.
+        // The clock advances, so the bucket is neither always full nor ever empty.
         bencher.iter(|| {
             now += Duration::from_micros(1);
             bucket.take(black_box(now))
@@ -81,7 +81,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
 
 const ISSUER: &str = "https://eu1.example.com";
 
-/// A directory of many services, each with a key and a credential, and the secrets of `acme--svc500`.
+/// A directory of services, each with a key and a credential, and the secrets of `acme--svc500`.
 struct World {
     directory: Directory,
     key: String,
@@ -125,7 +125,7 @@ impl World {
         Self { directory, key: format!("gw_sk_{key_id}.{SECRET}"), client }
     }
 
-    /// A token as the token endpoint mints it.
+    /// A token as minted by the token endpoint.
     fn token(&self, now: Timestamp) -> String {
         let service = self.directory.service("acme--svc500").unwrap();
         let claims = Claims::new(ISSUER, &self.client, service, now, Duration::from_secs(3600));

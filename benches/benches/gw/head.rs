@@ -1,4 +1,4 @@
-//! Request heads: found in the buffer they arrive in, checked, taken apart.
+//! Request heads: search for the end, and parsing.
 
 use bytes::{Bytes, BytesMut};
 use criterion::{Criterion, Throughput};
@@ -6,7 +6,7 @@ use gw_shared::http::head::parse_request;
 use gw_shared::http::{HeadLimits, HeadScanner};
 use std::hint::black_box;
 
-/// As the gateway has them.
+/// Limits of the gateway.
 const LIMITS: HeadLimits = HeadLimits { head: 32 * 1024, fields: 100, target: 8 * 1024 };
 
 pub(crate) fn benches(criterion: &mut Criterion) {
@@ -17,7 +17,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
             bencher.iter(|| parse_request(black_box(&head), LIMITS).unwrap());
         });
         group.bench_function(format!("find end and parse, {name}"), |bencher| {
-            // Received bytes are in a buffer of their own: that copy is part of what is measured, as it is in life.
+            // The copy out of the receive buffer is part of the measurement, as in the gateway.
             bencher.iter(|| {
                 let mut buffer = BytesMut::from(black_box(&head[..]));
                 let end = HeadScanner::default().find_end(&mut buffer, LIMITS).unwrap().unwrap();
@@ -34,7 +34,7 @@ const CURL: &[u8] = b"GET /hello?name=you HTTP/1.1\r\n\
     Accept: */*\r\n\
     X-Gw-Service-Key: gw_sk_0123456789abcdef.0123456789abcdefghijklmnopqrstuvwxyzABCDEFG\r\n\r\n";
 
-/// What a browser sends on a signed-in page, behind a content delivery network: 25 fields, 2 KiB.
+/// Head of a browser's request behind a content delivery network: 25 fields, 2 KiB.
 fn browser() -> Vec<u8> {
     const FIELDS: [(&str, &str); 24] = [
         ("Host", "demo--echo.eu1.example.com"),

@@ -1,4 +1,4 @@
-//! From one thread to a worker, and from worker to worker: the product's own, with nothing else to do.
+//! Messages from a thread to a worker, and between idle workers.
 
 use bytes::Bytes;
 use criterion::{Criterion, Throughput};
@@ -11,7 +11,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     group.bench_function("round trip to a worker that sleeps", |bencher| {
         bencher.iter(|| workers[0].round_trip().unwrap());
     });
-    // One message is the round trip's own, among so many.
+    // One of these messages is the round trip's.
     const MANY: usize = 1000;
     group.throughput(Throughput::Elements(MANY as u64));
     group.bench_function("post and drain, 1000 at a time", |bencher| {
@@ -25,7 +25,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
         bencher.iter(|| assert!(pipe.pass(data.clone())));
     });
     for frames in [1, 16] {
-        // One hop: sent through the pipe, wake posted, delivered, received.
+        // One hop: send through the pipe, post the wake, deliver, receive.
         group.bench_function(format!("pipe, hop between two workers, {frames} under way"), |bencher| {
             bencher.iter_custom(|hops| {
                 rally(&workers[0], &workers[1], frames, 100, usize::try_from(hops).unwrap()).unwrap()

@@ -1,4 +1,5 @@
-//! What a request's way is made of, piece by piece. `cargo bench -p gw-benches -- NAME` runs what NAME is part of.
+//! Benchmarks of the stages of the request path. `cargo bench -p gw-benches -- NAME` runs those whose names contain
+//! NAME.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench stops on any failure")]
 
 mod admission;

@@ -1,5 +1,5 @@
-//! The TLS stream: both ends on one reactor, over loopback TCP. One iteration is a message from end to end; what the
-//! time is spent on is encryption, decryption and two ends' worth of system calls.
+//! The TLS stream, with both ends on one reactor over loopback TCP. One iteration is one message from end to end:
+//! encryption, decryption, and the system calls of both ends.
 
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, TcpListener};
@@ -35,11 +35,11 @@ pub(crate) fn benches(criterion: &mut Criterion) {
 struct Job {
     size: usize,
     messages: u64,
-    /// Each message is sent back before the next one goes.
+    /// Whether each message is echoed before the next one is sent.
     echo: bool,
 }
 
-/// A thread with a reactor and a pair of streams, for as long as there are jobs.
+/// A thread with a reactor and a pair of connected streams.
 struct Reactor {
     jobs: mpsc::Sender<Job>,
     times: mpsc::Receiver<Duration>,
@@ -52,7 +52,7 @@ impl Reactor {
         std::thread::spawn(move || {
             let serve = async move {
                 let (client, server) = connect().await;
-                // Nothing else runs on this reactor: between jobs it may as well block.
+                // Blocks the reactor between jobs, because nothing else runs on it.
                 while let Ok(job) = work.recv() {
                     let start = Instant::now();
                     run(job, Rc::clone(&client), Rc::clone(&server)).await;
@@ -91,7 +91,7 @@ async fn run(job: Job, client: Rc<TlsStream>, server: Rc<TlsStream>) {
     read_exact(&client, &mut [0; DONE.len()]).await;
 }
 
-/// What the server says when it has received everything.
+/// Message of the server once it has received everything.
 const DONE: &[u8] = b"done";
 
 async fn write(stream: &TlsStream, bytes: &[u8]) {
@@ -108,7 +108,7 @@ async fn read_exact(stream: &TlsStream, target: &mut [u8]) {
     }
 }
 
-/// A client and a server that have shaken hands.
+/// A client and a server after their handshake.
 async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
@@ -126,7 +126,7 @@ async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
     (client, server)
 }
 
-/// TLS 1.3 as both products speak it, with a certificate made for this run.
+/// TLS 1.3 sessions as used by gateway and agent, with a new certificate.
 fn sessions() -> (ClientConnection, ServerConnection) {
     let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(issued.signing_key.serialize_der()));

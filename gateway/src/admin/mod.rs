@@ -65,7 +65,7 @@ impl Admin {
 
     async fn run<T: Send + 'static>(self, work: impl FnOnce(&Control) -> T + Send + 'static) -> Result<T, Panicked> {
         tokio::task::spawn_blocking(move || work(&self.control)).await.map_err(|error| {
-            tracing::error!(%error, "an administration request panicked");
+            tracing::error!(%error, "a request of the admin listener panicked");
             Panicked
         })
     }

@@ -83,17 +83,17 @@ pub(crate) enum WriteProblems {
 impl Problem {
     pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         let (kind, title) = match status {
-            StatusCode::BAD_REQUEST => ("bad-request", "The request is not understood"),
+            StatusCode::BAD_REQUEST => ("bad-request", "Malformed request"),
             StatusCode::UNAUTHORIZED => ("unauthorized", "The admin token is missing or wrong"),
-            StatusCode::NOT_FOUND => ("not-found", "There is no such thing"),
-            StatusCode::METHOD_NOT_ALLOWED => ("method-not-allowed", "This path does not take this method"),
-            StatusCode::CONFLICT => ("conflict", "It does not fit what is there"),
+            StatusCode::NOT_FOUND => ("not-found", "Not found"),
+            StatusCode::METHOD_NOT_ALLOWED => ("method-not-allowed", "Method not allowed"),
+            StatusCode::CONFLICT => ("conflict", "Conflict with the current state"),
             StatusCode::PAYLOAD_TOO_LARGE => ("too-large", "The body is too large"),
             StatusCode::UNSUPPORTED_MEDIA_TYPE => ("unsupported-media-type", "The body must be JSON"),
-            StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "A value is not what it has to be"),
-            StatusCode::SERVICE_UNAVAILABLE => ("unavailable", "Not now"),
+            StatusCode::UNPROCESSABLE_ENTITY => ("invalid", "Invalid value"),
+            StatusCode::SERVICE_UNAVAILABLE => ("unavailable", "Temporarily unavailable"),
             StatusCode::INSUFFICIENT_STORAGE => ("full", "The disk is full; nothing was changed"),
-            _ => ("internal", "The gateway failed"),
+            _ => ("internal", "Internal error"),
         };
         Self {
             kind: format!("urn:gw:problem:{kind}").into(),
@@ -126,7 +126,7 @@ impl From<ControlError> for Problem {
             ControlError::HandedOver | ControlError::Stopping => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
             _ => {
-                tracing::error!(error = detail, "administration failed");
+                tracing::error!(error = detail, "a request of the admin listener failed");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
             }
         }

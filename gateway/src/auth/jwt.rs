@@ -79,7 +79,7 @@ pub(super) fn verify(
     let Checks { directory, issuer, service, now, may_verify } = checks;
     let token = bearer(value)
         .filter(|token| !token.is_empty() && token.len() <= limits::TOKEN)
-        .ok_or(Error::TokenInvalid("X-Gw-Authorization is `Bearer` and a token"))?;
+        .ok_or(Error::TokenInvalid("X-Gw-Authorization must be `Bearer` and a token"))?;
     let mut fingerprint = [0; digest::SHA256_OUTPUT_LEN];
     fingerprint.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     let verified = match tokens.0.get(&fingerprint) {
@@ -129,7 +129,7 @@ fn check_claims(
         return Err(Error::TokenInvalid("issued by another region"));
     }
     if now.0 >= claims.exp {
-        return Err(Error::TokenExpired("it has expired: mint a new one"));
+        return Err(Error::TokenExpired("it has expired; request a new one"));
     }
     if now.0 < claims.nbf {
         return Err(Error::TokenExpired("it is not valid yet"));

@@ -32,16 +32,18 @@ pub(crate) struct Reply {
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
-    #[error("no answer from {url} ({error}): does the gateway run, and is this its admin listener (--admin-url)?")]
+    #[error(
+        "no response from {url}: {error}; check that the gateway runs and that --admin-url names its admin listener"
+    )]
     Unreachable { url: String, error: Box<ureq::Error> },
     #[error("the gateway at {url} refuses the admin token (from {token_source})")]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
     Refused(Problem),
-    #[error("{url} answers {status}, but not as a gateway's admin listener does")]
-    Stranger { url: String, status: StatusCode },
-    #[error("the gateway's answer is not understood: {0}; does it run the same version?")]
-    NotUnderstood(#[from] serde_json::Error),
+    #[error("{url} is not the admin listener of a gateway: it responds with {status} and no problem details")]
+    UnexpectedResponse { url: String, status: StatusCode },
+    #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]
+    Malformed(#[from] serde_json::Error),
 }
 
 /// A captured body.
@@ -140,9 +142,9 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<Reply, ApiError> {
-        let (status, _, bytes) = self.ask(method, path, body, patience)?;
+        let (status, _, bytes) = self.ask(method, path, body, timeout)?;
         Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
@@ -152,7 +154,7 @@ impl Api {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
         let AdminEndpoint { url, token, token_source } = &self.endpoint;
         let request = Request::builder()
@@ -163,9 +165,9 @@ impl Api {
         let sent = match body {
             Some(body) => {
                 let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
-                request.map_err(ureq::Error::from).and_then(|request| self.run(request, patience))
+                request.map_err(ureq::Error::from).and_then(|request| self.run(request, timeout))
             }
-            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, patience)),
+            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, timeout)),
         };
         let answer = sent.and_then(|mut response| {
             let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
@@ -178,7 +180,7 @@ impl Api {
         }
         if !status.is_success() {
             return Err(serde_json::from_slice(&bytes)
-                .map_or_else(|_| ApiError::Stranger { url: url.clone(), status }, ApiError::Refused));
+                .map_or_else(|_| ApiError::UnexpectedResponse { url: url.clone(), status }, ApiError::Refused));
         }
         Ok((status, headers, bytes))
     }
@@ -188,9 +190,9 @@ impl Api {
     fn run(
         &self,
         request: Request<impl ureq::AsSendBody>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
     ) -> Result<http::Response<ureq::Body>, ureq::Error> {
-        self.http.run(self.http.configure_request(request).timeout_global(patience).build())
+        self.http.run(self.http.configure_request(request).timeout_global(timeout).build())
     }
 }
 
@@ -210,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problems_name_the_field_once() {
+    fn problem_messages_name_the_field_once() {
         let text = |json: &str| serde_json::from_str::<Problem>(json).unwrap().to_string();
         assert_eq!(text(r#"{"title":"Not Found","detail":"no account acme"}"#), "no account acme");
         assert_eq!(text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#), "burst: at least 1");

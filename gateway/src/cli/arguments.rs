@@ -83,12 +83,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_arguments_are_sound() {
+    fn the_argument_definitions_are_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn ids_and_settings_are_checked_before_anything_is_asked() {
+    fn ids_and_settings_are_checked_before_any_request() {
         let kind = |line: &str| Arguments::try_parse_from(line.split(' ')).err().map(|error| error.kind());
         for good in [
             "gw-gateway account create acme --json",

@@ -159,7 +159,7 @@ impl Shown for NewServiceKeyView {
 
 fn secret_note(secret: Option<&String>) -> &'static str {
     match secret {
-        Some(_) => "The secret is shown this once: keep it now.",
-        None => "Its secret was shown when it was made. rotate-secret gives it a new one.",
+        Some(_) => "The secret is shown only this once. Store it now.",
+        None => "The secret was shown only when it was created. Use rotate-secret to replace it.",
     }
 }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_gateway::config::Config;
+use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 
-use super::CommandFailure;
 use super::api::Api;
 use super::output::Output;
 
@@ -18,7 +18,7 @@ const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file tha
 
 /// Options take precedence over environment variables.
 #[derive(Args, Default)]
-#[command(next_help_heading = "Which gateway")]
+#[command(next_help_heading = "Connection to the gateway")]
 pub(crate) struct AdminConnection {
     /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
@@ -45,18 +45,18 @@ pub(crate) struct AdminEndpoint {
 }
 
 impl AdminConnection {
-    pub(crate) fn open(&self) -> Result<Output, CommandFailure> {
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
         let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
         Ok(Output::new(Api::new(endpoint), self.json))
     }
 
-    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, CommandFailure> {
+    fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, Failure> {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
         let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
         let url = match (&self.admin_url, &config) {
             (Some(url), _) => url.clone(),
-            (None, Some(config)) => url_of(config.admin_listen).map_err(CommandFailure::Usage)?,
+            (None, Some(config)) => url_of(config.admin_listen).map_err(Failure::Usage)?,
             (None, None) => variable("GW_ADMIN_URL").unwrap_or_else(|| URL_DEFAULT.to_owned()),
         };
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
@@ -68,20 +68,19 @@ impl AdminConnection {
                 None => Err(NO_TOKEN.to_owned()),
             },
         }
-        .map_err(CommandFailure::Usage)?;
+        .map_err(Failure::Usage)?;
         let token = Secret::new(token.trim().to_owned());
         if token.reveal().is_empty() || !token.reveal().bytes().all(|byte| byte.is_ascii_graphic()) {
-            let message = format!("{token_source} holds no admin token: that is one line of printable ASCII");
-            return Err(CommandFailure::Usage(message));
+            let message = format!("{token_source} holds no admin token: a token is one line of printable ASCII");
+            return Err(Failure::Usage(message));
         }
-        Ok(AdminEndpoint { url: checked_url(&url).map_err(CommandFailure::Usage)?, token, token_source })
+        Ok(AdminEndpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
     }
 }
 
-fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, CommandFailure> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| CommandFailure::Usage(format!("{}: {error}", path.display())))?;
-    Config::parse(&text, environment).map_err(|errors| CommandFailure::Usage(format!("{}: {errors}", path.display())))
+fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
+    Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
 }
 
 fn checked_url(text: &str) -> Result<String, String> {
@@ -99,7 +98,7 @@ fn checked_url(text: &str) -> Result<String, String> {
 /// The URL of a listener on this machine.
 fn url_of(listen: SocketAddr) -> Result<String, String> {
     if listen.port() == 0 {
-        return Err("admin_listen leaves the port to the kernel: name it with --admin-url".to_owned());
+        return Err("admin_listen has port 0, so the port is not known; give the address with --admin-url".to_owned());
     }
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -128,13 +127,13 @@ mod tests {
         let variable =
             |name: &str| environment.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
         connection.endpoint(variable).map_err(|failure| match failure {
-            CommandFailure::Usage(message) => message,
-            CommandFailure::Run(message) => panic!("not a matter of usage: {message}"),
+            Failure::Usage(message) => message,
+            Failure::Run(message) => panic!("not a matter of usage: {message}"),
         })
     }
 
     #[test]
-    fn options_win_over_variables_and_these_over_defaults() {
+    fn options_override_variables_which_override_defaults() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = directory.path().join(name);
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused_by_name() {
+    fn invalid_addresses_and_tokens_are_refused_by_name() {
         let with_url = |url: &str| {
             let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
             endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()

@@ -51,7 +51,7 @@ impl Command {
                     }
                     writeln!(out, "Created:")?;
                     write_facts(&created.enrollment_token, out)?;
-                    writeln!(out, "The token is shown this once, and good once. On the agent's machine:\n")?;
+                    writeln!(out, "The token is shown only this once, and works once. Run on the agent's machine:\n")?;
                     writeln!(out, "{}", created.command())
                 })
             }

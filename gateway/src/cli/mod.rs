@@ -18,18 +18,11 @@ mod table;
 use std::io;
 
 use clap::{Args, Subcommand};
+use gw_shared::command::Failure;
 use gw_shared::id::ServiceId;
 
 use connection::AdminConnection;
 use output::CommandError;
-
-/// The failure of a command, by exit code.
-pub(crate) enum CommandFailure {
-    /// Bad usage or configuration: 2.
-    Usage(String),
-    /// Failed at run time: 1.
-    Run(String),
-}
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
@@ -68,7 +61,7 @@ pub(crate) struct Family<C: Subcommand> {
 }
 
 impl Administration {
-    pub(crate) fn run(self) -> Result<(), CommandFailure> {
+    pub(crate) fn run(self) -> Result<(), Failure> {
         let done = match self {
             Self::Account(Family { command, connection }) => command.run(&mut connection.open()?),
             Self::Service(Family { command, connection }) => command.run(&mut connection.open()?),
@@ -83,8 +76,8 @@ impl Administration {
         match done {
             // The reader of the output has closed the pipe.
             Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error @ CommandError::NothingToChange) => Err(CommandFailure::Usage(error.to_string())),
-            done => done.map_err(|error| CommandFailure::Run(error.to_string())),
+            Err(error @ CommandError::NothingToChange) => Err(Failure::Usage(error.to_string())),
+            done => done.map_err(|error| Failure::Run(error.to_string())),
         }
     }
 }

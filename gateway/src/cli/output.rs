@@ -57,7 +57,7 @@ impl Output {
         let reply = self.api.request_with(Method::POST, path, &json!(new))?;
         let created = reply.created();
         self.tell(&reply, |view: T, out| {
-            writeln!(out, "{}", if created { "Created:" } else { "There already, as wanted:" })?;
+            writeln!(out, "{}", if created { "Created:" } else { "Already exists, unchanged:" })?;
             write_facts(&view, out)
         })
     }
@@ -124,11 +124,11 @@ impl Output {
         self.out.flush()?;
         let mut notes = Vec::new();
         if let Some(encoding) = download.encoding {
-            notes.push(format!("gw-gateway: these bytes are encoded: {encoding}\n"));
+            notes.push(format!("gw-gateway: the body has the content coding {encoding}\n"));
         }
         if download.truncated {
             let reason = download.truncated_by.map_or_else(String::new, |reason| format!(" ({reason})"));
-            notes.push(format!("gw-gateway: there was more of it; only the beginning was kept{reason}\n"));
+            notes.push(format!("gw-gateway: the body is incomplete; only the beginning was captured{reason}\n"));
         }
         // A failure cannot be reported anywhere.
         let _ = io::stderr().write_all(notes.concat().as_bytes());

@@ -224,8 +224,8 @@ impl Shown for RequestView {
             ("bytes out", self.bytes_out.to_string()),
             ("replayed from", or_dash(self.replayed_from.as_ref())),
             ("trace", or_dash(self.trace_id.as_ref())),
-            ("request kept", kept(self.captured_request.as_ref())),
-            ("response kept", kept(self.captured_response.as_ref())),
+            ("captured request", captured(self.captured_request.as_ref())),
+            ("captured response", captured(self.captured_response.as_ref())),
         ];
         let waterfall = self.durations_us.waterfall();
         facts.extend(waterfall.into_iter().map(|stage| {
@@ -238,7 +238,7 @@ impl Shown for RequestView {
     }
 }
 
-fn kept(message: Option<&CapturedView>) -> String {
+fn captured(message: Option<&CapturedView>) -> String {
     let Some(message) = message else { return "no".to_owned() };
     let cut = match (message.truncated, message.truncated_by) {
         (false, _) => String::new(),
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_absolute_or_ago() {
+    fn times_are_absolute_or_relative() {
         assert_eq!(time_or_ago("2026-11-21T08:00:00+01:00").unwrap(), "2026-11-21T08:00:00+01:00");
         for good in ["0s", "15m", "2h", "3d"] {
             assert!(OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(), "{good}");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_set_or_taken_out() {
+    fn fields_are_set_or_removed() {
         assert_eq!(field("Accept: a:b ").unwrap(), ("Accept".to_owned(), Some("a:b".to_owned())));
         assert_eq!(field("Accept:").unwrap(), ("Accept".to_owned(), None));
         assert!(field("Accept").is_err());

@@ -38,14 +38,14 @@ mod tests {
     }
 
     #[test]
-    fn columns_align_by_characters_and_lines_have_no_tail() {
+    fn columns_align_by_characters_without_trailing_spaces() {
         let rows: [&[&str]; 3] = [&["NAME", "SERVICES"], &["caf\u{e9}-long", "api, b"], &["-", ""]];
         assert_eq!(written(&rows), "NAME       SERVICES\ncaf\u{e9}-long  api, b\n-\n");
         assert_eq!(written(&[]), "");
     }
 
     #[test]
-    fn cells_give_the_terminal_no_orders() {
+    fn control_characters_in_cells_are_escaped() {
         assert_eq!(written(&[&["/\u{9b}2J\n\u{202e}a"]]), "/\\u{9b}2J\\u{a}\\u{202e}a\n");
     }
 }

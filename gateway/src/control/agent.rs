@@ -109,7 +109,7 @@ impl Control {
     pub fn approve_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
         self.edit_agent(actor, account, id, "agent.approve", json!({}), |_, record| {
             if record.status == EnrollmentStatus::Revoked {
-                return Err(ControlError::Conflict("this agent is revoked; enroll it anew".to_owned()));
+                return Err(ControlError::Conflict("this agent is revoked; enroll it again".to_owned()));
             }
             record.status = EnrollmentStatus::Approved;
             Ok(())

@@ -146,7 +146,7 @@ impl Control {
     ) -> Result<NewEnrollmentTokenView, ControlError> {
         let lifetime = new.expires_in_seconds.map_or(TOKEN_LIFETIME, Duration::from_secs);
         if lifetime.is_zero() || lifetime > TOKEN_LIFETIME {
-            let message = format!("a whole number from 1 to {}", TOKEN_LIFETIME.as_secs());
+            let message = format!("must be a whole number from 1 to {}", TOKEN_LIFETIME.as_secs());
             return Err(ControlError::invalid("expires_in_seconds", message));
         }
         let ca_certificate = self.development_ca_pem();
@@ -154,7 +154,7 @@ impl Control {
             let account = &account::find(records, account)?.id;
             let services = checked_list(records, account, "services", &new.services)?;
             if services.is_empty() {
-                return Err(ControlError::invalid("services", "at least one: what the agent will serve"));
+                return Err(ControlError::invalid("services", "must name at least one service for the agent"));
             }
             let secret = new_secret();
             let record = EnrollmentTokenRecord {
@@ -186,7 +186,8 @@ impl Control {
     /// The CA certificate that agents must trust; `None` if the server certificate comes from a file.
     fn development_ca_pem(&self) -> Option<String> {
         let read = files::read_text(&self.development_ca()?);
-        read.inspect_err(|error| tracing::warn!(%error, "the enrollment command has no certificate to trust")).ok()
+        read.inspect_err(|error| tracing::warn!(%error, "cannot read the CA certificate for the enrollment command"))
+            .ok()
     }
 
     pub fn enrollment_tokens(
@@ -223,7 +224,8 @@ impl Control {
     pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
         if request.version != VERSION {
             let theirs: String = request.version.chars().take(40).collect();
-            let message = format!("gateway runs version {VERSION}, the agent version {theirs}: they must be equal");
+            let message =
+                format!("the gateway runs version {VERSION} and the agent version {theirs}; they must be equal");
             return Err(ControlError::Refused(Error::VersionMismatch(message)));
         }
         let name = checked_name(&request.name)

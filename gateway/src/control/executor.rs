@@ -64,7 +64,7 @@ fn refusal(error: ControlError) -> Error {
         ControlError::Refused(error) => error,
         ControlError::HandedOver => Error::Overloaded("being replaced by a newer process"),
         error => {
-            tracing::error!(%error, "the control plane failed");
+            tracing::error!(%error, "a job of the control plane failed");
             Error::Overloaded("not able to store this now")
         }
     }

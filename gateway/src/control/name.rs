@@ -18,7 +18,7 @@ pub(super) fn checked_name(name: &str) -> Result<String, ControlError> {
     if (1..=LENGTH_MAX).contains(&name.chars().count()) {
         Ok(name.to_owned())
     } else {
-        Err(ControlError::invalid("name", format!("1 to {LENGTH_MAX} characters")))
+        Err(ControlError::invalid("name", format!("must have 1 to {LENGTH_MAX} characters")))
     }
 }
 
@@ -34,18 +34,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_trimmed_and_take_any_script() {
+    fn names_are_trimmed_and_allow_any_script() {
         let family = "\u{1f468}\u{200d}\u{1f469}\u{200d}\u{1f467}";
         for name in ["a", "edge 1 (Z\u{fc}rich)", "\u{5d0}\u{5d1}\u{5d2}", family, &"\u{e4}".repeat(100)] {
             assert_eq!(checked_name(&format!(" {name}\t")).unwrap(), name);
         }
         for name in ["", " ", &"x".repeat(101)] {
-            assert_eq!(checked_name(name).unwrap_err().to_string(), "name: 1 to 100 characters");
+            assert_eq!(checked_name(name).unwrap_err().to_string(), "name: must have 1 to 100 characters");
         }
     }
 
     #[test]
-    fn characters_that_change_how_a_name_is_shown_are_refused_by_their_number() {
+    fn control_and_bidirectional_characters_are_refused_with_their_code_point() {
         let refused =
             ['\0', '\u{1b}', '\n', '\u{7f}', '\u{9b}', '\u{2028}', '\u{2029}', '\u{61c}', '\u{200e}', '\u{200f}'];
         for character in refused.into_iter().chain('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {

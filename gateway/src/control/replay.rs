@@ -86,7 +86,7 @@ impl Control {
         let new_body = edits.new_body()?;
         if request.body.truncated && new_body.is_none() {
             return Err(ControlError::Conflict(format!(
-                "only the first {} bytes of the body of request {} were kept; give a body to replay it with",
+                "only the first {} bytes of the body of request {} were captured; give a body for the replay",
                 request.body.bytes.len(),
                 view.id
             )));
@@ -94,16 +94,18 @@ impl Control {
         let service = self.service(&view.account, &view.service)?;
         if !service.request_logging {
             return Err(ControlError::Conflict(format!(
-                "request_logging of service {} is off: nothing would tell what came of the replay",
+                "request_logging of service {} is off, so the log would not record the replay; turn it on first",
                 view.service
             )));
         }
         let method = match &edits.method {
             None => method,
-            Some(method) => method.parse().map_err(|_| ControlError::invalid("method", "a method, like POST"))?,
+            Some(method) => {
+                method.parse().map_err(|_| ControlError::invalid("method", "must be a method such as POST"))?
+            }
         };
         if method == Method::CONNECT {
-            return Err(ControlError::invalid("method", "any but CONNECT, which opens a tunnel"));
+            return Err(ControlError::invalid("method", "must not be CONNECT, which opens a tunnel"));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
         let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), &headers);
@@ -122,7 +124,10 @@ impl Control {
             target,
             headers,
             body: new_body.unwrap_or(request.body.bytes),
-            caller: view.caller_address.parse().map_err(|_| ControlError::invalid("caller_address", "an address"))?,
+            caller: view
+                .caller_address
+                .parse()
+                .map_err(|_| ControlError::invalid("caller_address", "must be an IP address"))?,
             reply,
         };
         let owner = ownership::owner(&service.hostname, self.workers.count());
@@ -134,7 +139,8 @@ impl Control {
 
 /// The error for a request whose log record has no captured message.
 pub(crate) fn not_captured(id: &str) -> ControlError {
-    let message = format!("request {id} was not kept: capture_request_body was off, or it was not relayed");
+    let message =
+        format!("request {id} was not captured: capture_request_body was off, or the request was not relayed");
     ControlError::Conflict(message)
 }
 
@@ -147,9 +153,9 @@ impl ReplayEdits {
                 let decoded = STANDARD.decode(encoded);
                 decoded
                     .map(|body| Some(body.into()))
-                    .map_err(|_| ControlError::invalid("body_base64", "base64 with padding (RFC 4648 §4)"))
+                    .map_err(|_| ControlError::invalid("body_base64", "must be base64 with padding (RFC 4648 §4)"))
             }
-            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "body or body_base64, not both")),
+            (Some(_), Some(_)) => Err(ControlError::invalid("body_base64", "must not be given together with body")),
         }
     }
 
@@ -158,7 +164,7 @@ impl ReplayEdits {
     fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
-                "a secret in {name} was masked when the request was kept; give {name} to replay it with"
+                "a secret in {name} was masked when the request was captured; give {name} for the replay"
             ))
         };
         if self.target.is_none() && mask::is_masked(target.as_bytes()) {
@@ -181,7 +187,7 @@ impl ReplayEdits {
             headers.clear();
             for ReplayField { name, value } in all {
                 let added = headers.try_append(checked_name("headers", name)?, checked_value("headers", name, value)?);
-                added.map_err(|_| ControlError::invalid("headers", "fewer fields"))?;
+                added.map_err(|_| ControlError::invalid("headers", "has too many fields"))?;
             }
         }
         for (name, value) in &self.set_headers {
@@ -199,16 +205,17 @@ fn checked_target(target: &str) -> Result<PathAndQuery, ControlError> {
     // The parser of http::uri silently drops a fragment.
     let has_form = (target.starts_with('/') || target == "*") && !target.contains('#');
     let parsed = target.parse::<PathAndQuery>().ok().filter(|_| has_form);
-    parsed.ok_or_else(|| ControlError::invalid("target", "path and query, like /orders?limit=5"))
+    parsed.ok_or_else(|| ControlError::invalid("target", "must be a path and query such as /orders?limit=5"))
 }
 
 fn checked_name(edit: &'static str, name: &str) -> Result<HeaderName, ControlError> {
-    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not the name of a field")))
+    name.parse().map_err(|_| ControlError::invalid(edit, format!("{name:?} is not a valid field name")))
 }
 
 fn checked_value(edit: &'static str, name: &str, value: &str) -> Result<HeaderValue, ControlError> {
-    HeaderValue::from_str(value)
-        .map_err(|_| ControlError::invalid(edit, format!("the value of {name} has characters that none may have")))
+    HeaderValue::from_str(value).map_err(|_| {
+        ControlError::invalid(edit, format!("the value of {name} has characters that are not allowed in a field"))
+    })
 }
 
 #[cfg(test)]
@@ -223,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_replaced_or_patched() {
+    fn edits_replace_or_patch_headers() {
         let kept = headers(&[("accept", "*/*"), ("x-a", "1")]);
         let patch = ReplayEdits {
             set_headers: [("X-A".to_owned(), None), ("Authorization".to_owned(), Some("Bearer x".to_owned()))].into(),
@@ -237,15 +244,15 @@ mod tests {
     }
 
     #[test]
-    fn edits_that_cannot_be_sent_are_named() {
+    fn invalid_edits_are_refused_by_field() {
         let refusal = |edits: ReplayEdits| edits.headers(HeaderMap::new()).unwrap_err().to_string();
         let edits = ReplayEdits {
             headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
             ..Default::default()
         };
-        assert_eq!(refusal(edits), "headers: \"a b\" is not the name of a field");
+        assert_eq!(refusal(edits), "headers: \"a b\" is not a valid field name");
         let edits = ReplayEdits { set_headers: [("a".to_owned(), Some("\n".to_owned()))].into(), ..Default::default() };
-        assert_eq!(refusal(edits), "set_headers: the value of a has characters that none may have");
+        assert_eq!(refusal(edits), "set_headers: the value of a has characters that are not allowed in a field");
         for bad in ["", "orders", "http://example.com/", "/a b", "/a#b", "/?a#b"] {
             assert!(checked_target(bad).is_err(), "{bad}");
         }
@@ -253,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_come_as_text_or_base64() {
+    fn a_body_is_given_as_text_or_base64() {
         let body = |body: Option<&str>, base64: Option<&str>| {
             let (body, body_base64) = (body.map(str::to_owned), base64.map(str::to_owned));
             ReplayEdits { body, body_base64, ..ReplayEdits::default() }.new_body()

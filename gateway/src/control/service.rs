@@ -27,7 +27,7 @@ pub enum Mode {
 /// Most services on one list. The list of an agent must fit a message of the control stream.
 const LIST_MAX: usize = 500;
 
-/// A service id, for the schema of lists of services.
+/// A service id, for the description of lists of them.
 #[derive(ToSchema)]
 #[schema(as = ServiceId, value_type = String, pattern = "^[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?$")]
 #[expect(dead_code, reason = "describes, is never made")]
@@ -171,7 +171,7 @@ impl ServiceChanges {
         let mut changed = record.clone();
         if let Some(modes) = &self.modes {
             if modes.is_empty() {
-                return Err(ControlError::invalid("modes", "at least one of \"jwt\" and \"service_key\""));
+                return Err(ControlError::invalid("modes", "must contain at least one of \"jwt\" and \"service_key\""));
             }
             changed.modes = Modes { jwt: modes.contains(&Mode::Jwt), service_key: modes.contains(&Mode::ServiceKey) };
         }
@@ -330,7 +330,7 @@ pub(super) fn checked_list(
     list: &[String],
 ) -> Result<BTreeSet<ServiceId>, ControlError> {
     if list.len() > LIST_MAX {
-        return Err(ControlError::invalid(field, format!("at most {LIST_MAX} services")));
+        return Err(ControlError::invalid(field, format!("must have at most {LIST_MAX} services")));
     }
     list.iter()
         .map(|id| {

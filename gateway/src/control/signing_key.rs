@@ -115,7 +115,7 @@ impl Control {
         self.change(actor, |records, now| {
             let key = records.signing_keys.get(kid).ok_or_else(|| ControlError::not_found("signing key", kid))?;
             if status(records, key, now) == SigningKeyStatus::Active {
-                return Err(ControlError::Conflict("this key is signing; rotate immediately first".to_owned()));
+                return Err(ControlError::Conflict("this key is active; rotate with `immediately` first".to_owned()));
             }
             Ok(Plan {
                 steps: vec![Step::Delete(RecordId::SigningKey(key.id.clone()))],
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_published_then_active_then_retired_then_forgotten() {
+    fn a_key_is_published_then_active_then_retired_then_deleted() {
         let mut records = Records::default();
         let (first, second) = (key(&mut records, 0), key(&mut records, 1000));
         let at = |now| (status(&records, &first, Timestamp(now)), status(&records, &second, Timestamp(now)));

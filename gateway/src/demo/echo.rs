@@ -53,7 +53,7 @@ fn router() -> Router {
 async fn echo(request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let Ok(body) = axum::body::to_bytes(body, ECHO_MAX).await else {
-        return (StatusCode::PAYLOAD_TOO_LARGE, "the echo repeats bodies up to 1 MiB\n").into_response();
+        return (StatusCode::PAYLOAD_TOO_LARGE, "the echo backend accepts bodies up to 1 MiB\n").into_response();
     };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let headers: Vec<[String; 2]> =

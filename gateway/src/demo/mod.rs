@@ -22,7 +22,8 @@ use crate::control::{
 };
 use crate::hostname::Region;
 use crate::page::PageQuery;
-use crate::process::server::{Gateway, Signals, StartError};
+use crate::process::gateway::{Gateway, StartError};
+use crate::process::signals::Signals;
 use crate::rate::Rate;
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 

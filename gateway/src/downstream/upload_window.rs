@@ -31,7 +31,7 @@ impl UploadWindow {
         let rtt = info.shortest_rtt.unwrap_or_default();
         let traffic = Traffic { received: info.received, sent: 0, rtt };
         // The bytes held by single streams are not measured: the window of the connection bounds them.
-        let demand = Demand { streams, held: &[] };
+        let demand = Demand { streams, unread: &[] };
         let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
         // Fails until the caller has acknowledged the last change; retried at a later interval.
         if wanted != self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {

@@ -1,5 +1,5 @@
-//! `gw-gateway doctor`: would this configuration run on this machine, and would callers and agents get to it. Changes
-//! nothing, and leaves a gateway that runs alone.
+//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can reach
+//! it. Changes nothing and does not disturb a running gateway.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -18,20 +18,20 @@ use crate::memory::sockets::TcpMemory;
 use crate::tls::CertificateSource;
 use crate::tls::certificate::{self, TENANT, Validity};
 
-/// Open files of a busy gateway.
+/// Open files that a busy gateway needs.
 const OPEN_FILES: u64 = 65_536;
-/// Certificates that expire so soon should have been replaced.
+/// Remaining validity below which a certificate causes a warning.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
-/// How long a name may take to be resolved, and a running gateway to answer.
+/// Longest wait for name resolution, and for the answer of a running gateway.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
-/// Looks at the machine, and at what `file` configures if one is given.
+/// Checks the machine and, if `file` is given, its configuration.
 pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>) -> Examination {
     let mut out = Examination::default();
     machine::examine(&mut out, OPEN_FILES);
     kernel_settings(&mut out);
     let Some(file) = file else {
-        out.warning("configuration", "none given", "give --config gateway.toml to have it looked at, too");
+        out.warning("configuration", "none given", "add --config gateway.toml to check it too");
         return out;
     };
     const ADVICE: &str = "the README lists the keys; `gw-gateway serve --check` reports the same";
@@ -44,17 +44,17 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
 }
 
 fn kernel_settings(out: &mut Examination) {
-    let bursts = "more connections than this at once are lost";
+    let bursts = "the kernel drops larger bursts of new connections";
     machine::setting(out, "net/core/somaxconn", limits::BACKLOG.unsigned_abs().into(), bursts);
-    machine::setting(out, "net/ipv4/tcp_max_syn_backlog", 1024, "half-open connections beyond it wait");
-    let long = "a long path is not filled";
+    machine::setting(out, "net/ipv4/tcp_max_syn_backlog", 1024, "more half-open connections have to wait");
+    let long = "throughput is low on paths with a long round trip";
     machine::setting(out, "net/ipv4/tcp_rmem", 4 * 1024 * 1024, long);
     machine::setting(out, "net/ipv4/tcp_wmem", 4 * 1024 * 1024, long);
     machine::setting(out, "net/ipv4/tcp_window_scaling", 1, long);
     tcp_memory(out);
 }
 
-/// What the kernel gives to all TCP connections of the machine, and how much of it is in use.
+/// Checks the memory of all TCP connections of the machine against its limit.
 fn tcp_memory(out: &mut Examination) {
     const CHECK: &str = "net.ipv4.tcp_mem";
     let (Some(memory), Some(used)) = (TcpMemory::of_machine(), TcpMemory::used()) else {
@@ -71,7 +71,7 @@ fn tcp_memory(out: &mut Examination) {
         out.warning(
             CHECK,
             about,
-            "nearly used up: every connection becomes slow, and callers that hold most are reset; raise it",
+            "close to the limit: all connections become slow, and callers that hold the most memory are reset; raise the limit",
         );
     } else {
         out.ok(CHECK, about);
@@ -81,7 +81,7 @@ fn tcp_memory(out: &mut Examination) {
 fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
-    // That of callers alone may be the one of another configuration.
+    // Without the admin listener, the listener for callers may belong to another configuration.
     let runs = is_admin_listener(config.admin_listen);
     let ports = [
         ("listen", config.listen, runs && is_listener(config.listen).unwrap_or(false)),
@@ -106,8 +106,8 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         }
         CertificateSource::Development { .. } => out.warning(
             "certificate",
-            "of a development authority, made at the start",
-            "set tls_certificate and tls_key: callers and agents trust this one only where they are told to",
+            "issued by the development authority that the gateway creates at start",
+            "set tls_certificate and tls_key: callers and agents trust this one only if configured to",
         ),
     }
     for (check, name) in [
@@ -118,7 +118,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     }
 }
 
-/// Whether a gateway answers there callers who forget to speak TLS.
+/// Whether a gateway answers a plain HTTP request at `address`.
 fn is_listener(address: SocketAddr) -> io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
     stream.set_read_timeout(Some(TIME_LIMIT))?;
@@ -128,7 +128,7 @@ fn is_listener(address: SocketAddr) -> io::Result<bool> {
     Ok(answer == SPEAK_TLS)
 }
 
-/// Whether a gateway answers at its admin listener.
+/// Whether a gateway answers at `admin`.
 fn is_admin_listener(admin: SocketAddr) -> bool {
     let config = ureq::Agent::config_builder().timeout_global(Some(TIME_LIMIT)).proxy(None);
     let agent: ureq::Agent = config.build().into();
@@ -136,7 +136,7 @@ fn is_admin_listener(admin: SocketAddr) -> bool {
     answer.is_ok_and(|mut answer| answer.body_mut().read_to_string().is_ok_and(|body| body == "ok\n"))
 }
 
-/// An address that was tried to listen on.
+/// Reports the result of binding `address`.
 fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&io::Error>, runs: bool) {
     match error.map(|error| (error.kind(), error)) {
         None => out.ok(check, format!("{address} is free")),
@@ -145,19 +145,19 @@ fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&
         }
         Some((io::ErrorKind::AddrInUse, _)) => out.failed(
             check,
-            format!("{address}: another program has it"),
-            "`ss -ltnp` says which; stop it, or configure another port",
+            format!("{address}: another program listens there"),
+            "find it with `ss -ltnp` and stop it, or configure another port",
         ),
         Some((io::ErrorKind::PermissionDenied, _)) => out.failed(
             check,
-            format!("{address}: not permitted to this user"),
-            "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or a port from 1024 on",
+            format!("{address}: this user may not bind the port"),
+            "set AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or configure a port from 1024 on",
         ),
         Some((_, error)) => out.failed(check, format!("{address}: {error}"), "configure an address of this machine"),
     }
 }
 
-/// Whether callers get a certificate that they accept: for the names, by its key, in order, at `now`.
+/// Checks that callers accept the certificate: key, names, order of the chain, and validity at `now`.
 fn server_certificate(
     out: &mut Examination,
     chain: &[CertificateDer<'static>],
@@ -168,36 +168,40 @@ fn server_certificate(
     let (key_check, names_check, order_check, time_check) =
         ("certificate: key", "certificate: names", "certificate: chain", "certificate: time");
     match certificate::check_key(chain, key) {
-        Ok(()) => out.ok(key_check, "the key is the certificate's"),
-        Err(error) => out.failed(key_check, error, "tls_key has to be the key of the first certificate"),
+        Ok(()) => out.ok(key_check, "the key matches the certificate"),
+        Err(error) => out.failed(key_check, error, "set tls_key to the key of the first certificate"),
     }
     let missing = certificate::missing_names(chain, region);
     if missing.is_empty() {
         out.ok(names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
     } else {
-        out.failed(names_check, format!("not valid for {}", missing.join(" and ")), "have it issued for both");
+        out.failed(
+            names_check,
+            format!("not valid for {}", missing.join(" and ")),
+            "have it issued for the apex and the wildcard below it",
+        );
     }
     match certificate::first_out_of_order(chain) {
         None if chain.len() == 1 => out.warning(
             order_check,
             "one certificate",
-            "fine if callers trust its issuer itself; otherwise put the authorities between behind it",
+            "enough if callers trust its issuer; otherwise append the intermediate certificates",
         ),
         None => out.ok(order_check, format!("{} certificates, each issued by the next", chain.len())),
         Some(at) => out.failed(
             order_check,
             format!("certificate {at} of the file is not issued by the one after it"),
-            "the server's first, then each its issuer; the root can be left out",
+            "order the file: the certificate of the server first, then each issuer; the root may be omitted",
         ),
     }
-    const RENEW: &str = "renew it, then SIGHUP (systemctl reload) has the gateway read it";
+    const RENEW: &str = "renew it, then send SIGHUP (systemctl reload) to the gateway";
     match certificate::validity(chain, now) {
         Validity::Unreadable => {
-            out.failed(time_check, "it cannot be read", "tls_certificate has to be X.509 in PEM");
+            out.failed(time_check, "cannot be parsed", "tls_certificate must be X.509 in PEM");
         }
         Validity::Expired { at } => out.failed(time_check, format!("expired on {at}"), RENEW),
         Validity::NotYet { from } => {
-            out.failed(time_check, format!("not valid before {from}"), "set the clock, or wait");
+            out.failed(time_check, format!("not valid before {from}"), "set the clock, or wait until then");
         }
         Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
             out.warning(time_check, format!("expires on {until}"), RENEW);
@@ -208,18 +212,18 @@ fn server_certificate(
 
 fn dns(out: &mut Examination, check: &str, name: &str, port: u16) {
     if name.ends_with(".localhost") {
-        // RFC 6761 §6.3
-        return out.ok(check, format!("{name}: this machine, whatever DNS says"));
+        // RFC 6761 §6.3.
+        return out.ok(check, format!("{name}: always this machine"));
     }
-    // The resolver has no time limit of its own.
-    let (tell, told) = std::sync::mpsc::channel();
+    // The system resolver has no time limit.
+    let (result, results) = std::sync::mpsc::channel();
     let asked = name.to_owned();
-    std::thread::spawn(move || tell.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)));
+    std::thread::spawn(move || result.send((asked.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>)));
     let advice = "point both the apex and a wildcard below it at this gateway";
-    match told.recv_timeout(TIME_LIMIT) {
+    match results.recv_timeout(TIME_LIMIT) {
         Ok(Ok(addresses)) if !addresses.is_empty() => {
             let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-            out.ok(check, format!("{name} is {}", addresses.join(", ")));
+            out.ok(check, format!("{name} resolves to {}", addresses.join(", ")));
         }
         Ok(Ok(_)) => out.failed(check, format!("{name} has no address"), advice),
         Ok(Err(error)) => out.failed(check, format!("{name}: {error}"), advice),
@@ -242,7 +246,7 @@ mod tests {
         out.checks().iter().map(|finding| (finding.check.clone(), finding.verdict)).collect()
     }
 
-    /// A chain of a server's certificate for `names`, its authority and the root; and the key.
+    /// A chain of the certificate for `names`, an intermediate and the root; and the key.
     fn chain(names: &[&str]) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
         let authority = |name: &str| {
             let mut params = CertificateParams::default();
@@ -265,7 +269,7 @@ mod tests {
     const IN_2029: Timestamp = Timestamp(1_861_920_000);
 
     #[test]
-    fn a_certificate_has_its_key_names_order_and_time() {
+    fn key_names_order_and_validity_of_a_certificate_are_checked() {
         let (chain, key) = chain(&NAMES);
         let region = Region::new("eu1", "example.com");
         let of = |chain: &[CertificateDer<'static>], region: &Region, now| {
@@ -280,7 +284,7 @@ mod tests {
         assert_eq!(of(&chain, &Region::new("eu2", "example.com"), IN_2029), [Ok, Ok, Failed, Ok]);
         assert_eq!(of(&chain, &region, Timestamp(1_893_456_000 - 86_400)), [Ok, Ok, Ok, Warning]);
         assert_eq!(of(&chain, &region, Timestamp(1_893_456_000)), [Ok, Ok, Ok, Failed]);
-        // rcgen's certificates begin in 1975.
+        // Certificates of rcgen are valid from 1975.
         assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
         let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
         let found = verdicts(|out| server_certificate(out, &chain, &other, &region, IN_2029));
@@ -288,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_for_the_apex_alone_is_not_enough() {
+    fn a_certificate_must_be_valid_for_the_apex_and_its_wildcard() {
         let (chain, key) = chain(&NAMES[..1]);
         let mut out = Examination::default();
         server_certificate(&mut out, &chain, &key, &Region::new("eu1", "example.com"), IN_2029);
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_free_ours_or_in_the_way() {
+    fn a_port_is_free_or_used_by_a_gateway_or_blocked() {
         let address: SocketAddr = "127.0.0.1:443".parse().unwrap();
         for (error, runs, verdict) in [
             (None, false, Verdict::Ok),
@@ -313,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_is_looked_at_as_a_whole() {
+    fn all_parts_of_a_configuration_are_checked() {
         let folder = tempfile::tempdir().unwrap();
         let (file, data_dir) = (folder.path().join("gateway.toml"), folder.path().join("data"));
         let minimal = format!("region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\n", data_dir.display());

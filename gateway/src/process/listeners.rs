@@ -1,5 +1,4 @@
-//! The listening sockets of a process: its own, those that the service manager has opened for it, or those that the
-//! process before it hands over.
+//! The listening sockets of a process: opened by itself, by the service manager, or by its predecessor.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -12,23 +11,23 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::config::Config;
 use crate::limits;
 
-/// How long an address may be in use still: the kernel takes a killed process's ring apart after its end, and only then
-/// closes the sockets that something waited for.
-const IN_USE_STILL: Duration = Duration::from_secs(1);
-const TRY_AGAIN: Duration = Duration::from_millis(10);
-/// What the service manager calls the admin listener (`FileDescriptorName=` of systemd.socket).
+/// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after the process has ended,
+/// and only then closes the sockets with pending operations.
+const ADDRESS_WAIT: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// Name of the admin listener (`FileDescriptorName=` in systemd.socket(5)).
 const ADMIN: &str = "admin";
 
-/// A process's hold on its listening sockets, beside that of its workers: to hand them on.
+/// The listening sockets of this process. Workers use duplicates; these are handed over to a successor.
 pub(crate) struct Listeners {
     /// At least one.
     pub(crate) callers: Vec<TcpListener>,
     pub(crate) admin: TcpListener,
-    /// The service manager does not listen on those of callers, too.
+    /// The sockets for callers are not those of the service manager.
     pub(crate) are_ours: bool,
 }
 
-/// Listening sockets that were there before this process.
+/// Listening sockets from the service manager or from the predecessor.
 #[derive(Default)]
 pub(crate) struct Inherited {
     pub(crate) callers: Vec<TcpListener>,
@@ -40,9 +39,9 @@ pub(crate) struct Inherited {
 pub enum ListenError {
     #[error("cannot listen on {address}: {error}")]
     Listen { address: SocketAddr, error: io::Error },
-    #[error("the sockets of the service manager: {0}")]
+    #[error("cannot use the sockets of the service manager: {0}")]
     Inherited(io::Error),
-    #[error("listening sockets: {0}")]
+    #[error("cannot use a listening socket: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -62,7 +61,8 @@ impl Inherited {
         Ok(found)
     }
 
-    /// Drops what is not where the configuration wants it. Where the service manager listens is its own affair.
+    /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses their
+    /// addresses.
     fn retain_wanted(&mut self, config: &Config) {
         if !self.from_service_manager {
             self.callers.retain(|listener| is_at(listener, config.listen));
@@ -71,32 +71,31 @@ impl Inherited {
     }
 }
 
-/// `fd` as the listening TCP socket that it has to be.
+/// Converts `fd`. Fails if it is not a listening TCP socket.
 fn listener(fd: OwnedFd) -> io::Result<TcpListener> {
     let socket = Socket::from(fd);
     if socket.is_listener()? && socket.r#type()? == Type::STREAM && socket.local_addr()?.as_socket().is_some() {
         Ok(socket.into())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "one is not a listening TCP socket"))
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "a descriptor is not a listening TCP socket"))
     }
 }
 
-/// Whether it listens at the address `wanted`, whose port may be 0 for any.
+/// Whether `listener` has the address `wanted`. Port 0 matches any port.
 fn is_at(listener: &TcpListener, wanted: SocketAddr) -> bool {
     listener.local_addr().is_ok_and(|found| found.ip() == wanted.ip() && [found.port(), 0].contains(&wanted.port()))
 }
 
 impl Listeners {
-    /// What the configuration wants: taken from `inherited` as far as it is there, made otherwise.
+    /// Opens the sockets of the configuration. Uses those of `inherited` with the same address.
     pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
         inherited.retain_wanted(config);
         let Inherited { mut callers, admin, from_service_manager } = inherited;
         let admin = admin.map_or_else(|| bind(config.admin_listen, false), Ok)?;
         if callers.is_empty() {
-            // Workers share the port, and so could another gateway that was started by mistake: its callers would be
-            // ours.
+            // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split the connections.
             drop(bind(config.listen, false)?);
-            // The first one may let the kernel choose the port; the others share it.
+            // If the port is 0, the kernel chooses it here; the other sockets share it.
             callers.push(bind(config.listen, true)?);
         }
         let address = callers[0].local_addr()?;
@@ -114,14 +113,14 @@ impl Listeners {
         self.admin.local_addr()
     }
 
-    /// The listeners of each of `workers` workers. None is left out: the kernel spreads connections over all queues.
+    /// The listeners of each of `workers` workers. Includes every listener: the kernel spreads connections over all queues.
     pub(crate) fn shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
         let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
         for (number, listener) in self.callers.iter().enumerate() {
             if self.are_ours {
                 shares[number % workers].push(listener.try_clone()?);
             } else {
-                // Few, and not made to be spread: every worker looks after all of them.
+                // The service manager opens few sockets, without SO_REUSEPORT: every worker accepts from all of them.
                 for share in &mut shares {
                     share.push(listener.try_clone()?);
                 }
@@ -135,17 +134,17 @@ fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
     let listen = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
-        // One listening queue for each worker; the kernel spreads connections over them (Linux 3.9).
+        // One queue for each worker. The kernel spreads connections over them.
         socket.set_reuse_port(shared)?;
         socket.bind(&address.into())?;
         socket.listen(limits::BACKLOG)?;
         io::Result::Ok(TcpListener::from(socket))
     };
-    let deadline = Instant::now() + IN_USE_STILL;
+    let deadline = Instant::now() + ADDRESS_WAIT;
     loop {
         match listen() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
-                std::thread::sleep(TRY_AGAIN);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             result => return result.map_err(|error| ListenError::Listen { address, error }),
         }
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn every_queue_that_was_there_is_looked_after_and_none_is_missing() {
+    fn every_inherited_queue_has_a_worker_and_every_worker_a_queue() {
         let first = Listeners::open(&config(3), Inherited::default()).unwrap();
         let address = first.address().unwrap();
         assert_eq!(counts(&first, 3), [1, 1, 1]);
@@ -191,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_wanted_no_more_is_left() {
+    fn sockets_of_another_address_are_dropped() {
         let first = Listeners::open(&config(1), Inherited::default()).unwrap();
         let elsewhere = Config { listen: "127.0.0.2:0".parse().unwrap(), ..config(1) };
         let moved = Listeners::open(&elsewhere, handed_over(&first)).unwrap();
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_worker_takes_from_the_service_managers_sockets() {
+    fn every_worker_accepts_from_the_sockets_of_the_service_manager() {
         let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
         let callers = vec![socket(), socket()];
         let inherited = Inherited { callers, admin: None, from_service_manager: true };
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_listening_tcp_sockets_are_taken() {
+    fn only_listening_tcp_sockets_are_accepted() {
         assert!(listener(TcpListener::bind("127.0.0.1:0").unwrap().into()).is_ok());
         assert!(listener(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into()).is_err());
         assert!(listener(std::fs::File::open("/dev/null").unwrap().into()).is_err());

@@ -1,6 +1,11 @@
-//! The process: start, signals, drain, listeners, takeover, self-examination.
+//! The process: start, signals, drain, listeners, takeover, self-test.
 
+mod control_plane;
 pub mod doctor;
-pub(crate) mod listeners;
-pub(crate) mod server;
+mod drain;
+pub(crate) mod gateway;
+mod listeners;
+mod replace;
+pub(crate) mod signals;
 pub(crate) mod takeover;
+mod threads;

@@ -1,15 +1,12 @@
 //! `Max-Forwards` of TRACE and OPTIONS (RFC 9110 §7.6.2).
 
-use gw_shared::http::fields::{X_GW_REQUEST_ID, is_own};
+use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::{Connection, Framing, RequestHead, fields, head};
 use gw_shared::id::RequestId;
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 use crate::error::request_id_value;
-
-/// Fields that the response to a TRACE leaves out (RFC 9110 §9.3.8).
-const SECRETS: [HeaderName; 3] = [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE];
 
 /// Decrements `Max-Forwards` of a TRACE or OPTIONS; returns the response if it was 0. A value that is not a number is
 /// ignored.
@@ -24,7 +21,8 @@ pub(super) fn count_down(request: &mut RequestHead, id: RequestId) -> Option<Res
     }
     let mut response = Response::new(Vec::new());
     if request.method == Method::TRACE {
-        let kept = fields::end_to_end(request.headers.clone(), |name| is_own(name) || SECRETS.contains(name), 0);
+        // The response leaves out credentials (RFC 9110 §9.3.8).
+        let kept = fields::end_to_end(request.headers.clone(), fields::is_credential, 0);
         let (target, authority) = (&request.target, request.authority.as_str().as_bytes());
         let (method, framing, connection) = (&request.method, Framing::None, Connection::Persists);
         head::write_request(response.body_mut(), method, target, authority, &kept, framing, connection);

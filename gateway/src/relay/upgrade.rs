@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use futures_util::future::{Either, select};
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::Version;
 
 use super::stream::{Ended, conclude, pass_on, receive_body, receive_head};
@@ -37,7 +38,8 @@ pub(super) async fn stream_upgrade(
     if !switched && version == Version::Http2 && head.status.is_success() {
         drop(download);
         // An HTTP/2 caller would take a 2xx for a completed upgrade (RFC 8441 §5).
-        let error = Error::from_agent("GW_BACKEND_INVALID_RESPONSE", "the backend did not switch protocols");
+        let error =
+            Error::from_agent(Some(AgentErrorCode::BackendInvalidResponse), "the backend did not switch protocols");
         return refuse(scope, &error, response).await;
     }
     if response.head(head).await.is_err() {

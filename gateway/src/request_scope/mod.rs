@@ -303,7 +303,7 @@ impl RequestScope {
 
     fn note_refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.code.set(Some(code));
+        self.code.set(Some(code.as_str()));
         if !error.may_have_reached_backend() {
             self.capturing.request_not_relayed();
         }

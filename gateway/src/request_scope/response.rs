@@ -22,5 +22,5 @@ pub(crate) async fn respond(
 pub(crate) async fn refuse(scope: &RequestScope, error: &Error, response: &mut impl ResponseSink) -> Outcome {
     scope.note(Stage::Refused(error));
     let outcome = respond(scope, error.response(scope.id), response).await;
-    if outcome == Outcome::Complete && error.is_to_a_stranger() { Outcome::Refused } else { outcome }
+    if outcome == Outcome::Complete && error.is_before_authentication() { Outcome::Refused } else { outcome }
 }

@@ -66,11 +66,11 @@ pub struct AuditQuery {
 pub enum StoreError {
     #[error("store: {0}")]
     Sqlite(rusqlite::Error),
-    #[error("store: another process has it open: one gateway per data folder")]
+    #[error("store: another process has the database open; each gateway needs its own data folder")]
     InUse,
     #[error("store: the disk is full; nothing was changed")]
     Full,
-    #[error("store: the database is of schema {found}, this program knows up to {known}: run the newer version")]
+    #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]
     NewerSchema { found: usize, known: usize },
     #[error("store: a stored record cannot be read: {0}")]
     Corrupt(String),

@@ -239,7 +239,7 @@ fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
         "enrollment_token" => Record::EnrollmentToken(read(kind, document)?),
         "agent" => Record::Agent(read(kind, document)?),
         "signing_key" => Record::SigningKey(read(kind, document)?),
-        other => return Err(StoreError::Corrupt(format!("records of kind {other:?} are not known"))),
+        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }
 
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_as_they_were_also_after_reopening_and_go_when_deleted() {
+    fn records_survive_reopening_until_deleted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw.sqlite");
         let mut store = SqliteStore::open(&path).unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_refuses_the_whole_change_and_what_was_there_stays() {
+    fn a_full_disk_refuses_a_change_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
         store.commit(&samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first")).unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_database_of_the_first_schema_keeps_its_records() {
+    fn a_database_of_the_first_schema_is_migrated() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gw.sqlite");
         let (key, agent) = (KeyId::random(), AgentId::random());

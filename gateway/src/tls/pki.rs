@@ -113,7 +113,7 @@ pub(crate) enum InvalidCsr {
     Malformed,
     #[error("its key must be on P-256 or Ed25519")]
     UnsupportedKey,
-    #[error("its signature is not by its key")]
+    #[error("its signature does not match its key")]
     BadSignature,
 }
 
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agents_certificate_says_who_it_is_in_its_region_only() {
+    fn an_agent_certificate_identifies_the_agent_in_its_region_only() {
         let pair = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let (der, account, agent) = issue(&csr(&CertificateParams::default(), &pair));
         let region = Region::new("eu1", "example.com");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_a_request_asks_for_is_in_the_certificate() {
+    fn names_and_usages_in_a_signing_request_are_ignored() {
         let pair = KeyPair::generate().unwrap();
         let mut greedy = CertificateParams::new(vec!["evil.example.com".to_owned()]).unwrap();
         greedy.distinguished_name.push(DnType::CommonName, "admin");
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_requests_are_refused_by_what_is_wrong() {
+    fn invalid_signing_requests_are_refused_with_the_reason() {
         let refused = |pem: &str| CertificateRequest::parse(pem).unwrap_err();
         let pair = KeyPair::generate().unwrap();
         let good = csr(&CertificateParams::default(), &pair);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_stays_the_same_over_restarts() {
+    fn an_authority_is_reused_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let load = || Authority::load_or_create(directory.path(), "ca", "test").unwrap().certificate_pem;
         assert_eq!(load(), load());

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use gw_shared::net::{Gauge, Socket};
 use gw_shared::tunnel::control::ToAgent;
 use gw_shared::tunnel::settings;
-use gw_shared::tunnel::unread::{Held, Watched};
+use gw_shared::tunnel::unread::{UnreadBodies, UnreadBody};
 use gw_shared::tunnel::window::{self, Demand, Traffic, WindowTuner};
 use h2::RecvStream;
 
@@ -34,7 +34,7 @@ pub(crate) struct FlowControl {
     streams: Cell<usize>,
     /// When the last byte of the last request had come, once there is none any more.
     quiet_since: Cell<Instant>,
-    held: Held,
+    held: UnreadBodies,
     /// Bytes committed to streams that hold more than a window, beyond that window.
     excess: Cell<usize>,
     memory: AccountMemory,
@@ -60,7 +60,7 @@ impl FlowControl {
             window: Cell::new(window::FIRST),
             streams: Cell::new(0),
             quiet_since: Cell::new(socket.last_received().get()),
-            held: Held::default(),
+            held: UnreadBodies::default(),
             excess: Cell::new(0),
             memory,
             told: Cell::new(None),
@@ -119,7 +119,7 @@ impl FlowControl {
     }
 
     /// Counts what `body` holds.
-    pub(super) fn watch(&self, body: &mut RecvStream) -> Watched {
+    pub(super) fn watch(&self, body: &mut RecvStream) -> UnreadBody {
         self.held.watch(body)
     }
 
@@ -133,7 +133,7 @@ impl FlowControl {
         self.fit_connection_window(connection);
         let Some(traffic) = self.traffic() else { return };
         let held = self.held.bytes();
-        let demand = Demand { streams: self.streams.get(), held: &held };
+        let demand = Demand { streams: self.streams.get(), unread: &held };
         let allowance = self.memory.allowance(demand.streams, self.committed());
         let wanted = self.tuner.borrow_mut().look(now, traffic, &demand, allowance);
         if self.told.get().is_none() {

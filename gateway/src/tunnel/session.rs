@@ -15,7 +15,7 @@ use gw_shared::net::{Closer, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
 use gw_shared::tunnel::text::error_line;
-use gw_shared::tunnel::unread::Watched;
+use gw_shared::tunnel::unread::UnreadBody;
 use gw_shared::tunnel::{heartbeat, settings};
 use gw_shared::version::VERSION;
 use http::Request;
@@ -91,7 +91,7 @@ pub(crate) struct OpenedStream {
 pub(crate) struct InFlight {
     session: Rc<Session>,
     opened: Instant,
-    body: Option<Watched>,
+    body: Option<UnreadBody>,
 }
 
 impl InFlight {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::{Context, Poll, ready};
 
+use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::UpgradeProtocol;
 use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
 use gw_shared::http::framing::{check_values_of_http2, content_length};
@@ -144,7 +145,7 @@ async fn receive(
     let took = in_flight.open_for();
     progress.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
     if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
-        let code = code.to_str().unwrap_or_default();
+        let code = AgentErrorCode::parse(code);
         return Err(match Error::from_agent(code, "") {
             Error::AgentForward(_) => Error::from_agent(code, &read_message(&mut body).await),
             error => error,
@@ -221,7 +222,7 @@ pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Resu
     Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Received::Data(data)) => Ok(Frame::Data(data)),
         Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
-            Some(code) => Err(Error::broken_response(code.to_str().unwrap_or_default())),
+            Some(code) => Err(Error::broken_response(AgentErrorCode::parse(code))),
             None => {
                 let trailers = fields::end_to_end_trailers(trailers);
                 let checked = check_fields(&trailers).and_then(|()| check_values(&trailers));
@@ -229,7 +230,7 @@ pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Resu
             }
         },
         Ok(Received::End) => Ok(Frame::End),
-        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response("GW_BACKEND_RESET")),
+        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response(Some(AgentErrorCode::BackendReset))),
         Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
     })
 }

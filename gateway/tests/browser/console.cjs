@@ -1,9 +1,9 @@
-// The console in Chromium, as an administrator uses it, in front of a demo that runs as a process of its own.
+// Tests the console in Chromium, with a demo in a separate process.
 //
 //     console.cjs ABOUT AGENT FOLDER
 //
-// ABOUT is the demo's JSON, AGENT the agent's program, FOLDER one of its own to work in. GW_CONSOLE_SCREENSHOTS names a
-// folder for pictures of every page.
+// ABOUT is the demo's JSON, AGENT the agent's program, FOLDER a working folder. GW_CONSOLE_SCREENSHOTS names a folder for
+// screenshots of every page.
 "use strict";
 const assert = require("node:assert/strict");
 const { execFile, spawn } = require("node:child_process");
@@ -15,14 +15,14 @@ const axe = require("axe-core");
 const { chromium } = require("playwright-core");
 
 const [ABOUT, AGENT, FOLDER] = [JSON.parse(process.argv[2]), process.argv[3], process.argv[4]];
-const PICTURES = process.env.GW_CONSOLE_SCREENSHOTS;
+const SCREENSHOTS = process.env.GW_CONSOLE_SCREENSHOTS;
 const SOON = 30_000;
 const WIDTHS = [1280, 375];
 const SCHEMES = ["light", "dark"];
 
-/** What browsers complain about, by page: nothing of it may be left at the end. */
+/** Errors and warnings of the browser, by page. Must be empty at the end. */
 const complaints = [];
-/** While a test has answers fail, complaints are no surprise. */
+/** True while a test makes responses fail; errors of the browser are then ignored. */
 let isProvoking = false;
 const running = [];
 
@@ -41,7 +41,7 @@ async function open(browser, options = {}) {
   });
   const page = await context.newPage();
   page.on("console", (message) => {
-    // What the test provokes: the page says the rest.
+    // Statuses that the test provokes on purpose.
     const isStatus = /status of 4(01|04|09|22)/.test(message.text());
     if (["error", "warning"].includes(message.type()) && !isStatus && !isProvoking) complaints.push(`${page.url()}: ${message.text()}`);
   });
@@ -56,8 +56,8 @@ async function signIn(page) {
   await page.getByRole("heading", { name: "Overview" }).waitFor();
 }
 
-/** Runs what a page proposes, as pasted into a shell. */
-async function paste(command) {
+/** Runs a command that a page proposes, in a shell. */
+async function runInShell(command) {
   const { stdout } = await promisify(execFile)("bash", ["-euc", command], { cwd: FOLDER, timeout: SOON });
   return stdout;
 }
@@ -72,7 +72,7 @@ async function eventually(what, look) {
   }
 }
 
-/** A backend that says what it was asked. */
+/** A backend that answers with the request. */
 async function startBackend() {
   const server = http.createServer((request, response) => {
     const pieces = [];
@@ -94,15 +94,15 @@ async function wrongTokensAreRefused(browser) {
   await page.getByRole("alert").getByText("not the admin token").waitFor();
   await page.getByLabel("Admin token").fill(ABOUT.admin_token);
   await page.keyboard.press("Enter");
-  // Where one wanted to go.
+  // Sign-in leads to the requested page.
   await page.getByRole("heading", { name: "Live tunnels" }).waitFor();
   await page.getByRole("button", { name: "Sign out" }).click();
   await page.getByRole("heading", { name: "Sign in" }).waitFor();
   await page.context().close();
 }
 
-/** Who looks on when the session ends is asked to sign in, and sees the same again. */
-async function anEndedSessionIsTakenUpAgain(browser) {
+/** A page whose session ends asks for sign-in and returns afterwards. */
+async function anEndedSessionResumesAfterSignIn(browser) {
   const page = await open(browser);
   await signIn(page);
   await page.goto("/tunnels");
@@ -114,8 +114,8 @@ async function anEndedSessionIsTakenUpAgain(browser) {
   await page.context().close();
 }
 
-/** From nothing to requests that are answered, by what pages say alone. */
-async function anAccountComesToLife(page) {
+/** Sets up an account until requests are answered, with only the instructions of the pages. */
+async function anAccountIsSetUp(page) {
   await page.getByRole("link", { name: "Accounts", exact: true }).first().click();
   await page.getByLabel("Account ID").fill("acme");
   await page.getByLabel("Capture allowed").check();
@@ -134,8 +134,8 @@ async function anAccountComesToLife(page) {
   await page.getByRole("heading", { name: /^api/ }).waitFor();
   assert(await page.getByLabel("Capture request body").isChecked());
 
-  const token = await commandsOf(page, "Credentials", "New credential", "Create credential");
-  const key = await commandsOf(page, "Service keys", "New service key", "Create service key");
+  const token = await createGrant(page, "Credentials", "New credential", "Create credential");
+  const key = await createGrant(page, "Service keys", "New service key", "Create service key");
 
   await page.goto("/accounts/acme/agents");
   await page.getByRole("link", { name: "Enroll an agent" }).click();
@@ -145,8 +145,8 @@ async function anAccountComesToLife(page) {
   const state = path.join(FOLDER, "agent");
   const enroll = (await page.locator("#enroll").textContent()).replace("gw-agent", AGENT);
   const run = (await page.locator("#run").textContent()).replace("gw-agent", AGENT);
-  await picture(page, "enrollment-secret");
-  const enrolled = paste(`${enroll} --state-dir ${state}`);
+  await takeScreenshot(page, "enrollment-secret");
+  const enrolled = runInShell(`${enroll} --state-dir ${state}`);
   await page.getByRole("link", { name: "Done" }).click();
   await eventually("the agent waits", async () => {
     await page.reload();
@@ -156,7 +156,7 @@ async function anAccountComesToLife(page) {
   await page.getByText("Approved. ").waitFor();
   await enrolled;
 
-  // The page of tunnels has it without being asked again.
+  // The tunnels page lists the new tunnel.
   await page.goto("/tunnels");
   await page.getByRole("cell", { name: "demo--echo" }).waitFor();
   const backend = await startBackend();
@@ -164,36 +164,36 @@ async function anAccountComesToLife(page) {
   running.push(spawn("bash", ["-c", `exec ${command} --state-dir ${state}`], { stdio: "ignore" }));
   await page.getByRole("cell", { name: "acme--api" }).waitFor();
 
-  assert.deepEqual(JSON.parse(await paste(key)), { method: "GET", url: "/", body: "" });
-  assert.deepEqual(JSON.parse(await paste(token)), { method: "GET", url: "/", body: "" });
+  assert.deepEqual(JSON.parse(await runInShell(key)), { method: "GET", url: "/", body: "" });
+  assert.deepEqual(JSON.parse(await runInShell(token)), { method: "GET", url: "/", body: "" });
   return key;
 }
 
-/** Makes one that opens the service, and returns the commands that its page proposes. */
-async function commandsOf(page, tab, link, button) {
+/** Creates a credential or key for the service, and returns the commands that its page proposes. */
+async function createGrant(page, tab, link, button) {
   await page.goto("/accounts/acme");
   await page.getByRole("link", { name: tab, exact: true }).click();
   await page.getByRole("link", { name: link }).click();
   await page.getByLabel("Name").fill("ci");
   await page.getByLabel("api").check();
   await page.getByRole("button", { name: button }).click();
-  await page.getByText("Shown this once").waitFor();
+  await page.getByText("Shown only this once").waitFor();
   const [secret, commands] = [await page.locator("#secret").textContent(), await page.locator("#commands").textContent()];
   assert(commands.includes(secret));
-  await page.getByRole("button", { name: /^Copy: Try it/ }).click();
-  await page.getByRole("button", { name: /^Copy: Try it/ }).getByText(/Copied|Selected/).waitFor();
-  await page.getByRole("status").getByText(/^Try it: (Copied|Selected)/).waitFor({ state: "attached" });
-  await picture(page, link.replace("New ", "").replace(" ", "-") + "-secret");
-  // Reloading neither makes another one nor shows it again.
+  await page.getByRole("button", { name: /^Copy: Example/ }).click();
+  await page.getByRole("button", { name: /^Copy: Example/ }).getByText(/Copied|Selected/).waitFor();
+  await page.getByRole("status").getByText(/^Example: (Copied|Selected)/).waitFor({ state: "attached" });
+  await takeScreenshot(page, link.replace("New ", "").replace(" ", "-") + "-secret");
+  // A reload neither creates another one nor shows the secret again.
   await page.reload();
   assert.equal(await page.getByText(secret).count(), 0);
   await page.getByRole("heading", { name: /^ci/ }).waitFor();
   return commands;
 }
 
-/** From an id to what was kept, and to a request that is made again, edited. */
+/** Finds a request by its id, shows its capture, and replays it with edits. */
 async function aRequestIsFoundAndReplayed(page, command) {
-  const head = await paste(`${command} -o /dev/null -D - -H 'content-type: application/json' -d '{"order":[1,2]}'`);
+  const head = await runInShell(`${command} -o /dev/null -D - -H 'content-type: application/json' -d '{"order":[1,2]}'`);
   const id = /x-gw-request-id: (\S+)/i.exec(head)[1];
   await eventually("the request is in the log", async () => {
     await page.goto("/tunnels");
@@ -210,7 +210,7 @@ async function aRequestIsFoundAndReplayed(page, command) {
   await page.getByRole("link", { name: "Replay…" }).click();
   await page.getByLabel("Path and query").fill("/again?x=1");
   await page.getByLabel("Method").fill("PATCH");
-  // Editing selects the edit, and choosing the recorded body undoes it.
+  // An edit selects the edited body; a choice of the recorded body undoes it.
   assert(await page.getByLabel("As recorded").isChecked());
   await page.getByLabel("Text of the body").fill("undone");
   assert(await page.getByLabel("This text").isChecked());
@@ -219,9 +219,9 @@ async function aRequestIsFoundAndReplayed(page, command) {
   await page.getByLabel("Text of the body").fill("one\ntwo");
   assert(await page.getByLabel("This text").isChecked());
   await page.getByRole("button", { name: "Preview" }).click();
-  await page.getByText("Nothing was sent yet.").waitFor();
+  await page.getByText("Nothing has been sent yet.").waitFor();
   assert.equal(await page.getByLabel("Body that will be sent").textContent(), "one\ntwo");
-  await picture(page, "replay-edited");
+  await takeScreenshot(page, "replay-edited");
   await page.getByRole("button", { name: "Send it again" }).click();
   await page.getByRole("status").getByText("Replayed").waitFor();
   const answer = JSON.parse(await page.getByLabel("Body of the Backend response").textContent());
@@ -231,8 +231,8 @@ async function aRequestIsFoundAndReplayed(page, command) {
   return address;
 }
 
-/** What refreshes itself stays as it is while it cannot, and says so until it can again. */
-async function whatIsLiveSurvivesErrors(page) {
+/** Live parts of a page keep their content while updates fail, and show a notice until updates succeed. */
+async function livePartsSurviveErrors(page) {
   const stale = page.getByRole("status").getByText(/^Not refreshed since \d\d:\d\d:\d\d UTC$/);
   const answers = {
     "an error": (route) => route.fulfill({ status: 503, contentType: "text/html", body: "<!doctype html><main>no</main>" }),
@@ -259,14 +259,14 @@ async function whatIsLiveSurvivesErrors(page) {
   isProvoking = false;
 }
 
-/** An image's contents are not read aloud. */
-async function emptyChartsSaySo(page) {
+/** The contents of images are hidden from screen readers. */
+async function emptyChartsShowANotice(page) {
   await page.goto("/traffic?service=acme--none");
   await page.locator(".frame > .absent").nth(4).waitFor();
   assert.equal(await page.locator("[role=img] .absent").count(), 0);
 }
 
-/** Charts have the same times as tables, wherever their reader is. */
+/** Charts show the same times as tables in every time zone. */
 async function chartsAreInUtc(browser) {
   const page = await open(browser, { timezoneId: "Asia/Kathmandu" });
   await signIn(page);
@@ -285,12 +285,12 @@ async function chartsAreInUtc(browser) {
   await page.context().close();
 }
 
-async function aKeyIsTakenAway(page, command) {
+async function aKeyIsDisabledAndDeleted(page, command) {
   await page.goto("/accounts/acme/service-keys");
   await page.getByRole("link", { name: "ci" }).click();
   await page.getByRole("button", { name: "Disable" }).click();
   await page.getByText("disabled", { exact: true }).waitFor();
-  await eventually("the key opens nothing", async () => (await paste(command)).includes("GW_SERVICE_KEY_INVALID"));
+  await eventually("the key is refused", async () => (await runInShell(command)).includes("GW_SERVICE_KEY_INVALID"));
   await page.getByText("Delete this service key…").click();
   await page.getByRole("button", { name: "Delete service key" }).click();
   await page.getByText(/^type \w+ to confirm$/).waitFor();
@@ -301,7 +301,7 @@ async function aKeyIsTakenAway(page, command) {
   await page.getByRole("status").getByText("Deleted").waitFor();
 }
 
-/** The essentials, without scripts. */
+/** The essential functions work without scripts. */
 async function scriptsAreNotNeeded(browser) {
   const page = await open(browser, { javaScriptEnabled: false });
   await signIn(page);
@@ -319,7 +319,7 @@ async function scriptsAreNotNeeded(browser) {
   await page.context().close();
 }
 
-async function theKeyboardIsEnough(page) {
+async function theKeyboardSuffices(page) {
   await page.goto("/requests");
   await page.keyboard.press("Tab");
   assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to content");
@@ -331,12 +331,12 @@ async function theKeyboardIsEnough(page) {
   assert.notEqual(outline, "0px");
 }
 
-async function picture(page, name) {
-  if (PICTURES) await page.screenshot({ path: path.join(PICTURES, `${name}.png`), fullPage: true });
+async function takeScreenshot(page, name) {
+  if (SCREENSHOTS) await page.screenshot({ path: path.join(SCREENSHOTS, `${name}.png`), fullPage: true });
 }
 
-/** Every page by each width and scheme: nothing wider than the window, nothing that assistive programs stumble over. */
-async function pagesAreForEverybody(page, addresses) {
+/** Checks every page in each width and color scheme: no horizontal overflow and no accessibility violations. */
+async function pagesAreAccessible(page, addresses) {
   const faults = [];
   for (const [name, address] of Object.entries(addresses)) {
     for (const width of WIDTHS) {
@@ -351,15 +351,15 @@ async function pagesAreForEverybody(page, addresses) {
         const narrow = await page.evaluate(() => [...document.querySelectorAll(".list td, .facts dd")]
           .filter((cell) => cell.clientWidth > 0 && cell.clientWidth < 60 && cell.clientHeight > 80)
           .map((cell) => `${cell.dataset.label ?? "fact"}: ${cell.textContent.trim()}`));
-        if (narrow.length) faults.push(`${address} wraps by the character at ${width}: ${narrow.slice(0, 3)}`);
-        // Not by a script tag, which the page's policy forbids.
+        if (narrow.length) faults.push(`${address} wraps after each character at ${width}: ${narrow.slice(0, 3)}`);
+        // Evaluated, because the content security policy of the page forbids script tags.
         await page.evaluate(axe.source);
         const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
         for (const { id, impact, nodes } of violations) {
           const where = nodes.map((node) => `${node.target} ${node.any.map((check) => check.message)}`).slice(0, 3);
           if (["serious", "critical"].includes(impact)) faults.push(`${address} ${width} ${colorScheme}: ${id}: ${where}`);
         }
-        await picture(page, `${name}-${width}-${colorScheme}`);
+        await takeScreenshot(page, `${name}-${width}-${colorScheme}`);
       }
     }
   }
@@ -367,17 +367,17 @@ async function pagesAreForEverybody(page, addresses) {
 }
 
 async function main() {
-  if (PICTURES) fs.mkdirSync(PICTURES, { recursive: true });
+  if (SCREENSHOTS) fs.mkdirSync(SCREENSHOTS, { recursive: true });
   const browser = await launch();
   try {
     await wrongTokensAreRefused(browser);
-    await anEndedSessionIsTakenUpAgain(browser);
+    await anEndedSessionResumesAfterSignIn(browser);
     const page = await open(browser);
     await signIn(page);
-    const key = await anAccountComesToLife(page);
+    const key = await anAccountIsSetUp(page);
     const request = await aRequestIsFoundAndReplayed(page, key);
-    // One that fails, for the pages of errors.
-    await paste(key.replace("acme--api", "acme--none"));
+    // A failed request, for the error pages.
+    await runInShell(key.replace("acme--api", "acme--none"));
     const href = (of, selector) => page.goto(of).then(() => page.locator(selector).first().getAttribute("href"));
     const addresses = {
       overview: "/",
@@ -407,15 +407,15 @@ async function main() {
       return (await page.locator(".tiles dd").first().textContent()) !== "0";
     });
     await page.locator(".u-legend").first().waitFor();
-    await pagesAreForEverybody(page, addresses);
+    await pagesAreAccessible(page, addresses);
     const outside = await open(browser);
-    await pagesAreForEverybody(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
+    await pagesAreAccessible(outside, { "sign-in": "/sign-in", "not-found": "/nowhere" });
     await page.setViewportSize({ width: 1280, height: 900 });
-    await theKeyboardIsEnough(page);
-    await emptyChartsSaySo(page);
+    await theKeyboardSuffices(page);
+    await emptyChartsShowANotice(page);
     await chartsAreInUtc(browser);
-    await whatIsLiveSurvivesErrors(page);
-    await aKeyIsTakenAway(page, key);
+    await livePartsSurviveErrors(page);
+    await aKeyIsDisabledAndDeleted(page, key);
     await scriptsAreNotNeeded(browser);
     assert.deepEqual(complaints, []);
   } finally {

@@ -1,8 +1,8 @@
-"""Odd requests, raw, to the relay in front of a real server: do both see the same messages?
+"""Sends unusual raw requests to the relay in front of a real server, and checks that both see the same messages.
 
-What the relay passes on has an X-Gw-Request-Id of its own, which its caller gets too. So a request that the server takes
-for one and the relay did not, smuggled in another's content, has none, or one that was seen before, or one that no caller
-was told; and a response that belongs to another request shows by its id. What must arrive, must arrive as it was sent.
+The relay adds an X-Gw-Request-Id to each forwarded request, and its caller gets the same id. A request smuggled in the
+content of another therefore has no id, a repeated id, or an id that no caller received. The id also reveals a response
+that belongs to another request. Requests that must arrive must arrive unchanged.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from relay import main
 from servers import serve
 from vectors import EITHER, REFUSED
 
-# How long an answer may take before a request counts as one that waits for more, in seconds.
+# Seconds without an answer after which a request counts as waiting for more bytes.
 PATIENCE = 5
 AT_ONCE = 24
-# What servers answer without taking note: not valid, or a wrong version of WebSocket.
+# Statuses that servers send without logging the request: invalid requests and wrong WebSocket versions.
 OWN = (400, 426)
 
 
@@ -35,7 +35,7 @@ class Response(NamedTuple):
 
     @property
     def is_refusal(self):
-        """The gateway's or the agent's own."""
+        """Whether the gateway or the agent produced the response."""
         return "x-gw-status" in self.fields
 
 
@@ -49,7 +49,7 @@ class Result(NamedTuple):
 
 
 async def exchange(relay, tls, data, to_head):
-    """What comes back until the relay closes, and whether it does not."""
+    """Bytes received until the relay closes, and whether it stays open."""
     stream = asyncio.open_connection("127.0.0.1", relay.port, ssl=tls, server_hostname=relay.host, limit=1 << 24)
     reader, writer = await stream
     received, waits = b"", False
@@ -66,7 +66,7 @@ async def exchange(relay, tls, data, to_head):
 
 
 def responses(received, to_head):
-    """Each final response; the first may be one to HEAD, without content. What is none is an error."""
+    """Parses the final responses; the first may answer HEAD, without content. Anything else is an error."""
     while received:
         head, end, received = received.partition(b"\r\n\r\n")
         assert end, head
@@ -125,7 +125,7 @@ async def try_all(relay, cases):
         async with turns:
             data = fill(case.data, number, relay)
             tried = await exchange(relay, tls, data, data.lstrip().startswith(b"HEAD "))
-            # Over connections to the server that the case may have left poisoned.
+            # Uses connections to the server that the case may have left in a wrong state.
             good = await exchange(relay, tls, fill(vectors.NEXT, number, relay), False)
             return [
                 Result(case.name, case.expected, number, *tried),
@@ -136,7 +136,7 @@ async def try_all(relay, cases):
 
 
 def seen(log):
-    """What the server took for requests."""
+    """Requests that the server logged."""
     for line in pathlib.Path(log).read_text("latin-1").splitlines():
         entry = json.loads(line)
         if "content" in entry:
@@ -145,14 +145,14 @@ def seen(log):
 
 
 def differences(results, entries):
-    """What is wrong with these results, given what the server saw."""
+    """Differences between these results and the server's log."""
     told = {response.id for result in results for response in result.responses}
     waiting = {result.number for result in results if result.waits}
-    # nginx refuses some request lines, and is not at the fields then: at most as many as callers were told of.
+    # nginx refuses some request lines before it reads fields; there are at most as many as callers received.
     unread = [entry for entry in entries if entry.get("status") == "400" and not entry["id"]]
     refused = [it for result in results for it in result.responses if it.status == 400 and not it.is_refusal]
     if len(unread) > len(refused):
-        yield f"saw what is not even a request: {unread}"
+        yield f"the server received bytes that are not a request: {unread}"
     by_id = {}
     for entry in entries:
         if entry in unread:
@@ -184,7 +184,7 @@ def differences(results, entries):
 
 
 def is_cut_short(entry, waiting):
-    """A request whose caller left before the end that the relay waited for."""
+    """Whether this is a request whose caller disconnected before its end."""
     number, name = re.search(r"(\d{6})/?(\w*)", entry["target"]).groups()
     return int(number) in waiting and name not in ("next", "smuggled")
 

@@ -1,4 +1,4 @@
-"""grpcio at both ends: every kind of call, and what must not get lost on the way."""
+"""gRPC through the relay, with grpcio at both ends: every kind of call, metadata, status and cancellation."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ cancelled = threading.Semaphore(0)
 
 
 class Handler(grpc.GenericRpcHandler):
-    """Messages are plain bytes: nothing has to be generated."""
+    """Messages are plain bytes, so no code is generated."""
 
     METHODS = {
         "Unary": lambda: grpc.unary_unary_rpc_method_handler(unary),
@@ -53,7 +53,7 @@ def total(requests, context):
 
 
 def chat(requests, context):
-    # Each answer is sent only after its question has come.
+    # Each answer is sent after its question has arrived.
     for request in requests:
         yield request[::-1]
 
@@ -94,7 +94,7 @@ def call(relay):
         chats = channel.stream_stream(f"/{SERVICE}/Chat")
         hangs = channel.unary_stream(f"/{SERVICE}/Hang")
 
-        # Unary, with metadata both ways; nothing, little, and 4 MB.
+        # Unary calls with metadata in both directions: an empty message, a small one, and 4 MB.
         for message in (b"", b"hello", bytes(range(256)) * (LARGE // 256)):
             answer, rpc = unary_unary("Unary").with_call(message, metadata=(key, ("x-asked", "42")), timeout=30)
             assert answer == message, len(answer)
@@ -102,12 +102,12 @@ def call(relay):
             assert (initial["x-initial"], initial["x-bin-bin"]) == ("42", b"\x00\xff"), initial
             assert trailing["x-trailing"] == "after", trailing
 
-        # Compression, which the relay must leave alone.
+        # Compressed messages, which the relay must not change.
         text = b"the same again and again " * 10_000
         answer = unary_unary("Unary")(text, metadata=(key,), compression=grpc.Compression.Gzip, timeout=30)
         assert answer == text
 
-        # A status with message and details, in trailers alone.
+        # A status with message and details, only in trailers.
         try:
             unary_unary("Fail")(b"why", metadata=(key,), timeout=30)
             raise AssertionError("did not fail")
@@ -121,7 +121,7 @@ def call(relay):
         except grpc.RpcError as error:
             assert error.code() == grpc.StatusCode.UNIMPLEMENTED, error
 
-        # Streams each way, and both at the same time, answer by answer.
+        # Streams in each direction, and both at the same time, one answer per question.
         numbers = list(channel.unary_stream(f"/{SERVICE}/Count")(b"1000", metadata=(key,), timeout=30))
         assert numbers == [str(number).encode() for number in range(1000)]
         pieces = (b"x" * 10_000 for _ in range(500))
@@ -130,7 +130,7 @@ def call(relay):
 
         def questions():
             for number in range(200):
-                assert answered.acquire(timeout=20), f"no answer to {number - 1}: something is held back"
+                assert answered.acquire(timeout=20), f"no answer to {number - 1}: messages are delayed"
                 yield f"question {number}".encode()
 
         for number, answer in enumerate(chats(questions(), metadata=(key,), timeout=60)):
@@ -138,7 +138,7 @@ def call(relay):
             answered.release()
         assert number == 199
 
-        # Who takes a call back, or whose time is over, is heard of at the other end.
+        # Cancellation and an expired deadline reach the server.
         rpc = hangs(b"", metadata=(key,))
         assert next(rpc) == b"begun"
         rpc.cancel()
@@ -152,11 +152,11 @@ def call(relay):
             assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED, error
         assert unary_unary("Cancelled")(b"", metadata=(key,), timeout=30) == b"yes"
 
-        # Many at a time on one connection.
+        # Many concurrent calls on one connection.
         calls = [unary_unary("Unary").future(b"%d" % number, metadata=(key,), timeout=60) for number in range(500)]
         assert [rpc.result() for rpc in calls] == [b"%d" % number for number in range(500)]
 
-        # Without the key it is the relay that answers, as gRPC understands it.
+        # Without the key the relay answers with a gRPC status.
         try:
             unary_unary("Unary")(b"", timeout=30)
             raise AssertionError("let in without a key")

@@ -1,4 +1,4 @@
-"""httpx, aiohttp and curl, in both versions of HTTP, in front of an ASGI application on uvicorn."""
+"""httpx, aiohttp and curl, over HTTP/1.1 and HTTP/2, in front of an ASGI application on uvicorn."""
 
 import asyncio
 import hashlib
@@ -53,14 +53,14 @@ async def application(scope, receive, send):
                 await body(piece, more=True)
             await body(b"")
         case "/refuse":
-            # Before any of the request's content is asked for.
+            # Answers before it reads the request's content.
             await begin(413, (b"content-length", b"0"))
             await body(b"")
         case "/events":
             await begin(200, (b"content-type", b"text/event-stream"))
             for number in range(20):
                 await body(b"data: %d\n\n" % number, more=True)
-                # The next one only when the caller says that it has this one.
+                # Waits until the caller confirms this event.
                 assert await events.get() == number
             await body(b"")
         case "/got":
@@ -103,7 +103,7 @@ def with_httpx(relay, http2):
             assert answer.http_version == version, answer.http_version
             assert (answer.json()["sha256"], answer.json()["method"]) == (SHA256, "PUT")
         assert client.post("/mirror", content=halves()).content == CONTENT
-        # HTTP/2 may split cookies; to an HTTP/1.1 backend they go as one.
+        # HTTP/2 may split cookies; an HTTP/1.1 backend gets one field.
         cookies = [("cookie", "a=1"), ("cookie", "b=2")] if http2 else [("cookie", "a=1; b=2")]
         assert client.get("/digest", headers=cookies).json()["cookie"] == ["a=1; b=2"]
         with client.stream("GET", "/events") as answer:
@@ -143,7 +143,7 @@ def with_curl(relay, version):
             content, _, status = output.rpartition(b"\n")
             return content, status.decode()
 
-        # The name of the version, without what HTTP/2 has none of.
+        # Status and version as curl prints them. HTTP/2 has no chunked coding.
         ok = f"200 {version}"
         for options in ((), ("-H", "Expect: 100-continue"), ("-H", "Transfer-Encoding: chunked", "-H", "Expect:")):
             if version == "2" and "Transfer-Encoding: chunked" in options:
@@ -152,7 +152,7 @@ def with_curl(relay, version):
             assert (status, json.loads(content)["sha256"]) == (ok, SHA256), (status, options)
         content, status = curl("/mirror", "--data-binary", f"@{file.name}")
         assert (status, content == CONTENT) == (ok, True), status
-        # Refused while curl still waits to be told to continue: nothing of it is sent.
+        # Refused while curl waits for 100: no content is sent.
         options = ["--upload-file", file.name, "-H", "Expect: 100-continue", "--expect100-timeout", "50"]
         content, status = curl("/refuse", *options)
         assert (content, status) == (b"", f"413 {version}"), (content, status)

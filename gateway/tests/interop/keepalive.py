@@ -1,4 +1,4 @@
-"""Servers that end idle connections when they like: no request may fail for it."""
+"""Servers that close idle connections: no request may fail because of it."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ CALLERS = 32
 
 
 async def caller(relay, tls, idle, counted, total):
-    """Asks again and again, with pauses about as long as the server keeps connections."""
+    """Sends requests with pauses about as long as the server keeps idle connections."""
     reader, writer = await asyncio.open_connection("127.0.0.1", relay.port, ssl=tls, server_hostname=relay.host)
     [(name, value)] = relay.headers.items()
     request = f"GET / HTTP/1.1\r\nHost: {relay.host}\r\n{name}: {value}\r\n\r\n".encode()

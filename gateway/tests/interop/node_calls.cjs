@@ -1,4 +1,4 @@
-// Node's fetch and http2, and Chromium loading a page, in front of a server on Node.
+// Node's fetch and http2, and a page in Chromium, through the relay to a server on Node.
 //
 //     node_calls.cjs serve          prints the URL of a backend, then serves it
 //     node_calls.cjs call ABOUT     calls it through the relay that ABOUT, the demo's JSON, describes
@@ -24,7 +24,7 @@ const PAGE = `<!doctype html><title>loading</title><script type="module">
     source.onmessage = async ({ data }) => {
       seen.push(data);
       if (seen.length === ${EVENTS}) source.close(), done(seen);
-      // The server sends the next one only then.
+      // The server sends the next event after this request.
       await get("/got?" + data);
     };
   });
@@ -81,7 +81,7 @@ async function withFetch(url, headers) {
   });
   const answer = await fetch(`${url}/mirror`, { method: "POST", headers, body: streamed, duplex: "half" });
   assert.deepEqual(Buffer.from(await answer.arrayBuffer()), content);
-  // A reader that leaves in the middle harms nobody.
+  // A reader that disconnects early does not affect other requests.
   const leaving = new AbortController();
   const events = await fetch(`${url}/events`, { headers, signal: leaving.signal });
   await events.body.getReader().read();
@@ -124,7 +124,7 @@ async function withChromium(url, headers) {
 }
 
 async function call(about) {
-  // Names under .localhost are loopback (RFC 6761 §6.3), which not every resolver knows.
+  // Names under .localhost are loopback (RFC 6761 §6.3), but not all resolvers support that.
   const lookup = dns.lookup;
   dns.lookup = (host, ...rest) => lookup(host.endsWith(".localhost") ? "127.0.0.1" : host, ...rest);
   const headers = { "x-gw-service-key": about.service_key };

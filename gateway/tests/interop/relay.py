@@ -1,4 +1,4 @@
-"""What the programs here have in common: where the relay is, and how a backend is started."""
+"""Shared code of the programs: the relay's address, and the start of a backend."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ _getaddrinfo = socket.getaddrinfo
 
 
 def _resolve(host, *args, **kwargs):
-    # Names under .localhost are loopback (RFC 6761 §6.3), which not every resolver knows.
+    # Names under .localhost are loopback (RFC 6761 §6.3), but not all resolvers support that.
     name = host.decode() if isinstance(host, bytes) else host
     return _getaddrinfo("127.0.0.1" if name and name.endswith(".localhost") else host, *args, **kwargs)
 
@@ -18,7 +18,7 @@ socket.getaddrinfo = _resolve
 
 
 class Relay:
-    """The relay that a demo describes in its JSON."""
+    """The relay described by a demo's JSON."""
 
     def __init__(self, about):
         self.url = about["tenant_url"]
@@ -28,7 +28,7 @@ class Relay:
         self.headers = {"X-Gw-Service-Key": about["service_key"]}
 
     def tls(self):
-        """A context of its own: clients set in it which protocols they speak."""
+        """A new context, because clients set their protocols in it."""
         return ssl.create_default_context(cafile=self.ca_file)
 
 

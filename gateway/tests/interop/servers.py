@@ -1,5 +1,5 @@
-"""Servers that answer each request with its X-Gw-Request-Id, method and target, and write the same into a log: a line of
-JSON for each request, with its content (nginx) or the SHA-256 of that.
+"""Servers that answer each request with its X-Gw-Request-Id, method and target, and log the same: one line of JSON per
+request, with its content (nginx) or the SHA-256 of the content.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ http {{
     access_log {log} ids;
     proxy_set_header X-Seen "$http_x_gw_request_id $request_method $request_uri";
     proxy_method GET;
-    # It reads content only to pass it on: here to itself.
+    # nginx reads content only to forward it, here to itself.
     location / {{ proxy_pass http://unix:{folder}/itself.sock; }}
   }}
   server {{
@@ -66,10 +66,10 @@ const answer = (request, response) => {
   });
 };
 const server = http.createServer({ insecureHTTPParser: insecureHTTPParser === "lenient" }, answer);
-// Of expectations it knows nothing about, too.
+// Requests with an unknown Expect value get the same answer.
 server.on("checkExpectation", answer);
 server.on("clientError", ({ code, rawPacket }, socket) => {
-  // Of what breaks off there is no packet. What is left are methods, for example, that Node does not know.
+  // An incomplete request has no packet. The others are malformed, for example with a method that Node does not know.
   const start = rawPacket?.toString("latin1");
   const [, id = ""] = /^x-gw-request-id: (.*)$/im.exec(start) ?? [];
   if (rawPacket) note({ malformed: code, id, start: start.slice(0, 80) });
@@ -82,7 +82,7 @@ server.listen(0, "127.0.0.1", 1024, () => console.log(`http://127.0.0.1:${server
 
 
 def serve(kind, log, requests="1000", idle="60"):
-    """`requests` on one connection at most, `idle` seconds between two."""
+    """Serves at most `requests` per connection, with at most `idle` seconds between two."""
     pathlib.Path(log).touch()
     {"nginx": nginx, "node": node, "node-lenient": lenient_node, "uvicorn": uvicorn}[kind](log, requests, idle)
 

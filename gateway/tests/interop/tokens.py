@@ -1,4 +1,4 @@
-"""Authlib's OAuth client obtains tokens, PyJWT with cryptography verifies them by the published keys alone.
+"""Authlib's OAuth client obtains tokens, and PyJWT with cryptography verifies them with only the published keys.
 
 Argument: the JSON line of `gw-gateway demo --json`. Fails by an exception.
 """
@@ -17,7 +17,7 @@ base, tenant = urlsplit(about["base_url"]), urlsplit(about["tenant_url"])
 ISSUER, AUDIENCE = f"https://{base.hostname}", f"https://{tenant.hostname}"
 SCOPE = f"account:{about['account']} service:{about['service']}"
 
-# Names under .localhost are this machine (RFC 6761 §6.3); not every resolver knows.
+# Names under .localhost are loopback (RFC 6761 §6.3), but not all resolvers support that.
 resolve = socket.getaddrinfo
 socket.getaddrinfo = lambda host, *rest, **options: resolve(
     "127.0.0.1" if str(host).endswith(".localhost") else host, *rest, **options
@@ -29,7 +29,7 @@ def mint(method, secret=about["client_secret"]):
         about["client_id"], secret, scope=SCOPE, token_endpoint_auth_method=method
     )
     client.verify = about["ca_file"]
-    # Not what the machine is set to for its own connections.
+    # Ignores proxy settings of the environment.
     client.trust_env = False
     return client.fetch_token(f"{about['base_url']}/oauth/token", grant_type="client_credentials")
 

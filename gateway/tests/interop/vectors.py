@@ -1,8 +1,8 @@
-"""Requests that recipients are known to read differently (RFC 9112; smuggling in the wild), and plain ones among them.
+"""Requests that recipients are known to parse differently (RFC 9112, known smuggling attacks), and ordinary ones.
 
-Each is a `Case`. In its bytes `<host>`, `<key>` and `<n>` stand for the tenant's host, the field that authenticates, and
-the case's number: what belongs to a case has a target that begins with /<n>/. Most are followed by `NEXT`, a request that is
-innocent where the message before it ends there, and smuggled where it does not.
+Each is a `Case`. In its bytes `<host>`, `<key>` and `<n>` stand for the tenant's host, the authentication field, and the
+number of the case; all targets of a case begin with /<n>/. Most are followed by `NEXT`, a request that is legitimate if the
+message before it ends there, and smuggled otherwise.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ CHUNKED = b"5\r\nhello\r\n0\r\n\r\n"
 
 
 def post(fields, body=b"", line=b"POST /<n>/case HTTP/1.1"):
-    """A request with these field lines (each with its end), then `NEXT`."""
+    """A request with these field lines (each with its line end), then `NEXT`."""
     return line + b"\r\n" + FIELDS + fields + b"\r\n" + body + NEXT
 
 
@@ -58,13 +58,13 @@ def lengths():
             yield f"{first} and {name} {second}", REFUSED, post(fields, b"hello")
     for method in [b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"PATCH", b"QUERY"]:
         yield f"{method}", b"hello", post(length, b"hello", line=method + b" /<n>/case HTTP/1.1")
-    # What looks like a request is a body if the length says so.
+    # Bytes that look like a request are a body according to the length.
     yield "a request as body", EITHER, post(b"Content-Length: <smuggled>\r\n", SMUGGLED)
     yield "longer than what follows", EITHER, post(b"Content-Length: 9999\r\n", b"hello")
 
 
 def codings():
-    """Values of Transfer-Encoding before a chunked body, and what hides the field from one recipient or the other."""
+    """Values of Transfer-Encoding before a chunked body, and spellings that hide the field from some recipients."""
     for value in [b"chunked", b"Chunked", b"CHUNKED", b" chunked", b"chunked ", b"\tchunked\t"]:
         yield f"{value}", b"hello", post(b"Transfer-Encoding:" + value + b"\r\n", CHUNKED)
     wrong = [b"xchunked", b"chunkedx", b"chunked, chunked", b"chunked;q=1", b"chunked;a=b", b"chunked, gzip", b"identity", b"chun ked"]
@@ -105,7 +105,7 @@ def codings():
         for size in [b"", b"Content-Length: 15\r\n", b"Content-Length: <chunked-and-next>\r\n"]:
             yield f"{line} {size}", REFUSED, post(line + b"\r\n" + size, CHUNKED)
             yield f"{size} {line}", REFUSED, post(size + line + b"\r\n", CHUNKED)
-    # Other names: no framing.
+    # Other field names do not frame.
     for name in [b"Transfer_Encoding", b"X-Transfer-Encoding", b"TransferEncoding", b"Transfer-Encodin", b"Content-Transfer-Encoding"]:
         yield f"{name} with a length", CHUNKED, post(b"Content-Length: 15\r\n" + name + b": chunked\r\n", CHUNKED)
     for name in [b"Content_Length", b"X-Content-Length", b"ContentLength", b"Content-Length-"]:
@@ -113,7 +113,7 @@ def codings():
 
 
 def both():
-    """CL.TE and TE.CL: whichever counts, something else follows."""
+    """CL.TE and TE.CL: the bytes after the body depend on which field counts."""
     for coding in [b"chunked", b"Chunked", b"xchunked", b"chunked ", b"identity", b"gzip, chunked"]:
         te = b"Transfer-Encoding: " + coding + b"\r\n"
         for size, body in [
@@ -141,7 +141,7 @@ def chunk_sizes():
     wrong += [b"\xef\xbc\x95", b"5.0", b"5e", b"10000000000000005", b"100000000000000005", b"FFFFFFFFFFFFFFFFF5", b"ffffffffffffffff", b"-0"]
     wrong += [b"5;a\nb", b"5;a\rb", b"5\x0b", b"5\xa0", b"5:ext", b"'5'", b"5;\x00", b"5;a\n", b"5\nhello"]
     for size in wrong:
-        # Valid, but more than what follows.
+        # A valid size, larger than the following data.
         expected = EITHER if size in (b"5e", b"ffffffffffffffff") else REFUSED
         yield f"{size}", expected, post(te, body(size))
     for end in [b"0\n\n", b"0\r\n\n", b"0\n\r\n", b"0\r\r", b"0\r\n\r", b"\r\n\r\n", b"-0\r\n\r\n", b"0x0\r\n\r\n", b" 0\r\n\r\n", b"+0\r\n\r\n"]:
@@ -182,12 +182,12 @@ def trailers():
 
 
 def nominations():
-    """Fields that `Connection` names end at the relay, but not those that make the message what it is."""
+    """`Connection` may name fields to drop, but not fields that define the message."""
     names = [b"content-length", b"transfer-encoding", b"host", b"x-gw-request-id", b"x-gw-service-key", b"x-forwarded-for", b"authorization"]
     names += [b"via", b"te", b"trailer", b"expect", b"connection", b"keep-alive, host", b"close, content-length", b"Content-Length , Host", b"date"]
     for name in names:
         for option, fields, body in [("length", b"Content-Length: 5\r\n", b"hello"), ("chunked", b"Transfer-Encoding: chunked\r\n", CHUNKED)]:
-            # `close` ends the connection: what follows is never asked.
+            # `close` ends the connection, so the next request is not served.
             yield f"{name} with {option}", b"hello", post(b"Connection: " + name + b"\r\n" + fields, body)
     for value in [b"", b",", b" ,,x", b"x" * 300, b"a b", b"\xff", b'"content-length"', b"content-length;q=1", b":path", b"upgrade"]:
         yield f"{value[:20]}", EITHER, post(b"Connection: " + value + b"\r\nContent-Length: 5\r\n", b"hello")
@@ -258,7 +258,7 @@ def versions():
 
 
 def field_bytes():
-    """Every byte in a field's name, and those worth it in a value."""
+    """Every byte in a field name, and selected bytes in a value."""
     token = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for byte in range(256):
         if byte not in token and byte != ord(":"):
@@ -290,7 +290,7 @@ def line_ends():
         for position in range(head.count(b"\r\n")):
             parts = head.split(b"\r\n")
             changed = b"\r\n".join(parts[: position + 1]) + end + b"\r\n".join(parts[position + 1 :])
-            # Two empty lines begin the next message, and are no part of it... where the body is not yet to come.
+            # Two empty lines belong to the next message, unless a body follows.
             yield f"{end} at line {position}", REFUSED if end in (b"\n", b"\r", b"\n\r", b"\r\r\n") else EITHER, changed + b"hello" + NEXT
 
 
@@ -307,7 +307,7 @@ def expectations():
 
 
 def upgrades():
-    """Requests to switch protocols that hide requests behind them, as in the smuggling over h2c and WebSockets."""
+    """Upgrade requests followed by smuggled requests, as in h2c and WebSocket smuggling."""
     websocket = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: "
     h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
     get = b"GET /<n>/case HTTP/1.1"
@@ -344,7 +344,7 @@ def sizes():
 
 
 def pseudo_fields():
-    """What would be something else on an HTTP/2 tunnel."""
+    """Field names that are pseudo-header fields on an HTTP/2 tunnel."""
     for name in [b":method", b":path", b":authority", b":scheme", b":protocol", b":status"]:
         yield f"{name}", REFUSED, post(name + b": /<n>/smuggled\r\nContent-Length: 5\r\n", b"hello")
     for field in [b"X-Gw-Upgrade-Method: PUT", b"X-Gw-Upgrade: websocket", b"X-Gw-Agent-Error: x", b"X-Gw-Request-Id: forged", b"HTTP2-Settings: AAAA"]:

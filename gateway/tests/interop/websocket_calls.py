@@ -1,4 +1,4 @@
-"""`websockets` at both ends, and aiohttp's client: what a WebSocket must keep on its way through the relay."""
+"""WebSockets through the relay, with `websockets` at both ends and aiohttp's client."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ async def call(relay):
         uri = f"wss://{relay.host}:{relay.port}{path}"
         return connect(uri, ssl=tls, additional_headers=relay.headers, **options)
 
-    # Text, bytes, nothing, 1 MB; compressed and not; in fragments.
+    # Text, bytes, an empty message and 1 MB; with and without compression; in fragments.
     for compression in ("deflate", None):
         async with dial("/echo", subprotocols=["chat.v1", "chat.v2"], compression=compression) as socket:
             assert socket.subprotocol == "chat.v2"
@@ -82,14 +82,14 @@ async def call(relay):
     else:
         raise AssertionError("the backend was not told why the caller left")
 
-    # Another client.
+    # aiohttp's client.
     async with aiohttp.ClientSession(headers=relay.headers) as session:
         async with session.ws_connect(f"{relay.url}/echo", ssl=tls, max_msg_size=2 * LARGE) as socket:
             await socket.send_bytes(b"y" * LARGE)
             assert (await socket.receive()).data == b"y" * LARGE
             await socket.close(code=4003)
 
-    # Many at a time, all open until all have talked.
+    # Many connections at the same time, open until all have exchanged messages.
     dialling = asyncio.Semaphore(50)
 
     async def dial_in_turn():

@@ -1,7 +1,7 @@
-"""The cases that Autobahn's test suite has for WebSocket servers (RFC 6455, RFC 7692), as bytes: a server must answer
-through the relay with what it answers directly, byte for byte, and end the connection where it does.
+"""Cases of Autobahn's test suite for WebSocket servers (RFC 6455, RFC 7692), as bytes: through the relay a server must send
+the same bytes as over a direct connection, and close the connection in the same cases.
 
-Autobahn's own programs need Python 2; the families of cases and their numbers are theirs.
+Autobahn's own programs need Python 2. The families of cases and their numbers are Autobahn's.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def cases():
         yield plain(f"3 text {reserved}", frame(TEXT, b"x", reserved=reserved), frame(PING), close())
         yield plain(f"3 between {reserved}", frame(TEXT, b"x"), frame(PING, reserved=reserved), close())
         yield plain(f"3 close {reserved}", frame(CLOSE, b"", reserved=reserved))
-    # 4: opcodes that nobody has defined
+    # 4: undefined opcodes
     for opcode in (3, 4, 5, 6, 7, 11, 12, 13, 14, 15):
         yield plain(f"4 {opcode}", frame(opcode), close())
         yield plain(f"4 after {opcode}", frame(TEXT, b"x"), frame(opcode, b"y"), frame(PING), close())
@@ -99,7 +99,7 @@ def cases():
     for payload in (b"", b"\x03", b"\x03\xe8" + b"*" * 123, b"\x03\xe8" + b"*" * 124, b"\x03\xe8\xff", b"\x03\xe8\xce\xba"):
         yield plain(f"7 payload {payload[:5]!r} {len(payload)}", frame(CLOSE, payload))
     for after in (frame(TEXT, b"late"), frame(PING, b"late"), close(), frame(BINARY, b"*" * 300)):
-        # Together: what arrives after the server has closed resets the connection, and may take its answer along.
+        # Sent together: bytes that arrive after the server has closed reset the connection and may discard its answer.
         yield plain(f"7 after {after[:2]!r}", close() + after)
     yield plain("7 after much", frame(BINARY, b"*" * 262_144), close() + frame(PING))
     yield plain("7 in fragments", parts[0], close(), parts[1])
@@ -121,7 +121,7 @@ def cases():
 
 
 def verdict(stream, relay, pieces, offer, address):
-    """What the server sends on this connection, the response to the upgrade as far as it is the server's."""
+    """Bytes that the server sends on this connection, and its part of the response to the upgrade."""
     head = f"GET / HTTP/1.1\r\nHost: {relay.host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     head += "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in relay.headers.items())
@@ -139,19 +139,19 @@ def verdict(stream, relay, pieces, offer, address):
         for piece in pieces:
             stream.sendall(piece)
     except OSError:
-        # The server has heard enough.
+        # The server has closed the connection.
         pass
     try:
         while piece := stream.recv(1 << 20):
             received += piece
     except OSError:
-        # It ends so or so, as it happens to have read all of what was sent or not.
+        # The connection ends with or without a reset, depending on whether the server has read everything.
         pass
     return answer.split(b" ", 2)[1], fields, received
 
 
 async def echo(request):
-    # Takes frames strictly one after another: what it answers does not depend on how they arrive.
+    # Handles frames strictly in order, so that its answers do not depend on their arrival times.
     connection = web.WebSocketResponse(max_msg_size=8 << 20, timeout=1)
     await connection.prepare(request)
     async for message in connection:

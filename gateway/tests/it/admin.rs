@@ -1,81 +1,17 @@
-//! The administration API over real sockets, and the commands that use it.
+//! The administration API and the commands that use it.
 
 use std::process::{Command, Stdio};
 
-use gw_gateway::demo::Demo;
-use http::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::caller::{HOST, connect};
-use crate::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
-use crate::{backend, demo, eventually};
-
-/// One reply.
-#[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) status: u16,
-    content_type: String,
-    pub(crate) location: String,
-    cache_control: String,
-    pub(crate) body: Value,
-}
-
-/// A client of a demo's administration API.
-pub(crate) struct Api<'a>(pub(crate) &'a Demo);
-
-impl Api<'_> {
-    fn send(&self, method: &str, path: &str, token: &str, content_type: &str, body: &str) -> Reply {
-        let url = format!("{}/api/v1{path}", self.0.about.admin_url);
-        let agent: ureq::Agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .allow_non_standard_methods(true)
-            .timeout_global(Some(crate::SOON))
-            .build()
-            .into();
-        let request = http::Request::builder()
-            .method(method)
-            .uri(url)
-            .header("Authorization", token)
-            .header("Content-Type", content_type)
-            .body(body)
-            .unwrap();
-        let mut response = agent.run(request).unwrap();
-        let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-        let (content_type, location, cache_control) =
-            (header("content-type"), header("location"), header("cache-control"));
-        let status = response.status().as_u16();
-        let body = response.body_mut().read_to_string().unwrap();
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_str(&body).unwrap() };
-        Reply { status, content_type, location, cache_control, body }
-    }
-
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
-        let token = format!("Bearer {}", self.0.about.admin_token);
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        self.send(method, path, &token, "application/json", &body)
-    }
-
-    /// A body as it is.
-    pub(crate) fn ask_raw(&self, method: &str, path: &str, body: &str) -> Reply {
-        let token = format!("Bearer {}", self.0.about.admin_token);
-        self.send(method, path, &token, "application/json", body)
-    }
-
-    pub(crate) fn get(&self, path: &str) -> Reply {
-        self.ask("GET", path, &Value::Null)
-    }
-
-    /// What is there to be had, whatever it is.
-    pub(crate) fn download(&self, path: &str) -> (HeaderMap, Vec<u8>) {
-        let request = ureq::get(format!("{}/api/v1{path}", self.0.about.admin_url));
-        let token = format!("Bearer {}", self.0.about.admin_token);
-        let mut response = request.header("Authorization", token).call().unwrap();
-        (response.headers().clone(), response.body_mut().read_to_vec().unwrap())
-    }
-}
+use crate::support::admin_api::Api;
+use crate::support::caller::{HOST, connect};
+use crate::support::process::{Running, Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::programs;
+use crate::support::{backend, demo, eventually};
 
 #[test]
-fn each_kind_of_resource_lives_its_life() {
+fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
     let api = Api(&demo);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
@@ -101,7 +37,7 @@ fn each_kind_of_resource_lives_its_life() {
         assert_eq!((created.status, created.cache_control.as_str()), (201, "no-store"));
         assert!(created.body[secret].as_str().unwrap().starts_with(prefix));
         let item = format!("{path}/{}", created.body[id].as_str().unwrap());
-        // Shown once.
+        // The secret is shown once.
         let again = api.ask("POST", &path, &new);
         assert_eq!((again.status, again.body.get(secret), &again.body[id]), (200, None, &created.body[id]));
         assert_eq!(api.get(&item).body.get(secret), None);
@@ -135,7 +71,7 @@ fn each_kind_of_resource_lives_its_life() {
     assert_eq!(api.ask("DELETE", "/accounts/acme", &Value::Null).status, 204);
     assert_eq!(api.get("/accounts/acme").status, 404);
 
-    // All of it is in the log, the newest first, without a secret.
+    // The audit log lists every change, newest first, without secrets.
     let log = api.get("/audit-log?account=acme").body;
     let actions: Vec<&str> = log["items"].as_array().unwrap().iter().map(|e| e["action"].as_str().unwrap()).collect();
     assert_eq!((actions[0], actions[1], actions.last()), ("account.delete", "service.delete", Some(&"account.create")));
@@ -145,7 +81,7 @@ fn each_kind_of_resource_lives_its_life() {
 }
 
 #[test]
-fn lists_come_in_pages() {
+fn lists_are_paginated() {
     let demo = demo(None);
     let api = Api(&demo);
     for number in 0..7 {
@@ -166,7 +102,7 @@ fn lists_come_in_pages() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_problem_details() {
+fn errors_are_problem_details() {
     let demo = demo(None);
     let api = Api(&demo);
     let large = json!({ "id": "x".repeat(70_000) });
@@ -227,19 +163,22 @@ fn a_key_is_refused_as_soon_as_it_is_disabled() {
         caller.response().status.as_u16()
     };
     let item = format!("/accounts/demo/service-keys/{}", new["key_id"].as_str().unwrap());
-    crate::within_a_second("the refusal of a disabled key", || {
+    crate::support::within_a_second("the refusal of a disabled key", || {
         api.ask("PATCH", &item, &json!({ "enabled": true }));
         eventually("the key opens its service", || (status() == 200).then_some(()));
         let begun = std::time::Instant::now();
         api.ask("PATCH", &item, &json!({ "enabled": false }));
-        eventually("it opens nothing", || (status() == 502).then_some(()));
+        eventually("the key is refused", || (status() == 502).then_some(()));
         begun.elapsed()
     });
 }
 
-/// As an operator would go about it: programs, commands, nothing else.
+/// Uses only the programs and their commands, as an operator does.
 #[test]
-fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
+fn commands_alone_set_up_a_relayed_request_from_an_empty_folder() {
+    if !programs::usable(&["curl"]) {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
@@ -259,9 +198,9 @@ fn from_an_empty_folder_to_a_relayed_request_by_commands_alone() {
     gw("service create demo echo --burst 10");
     let key = gw("key create demo --service echo")["service_key"].as_str().unwrap().to_owned();
     let credential = gw("credential create demo --service echo --name ci");
-    // The printed command, pasted into a shell on a machine that has only the agent's program.
+    // Runs the printed command in a shell whose path has only the agent's program.
     let printed = gw_as_a_person("enrollment-token create demo --service echo --approval manual");
-    let (_, pasted) = printed.split_once("On the agent's machine:\n\n").unwrap();
+    let (_, pasted) = printed.split_once("Run on the agent's machine:\n\n").unwrap();
     let agent_program = std::path::PathBuf::from(gw_agent().get_program());
     let path = format!("{}:{}", agent_program.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let state = directory.path().join("agent");

@@ -1,4 +1,5 @@
-//! What a modified agent does to its tunnels: floods, silence, churn. Each costs it its tunnel and others nothing.
+//! Attacks by a modified agent on its tunnels: floods, silence and frequent reconnects. Each ends the agent's own
+//! tunnel and does not affect others.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +8,12 @@ use gw_gateway::demo::Demo;
 use gw_shared::tunnel::{handshake, settings};
 use http::Method;
 
-use crate::caller::{self, connect};
-use crate::frames::{
-    END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
+use crate::support::caller::{self, connect};
+use crate::support::http2_frames::{
+    self, DATA, END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
 };
-use crate::modified_agent::{self, CONTROL, DATA, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
-use crate::{demo, eventually, reports, tunnels, within_a_second};
+use crate::support::modified_agent::{self, CONTROL, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
+use crate::support::{demo, eventually, reports, tunnels, within_a_second};
 
 fn is_served(demo: &Demo) {
     let mut bystander = connect(demo);
@@ -27,7 +28,7 @@ fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::telemetry::cou
 
 #[test]
 fn floods_of_frames_end_the_tunnel() {
-    // More frames than the budget of empty frames and the allowance ahead of requests.
+    // Exceeds the budget of empty frames plus the allowance before requests.
     const FRAMES: usize = 20_000;
     let demo = demo(None);
     let enrolled = enroll(&demo);
@@ -43,13 +44,13 @@ fn floods_of_frames_end_the_tunnel() {
     ];
     for (what, flood) in floods {
         let mut tunnel = enrolled.tunnel(&demo);
-        // Stream 3 begins and is over.
+        // Opens and ends stream 3.
         let mut caller = enrolled.caller(&demo);
         caller.send(enrolled.get());
         assert_eq!(tunnel.request(), 3);
         drop(caller);
         assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, 3);
-        // What the gateway answers is read, or it would read no more itself.
+        // Reads the gateway's answers, because the gateway stops reading while they are not read.
         let reading = tunnel.read_on();
         tunnel.sent_until_cut(&flood, FRAMES);
         assert!(reading.join().unwrap(), "{what}");
@@ -60,12 +61,12 @@ fn floods_of_frames_end_the_tunnel() {
 }
 
 #[test]
-fn frames_of_ordinary_requests_end_no_tunnel() {
+fn frames_of_ordinary_requests_do_not_count_as_a_flood() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let mut caller = enrolled.caller(&demo);
-    // More frames in all than the budget of those that carry nothing.
+    // In total more frames than the budget of empty frames.
     for number in 0..1500 {
         caller.send(enrolled.get());
         let stream = tunnel.request();
@@ -81,7 +82,7 @@ fn frames_of_ordinary_requests_end_no_tunnel() {
 }
 
 #[test]
-fn a_control_stream_has_a_rate_and_short_lines() {
+fn control_messages_are_limited_in_rate_and_length() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let statistics = b"{\"type\":\"statistics\",\"slots\":1,\"slots_in_use\":0,\"backend_connections\":0}\n";
@@ -98,27 +99,28 @@ fn a_control_stream_has_a_rate_and_short_lines() {
         let sent = tunnel.sent_until_cut(&frame(DATA, 0, CONTROL, line), 2000);
         assert!(tunnel.is_cut(), "{what}: {sent}");
     }
-    // What the genuine agent says in its busiest second is not too much.
+    // The messages of an unmodified agent in its busiest second stay within the limit.
     let mut tunnel = enrolled.tunnel(&demo);
     tunnel.0.send(frame(DATA, 0, CONTROL, statistics).repeat(30));
-    eventually("statistics", || (report(&demo, &enrolled)?.slots == Some(1)).then_some(()));
+    eventually("the statistics arrive", || (report(&demo, &enrolled)?.slots == Some(1)).then_some(()));
 }
 
 #[test]
-fn statistics_have_bounds() {
+fn reported_statistics_are_clamped() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let absurd =
         b"{\"type\":\"statistics\",\"slots\":4294967295,\"slots_in_use\":4294967295,\"backend_connections\":1}\n";
     tunnel.0.send(frame(DATA, 0, CONTROL, absurd));
-    let report = eventually("statistics", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
+    let report =
+        eventually("the statistics arrive", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
     let most = u32::try_from(settings::STREAMS_MAX).unwrap();
     assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
 }
 
 #[test]
-fn streams_that_an_agent_claims_open_no_window() {
+fn stream_counts_that_an_agent_claims_do_not_open_its_window() {
     const MAX_CONCURRENT_STREAMS: u8 = 3;
     let demo = demo(None);
     let enrolled = enroll(&demo);
@@ -134,7 +136,7 @@ fn streams_that_an_agent_claims_open_no_window() {
     };
     while next(&mut tunnel).stream != CONTROL {}
     tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-    // Longer than the gateway takes until it looks at the windows of a tunnel again.
+    // Longer than the interval at which the gateway adjusts the windows of a tunnel.
     let until = Instant::now() + 5 * gw_shared::tunnel::window::INTERVAL;
     while Instant::now() < until {
         tunnel.0.send(frame(PING, 0, 0, &[0; 8]));
@@ -150,51 +152,50 @@ fn settings_that_are_not_acknowledged_end_the_tunnel() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.upgraded(&demo);
-    // Everything but the acknowledgement.
+    // Sends everything except the acknowledgement.
     tunnel.0.send(frame(SETTINGS, 0, 0, &[]));
     while tunnel.unanswered().unwrap().stream != CONTROL {}
     tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-    eventually("a tunnel", || report(&demo, &enrolled));
+    eventually("the tunnel is registered", || report(&demo, &enrolled));
     tunnel.0.send(frame(DATA, 0, CONTROL, b"{\"type\":\"window\"}\n"));
     assert!(is_ended(&mut tunnel.0));
 }
 
 #[test]
-fn a_tunnel_that_takes_no_streams_any_more_is_not_picked_again() {
+fn a_tunnel_after_goaway_gets_no_more_requests() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    // GOAWAY of all but the control stream, which stays open.
+    // A GOAWAY that keeps only the control stream.
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
     let mut caller = enrolled.caller(&demo);
     let mut code = || {
         caller.send(enrolled.get());
         caller.response().code()
     };
-    // The first request may be the one that finds out.
+    // The first request may discover the GOAWAY.
     assert!(["GW_RELAY_ERROR", "AGENT_UNAVAILABLE"].contains(&&*code()));
     assert_eq!(code(), "AGENT_UNAVAILABLE");
-    // One that raises it again is wrong, and so is one for streams that the gateway does not open.
+    // A GOAWAY that raises the last stream id is an error, and so is a response on a stream that the gateway has not
+    // opened.
     let mut tunnel = enrolled.tunnel(&demo);
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
     tunnel.0.send(frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]));
     assert!(tunnel.is_cut());
     let mut tunnel = enrolled.tunnel(&demo);
-    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &modified_agent::block(&[(":status", "200")])));
+    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &http2_frames::block(&[(":status", "200")])));
     assert!(tunnel.is_cut());
 }
 
 #[test]
-fn data_beyond_the_windows_ends_its_stream() {
+fn data_beyond_the_window_ends_its_stream() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send(head(stream, &[(":status", "200")]));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
-    // The caller reads no more. What its sockets take is no more than some megabytes.
+    // The caller stops reading. Its socket buffers hold at most a few megabytes.
     let piece = frame(DATA, 0, stream, &[0; 16 * 1024]);
     let reading = tunnel.read_on();
     tunnel.sent_until_cut(&piece, 10_000);
@@ -204,8 +205,8 @@ fn data_beyond_the_windows_ends_its_stream() {
 }
 
 #[test]
-fn a_revocation_cuts_what_is_not_a_tunnel_yet() {
-    within_a_second("the end of what is not a tunnel yet", || {
+fn a_revocation_closes_connections_before_the_tunnel_handshake() {
+    within_a_second("the end of connections before the tunnel handshake", || {
         let demo = demo(None);
         let enrolled = enroll(&demo);
         let mut connected = enrolled.connection(&demo);
@@ -225,7 +226,7 @@ fn a_revocation_cuts_what_is_not_a_tunnel_yet() {
 }
 
 #[test]
-fn an_agent_opens_tunnels_at_a_rate() {
+fn the_rate_of_new_tunnels_of_an_agent_is_limited() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut opened = 0;
@@ -239,13 +240,13 @@ fn an_agent_opens_tunnels_at_a_rate() {
         opened += 1;
         assert!(opened < 100, "no limit");
     };
-    // The burst, and tokens refilled meanwhile.
+    // The burst, plus tokens refilled in the meantime.
     assert!((10..20).contains(&opened), "{opened}");
     assert_eq!(refused.status, 429);
     assert_eq!(refused.headers["retry-after"], "1");
-    // Another agent of the region is not held up.
+    // Another agent of the region is not delayed.
     is_served(&demo);
-    let others = eventually("a place again", || {
+    let others = eventually("another connection is accepted", || {
         let mut agent = enrolled.connection(&demo);
         agent.send(handshake::request(HOST, None));
         (agent.response_head(&Method::GET).unwrap().status == 101).then_some(agent)
@@ -254,22 +255,20 @@ fn an_agent_opens_tunnels_at_a_rate() {
 }
 
 #[test]
-fn tunnels_that_do_not_begin_are_few() {
+fn the_number_of_unfinished_tunnel_handshakes_is_limited() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
-    // Of those with a certificate that ask for nothing, the oldest give way.
+    // Among authenticated connections that send no request, the oldest are closed.
     let mut silent: Vec<_> = (0..40).map(|_| enrolled.connection(&demo)).collect();
     assert!(is_ended(&mut silent[0]));
-    // Of those that asked for one tunnel too.
+    // The same applies to connections that requested a tunnel.
     let mut first = enrolled.upgraded(&demo);
     let others: Vec<Tunnel> = (0..4).map(|_| enrolled.upgraded(&demo)).collect();
     assert!(first.is_cut());
     drop(others);
-    // The genuine one comes in all the same.
+    // A valid tunnel is still accepted.
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
     assert_eq!(caller.response().body, b"ok");
 }

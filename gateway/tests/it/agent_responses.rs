@@ -1,4 +1,4 @@
-//! What a modified agent answers with: nothing that the gateway has not checked reaches a caller.
+//! Responses of a modified agent. The gateway checks every part of a response before it reaches a caller.
 
 use std::io::Write;
 
@@ -7,12 +7,14 @@ use gw_gateway::demo::{Demo, Options};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
 
-use crate::demo;
-use crate::frames::{self, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame};
-use crate::http::Response;
-use crate::modified_agent::{DATA, Enrolled, Tunnel, enroll, head, last_data, last_head};
+use crate::support::demo;
+use crate::support::http1_peer::Response;
+use crate::support::http2_frames::{
+    self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+};
+use crate::support::modified_agent::{Enrolled, Tunnel, enroll, head, last_data, last_head};
 
-/// A caller's response where the agent answers with `answer`, which gets the request's stream.
+/// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
 fn answered(
     enrolled: &Enrolled,
     tunnel: &mut Tunnel,
@@ -36,32 +38,32 @@ fn answered(
 }
 
 #[test]
-fn endless_interim_responses_end_their_request_and_then_the_tunnel() {
+fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     for settings in [&[][..], &[0, 4, 0, 0, 0, 0]] {
         let mut tunnel = enrolled.tunnel(&demo);
-        // Neither caller reads: one that speaks HTTP/1.1, one that speaks HTTP/2 and opens no window.
+        // Neither the HTTP/1.1 caller nor the HTTP/2 caller, which opens no window, reads.
         let mut caller = enrolled.caller(&demo);
-        let mut caller2 = enrolled.caller2(&demo);
+        let mut http2 = enrolled.http2_caller(&demo);
         if settings.is_empty() {
             caller.send(enrolled.get());
         } else {
-            caller2.write_all(frames::PREFACE).unwrap();
-            caller2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
-            let mut block = crate::modified_agent::block(&[
+            http2.write_all(http2_frames::PREFACE).unwrap();
+            http2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
+            let mut block = http2_frames::block(&[
                 (":method", "GET"),
                 (":scheme", "https"),
                 (":path", "/"),
-                (":authority", crate::modified_agent::HOST),
+                (":authority", crate::support::modified_agent::HOST),
             ]);
-            block.extend(crate::modified_agent::block(&[("x-gw-service-key", enrolled.key())]));
-            caller2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
-            caller2.flush().unwrap();
+            block.extend(http2_frames::block(&[("x-gw-service-key", enrolled.key())]));
+            http2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
+            http2.flush().unwrap();
         }
         let stream = tunnel.request();
         let interim = head(stream, &[(":status", "103"), ("link", &"x".repeat(200))]);
-        // Some more than a request may have.
+        // One more than the limit of a request.
         tunnel.0.send(interim.repeat(response::INTERIM_MAX as usize + 1));
         let reset = tunnel.next_of(RST_STREAM).unwrap();
         assert_eq!(reset.stream, stream);
@@ -77,16 +79,16 @@ fn endless_interim_responses_end_their_request_and_then_the_tunnel() {
             assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
             assert_eq!((last.status.as_u16(), last.headers["x-gw-status"].to_str().unwrap()), (502, "AgentError"));
         }
-        // More of them on a stream that is over: the tunnel ends.
+        // Further interim responses on the ended stream end the tunnel.
         let sent = tunnel.sent_until_cut(&interim, 100_000);
         assert!(sent < 50_000, "{sent}");
     }
 }
 
 #[test]
-fn many_small_interim_responses_are_bounded_too() {
-    // Requests of callers that come to the other worker cross.
-    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::options(None) }).unwrap();
+fn small_interim_responses_are_bounded() {
+    // Requests accepted by the other worker cross workers.
+    let demo = Demo::start(&Options { hand_over: HandOver::Never, ..crate::support::options(None) }).unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let crossings =
@@ -96,7 +98,7 @@ fn many_small_interim_responses_are_bounded_too() {
         let mut caller = enrolled.caller(&demo);
         caller.send(enrolled.get());
         requests += 1;
-        assert!(requests < 100, "all come to the same worker");
+        assert!(requests < 100, "all connections reach the same worker");
         let stream = tunnel.request();
         tunnel.0.send(head(stream, &[(":status", "102")]).repeat(response::INTERIM_MAX as usize));
         for _ in 0..response::INTERIM_MAX {
@@ -108,13 +110,11 @@ fn many_small_interim_responses_are_bounded_too() {
 }
 
 #[test]
-fn interim_responses_frame_nothing() {
+fn framing_fields_of_interim_responses_are_ignored() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     tunnel.0.send(head(stream, &[(":status", "103"), ("content-length", "2"), ("link", "</a>"), ("x-gw-status", "x")]));
     let interim = caller.response_head(&Method::GET).unwrap();
     let names: Vec<&str> = interim.headers.keys().map(http::HeaderName::as_str).collect();
@@ -124,7 +124,7 @@ fn interim_responses_frame_nothing() {
 }
 
 #[test]
-fn responses_that_no_backend_may_give_are_refused() {
+fn invalid_responses_are_refused() {
     const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
     let demo = demo(None);
     let enrolled = enroll(&demo);
@@ -179,13 +179,13 @@ fn responses_that_no_backend_may_give_are_refused() {
             "too large a head",
             &get,
             Box::new(|id| {
-                let block = crate::modified_agent::block(&[(":status", "200"), ("x-large", &large)]);
+                let block = http2_frames::block(&[(":status", "200"), ("x-large", &large)]);
                 let (first, rest) = block.split_at(30_000);
                 let (second, rest) = rest.split_at(30_000);
                 [
                     frame(HEADERS, END_STREAM, id, first),
-                    frame(frames::CONTINUATION, 0, id, second),
-                    frame(frames::CONTINUATION, END_HEADERS, id, rest),
+                    frame(http2_frames::CONTINUATION, 0, id, second),
+                    frame(http2_frames::CONTINUATION, END_HEADERS, id, rest),
                 ]
                 .concat()
             }),
@@ -215,14 +215,14 @@ fn responses_that_no_backend_may_give_are_refused() {
 }
 
 #[test]
-fn a_response_has_the_body_that_it_announces_or_is_cut_short() {
+fn content_lengths_of_responses_are_enforced_and_normalized() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let five = [(":status", "200"), ("content-length", "5")];
     for (what, data) in [("less", &b"1234"[..]), ("more", b"123456")] {
         let answer = |id| [head(id, &five), last_data(id, data)].concat();
-        // Nothing of it was sent yet when the fault was seen: then the caller gets an error instead.
+        // The fault was found before any part was sent: the caller gets an error instead.
         if let Ok(response) = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer) {
             assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_RESET"), "{what}");
         }
@@ -240,7 +240,7 @@ fn a_response_has_the_body_that_it_announces_or_is_cut_short() {
 }
 
 #[test]
-fn responses_without_a_body_get_none() {
+fn bodies_of_bodiless_responses_are_dropped() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
@@ -251,14 +251,14 @@ fn responses_without_a_body_get_none() {
         let mut caller = enrolled.caller(&demo);
         caller.send(request);
         let stream = tunnel.request();
-        // Neither its end nor the end of the data is waited for.
+        // The gateway does not wait for the end of the stream or of the data.
         tunnel.0.send(head(stream, &[(":status", status), ("content-length", "6")]));
         let response = caller.response_head(&method).unwrap();
         assert_eq!(response.status.as_str(), status);
         assert_eq!(response.headers.contains_key("content-length"), status != "204", "{status}");
         tunnel.try_send(&frame(DATA, 0, stream, b"forged")).unwrap();
         assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
-        // The connection goes on, and nothing of it is taken for the next response.
+        // The connection stays open, and none of the data is taken for the next response.
         caller.send(&get);
         let stream = tunnel.request();
         tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"next")].concat());
@@ -267,7 +267,7 @@ fn responses_without_a_body_get_none() {
 }
 
 #[test]
-fn trailers_frame_nothing_and_have_a_bound() {
+fn trailers_lose_framing_fields_and_are_bounded() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
@@ -281,7 +281,10 @@ fn trailers_frame_nothing_and_have_a_bound() {
     let some = with(some.map(|(name, value)| (name.to_owned(), value)).to_vec());
     let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &some).unwrap();
     assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
-    assert_eq!(crate::http::fields(&response.trailers), [("grpc-status".to_owned(), "0".to_owned())].into());
+    assert_eq!(
+        crate::support::http1_peer::fields(&response.trailers),
+        [("grpc-status".to_owned(), "0".to_owned())].into()
+    );
     let padded = with(vec![("grpc-message".to_owned(), " x")]);
     answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &padded).expect_err("a padded value");
     let many = with((0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect());
@@ -289,7 +292,7 @@ fn trailers_frame_nothing_and_have_a_bound() {
 }
 
 #[test]
-fn an_agents_errors_are_of_a_known_kind_and_their_texts_harmless() {
+fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
@@ -304,33 +307,33 @@ fn an_agents_errors_are_of_a_known_kind_and_their_texts_harmless() {
         assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown}");
         assert!(!message.contains("GW_AUTH"));
     }
-    // Streams count from 3, two for each request: the message is data of the next one.
+    // Stream ids start at 3 and grow by 2 per request. The message is sent on the stream of the next request.
     let stream = 3 + 2 * 3;
     let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
     let (_, code, message) = refused("GW_BACKEND_RESET", last_data(stream, text));
     assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", "down  INFO forged line [2J \u{fffd} "));
-    // One without an end is not waited for.
+    // The gateway does not wait for the end of a message.
     let (_, code, message) = refused("GW_BACKEND_TLS", frame(DATA, 0, stream + 2, &[b'x'; 30_000]));
     assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
 }
 
 #[test]
-fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
+fn early_answers_resets_and_open_streams_release_their_slot() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
         let in_flight = |agent: &gw_gateway::telemetry::counters::TunnelReport| agent.in_flight;
-        crate::eventually("no request is left", || {
-            crate::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
+        crate::support::eventually("no request is left", || {
+            crate::support::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
         });
     };
-    // Before the request is whole.
+    // Answers before the request is complete.
     let early = |id| [head(id, &[(":status", "200")]), last_data(id, b"ok")].concat();
     assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early).unwrap().body, b"ok");
     is_free();
-    // Resets, before and after the head.
+    // Resets before and after the head.
     let reset = |id: u32| frame(RST_STREAM, 0, id, &[0, 0, 0, 8]);
     let response = answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &reset).unwrap();
     assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_RELAY_ERROR"));
@@ -338,36 +341,34 @@ fn answers_that_come_early_resets_and_streams_left_open_take_no_place() {
     let cut = |id| [head(id, &[(":status", "200")]), frame(DATA, 0, id, b"begun"), reset(id)].concat();
     answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &cut).unwrap_err();
     is_free();
-    // Ended by the agent, which goes on as if it were not.
+    // Ends the stream and continues to send on it.
     let ended = |id: u32| [early(id), frame(WINDOW_UPDATE, 0, id, &[0, 0, 0, 9]), reset(id)].concat();
     assert_eq!(answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &ended).unwrap().body, b"ok");
     is_free();
-    // Never answered: the caller gives up.
-    let mut caller = enrolled.caller(&demo);
-    caller.send(enrolled.get());
-    let stream = tunnel.request();
+    // Sends no answer: the caller gives up.
+    let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     drop(caller);
     assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
     is_free();
 }
 
 #[test]
-fn a_switched_request_is_in_flight_until_both_halves_have_ended() {
+fn an_upgraded_request_is_in_flight_until_both_halves_end() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let demo = Demo::start(&Options { hand_over, ..crate::options(None) }).unwrap();
+        let demo = Demo::start(&Options { hand_over, ..crate::support::options(None) }).unwrap();
         let enrolled = enroll(&demo);
         let mut tunnel = enrolled.tunnel(&demo);
-        let in_flight = || crate::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
-        // Of these some come to another worker than the tunnel's.
+        let in_flight = || crate::support::tunnels(&demo).iter().map(|tunnel| tunnel.in_flight).sum::<usize>();
+        // Some of these requests arrive on a worker that does not own the tunnel.
         for _ in 0..8 {
             let mut caller = enrolled.caller(&demo);
             caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
             let stream = tunnel.request();
-            // The agent's half ends with its head.
+            // The agent ends its half with the head.
             tunnel.0.send(last_head(stream, &[(":status", "200"), ("x-gw-upgrade", "other")]));
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
             assert!(caller.is_closed());
-            // The caller's goes on.
+            // The caller's half stays open.
             caller.send("more");
             let data = tunnel.next_of(DATA).unwrap();
             assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
@@ -376,7 +377,7 @@ fn a_switched_request_is_in_flight_until_both_halves_have_ended() {
             caller.stream.flush().unwrap();
             caller.stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(tunnel.next_of(DATA).unwrap().flags, END_STREAM);
-            crate::eventually("no request is left", || (in_flight() == 0).then_some(()));
+            crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
         }
     }
 }

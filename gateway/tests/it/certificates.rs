@@ -8,10 +8,10 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::About;
 use rcgen::{CertificateParams, KeyPair};
 
-use crate::caller::{Caller, HOST, connect_to};
-use crate::demo;
+use crate::support::caller::{Caller, HOST, connect_to};
+use crate::support::demo;
 
-/// Writes a self-signed certificate for the region; it is its own authority.
+/// Writes a self-signed certificate for the region.
 fn write_certificate(directory: &Path) -> Vec<u8> {
     write_certificate_for(directory, &["eu1.gw.localhost", "*.eu1.gw.localhost"])
 }
@@ -26,7 +26,7 @@ fn write_certificate_for(directory: &Path, names: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken() {
+fn a_reload_loads_new_certificates_and_keeps_the_old_one_on_errors() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
     let first = write_certificate(directory.path());
@@ -38,7 +38,7 @@ fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken()
         file("server.key").display(),
     );
     let gateway = Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap();
-    // Any demo's answers will do for the rest of what a caller needs to know.
+    // The caller uses no other field.
     let about = About {
         base_url: format!("https://eu1.gw.localhost:{}", gateway.address().port()),
         ca_file: file("server.crt"),
@@ -55,7 +55,7 @@ fn a_reload_takes_new_files_and_keeps_the_old_certificate_when_they_are_broken()
 
     let second = write_certificate(directory.path());
     gateway.control().reload_certificates().unwrap();
-    crate::eventually("the new certificate", || (served(&about).0 == second).then_some(()));
+    crate::support::eventually("the new certificate", || (served(&about).0 == second).then_some(()));
     kept.send("GET / HTTP/1.1\r\nHost: eu1.gw.localhost\r\n\r\n");
     assert_eq!(kept.response().code(), "GW_NOT_FOUND");
 

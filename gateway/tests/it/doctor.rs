@@ -1,15 +1,15 @@
-//! `doctor` of both programs, beside a product that runs.
+//! `doctor` of both programs, beside a running gateway and agent.
 
 use std::net::TcpListener;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::caller::{connect, get};
-use crate::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
-use crate::{demo, tunnels};
+use crate::support::caller::{connect, get};
+use crate::support::process::{Served, config_text, gw_agent, gw_gateway, serve, serve_command};
+use crate::support::{demo, tunnels};
 
-/// The findings of a doctor by their check: verdict and what was found; and the exit code.
+/// Runs a doctor. Returns a lookup from a check to its verdict and finding, and the exit code.
 fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>, i32) {
     let output = command.arg("--json").output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -26,7 +26,7 @@ fn examine(command: &mut Command) -> (impl Fn(&str) -> (String, String) + use<>,
 }
 
 #[test]
-fn a_gateway_that_runs_has_its_own_ports() {
+fn the_ports_of_a_running_gateway_are_not_reported_as_in_use() {
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     std::fs::write(&config, config_text(&data_dir, 0)).unwrap();
@@ -43,10 +43,10 @@ fn a_gateway_that_runs_has_its_own_ports() {
     }
     assert_eq!(look("data_dir").0, "ok");
     assert_eq!(look("certificate").0, "warning");
-    // Of another configuration: those ports are in the way.
+    // With another configuration the same ports are in use.
     let (look, code) = examine(&mut doctor(&address.to_string(), "127.0.0.1:0"));
     assert_eq!((code, look("listen").0.as_str()), (1, "failed"));
-    // Our admin listener, and callers' port is somebody else's.
+    // The admin port belongs to this gateway, the callers' port to another program.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = other.local_addr().unwrap().to_string();
     std::thread::spawn(move || other.incoming().for_each(drop));
@@ -55,7 +55,7 @@ fn a_gateway_that_runs_has_its_own_ports() {
 }
 
 #[test]
-fn an_agents_doctor_takes_nothing_from_the_agent_that_runs() {
+fn doctor_does_not_disturb_a_running_agent() {
     let demo = demo(None);
     let before = tunnels(&demo);
     let backend = TcpListener::bind("127.0.0.1:0").unwrap();

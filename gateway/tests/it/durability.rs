@@ -1,4 +1,4 @@
-//! What was acknowledged survives a crash; what a full disk has no room for is refused, and the rest goes on.
+//! Durability of changes: acknowledged changes survive a crash, and changes on a full disk are refused.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
+use crate::support::programs;
 
-/// How often the gateway is killed; `GW_TEST_KILLS` changes it.
+/// Number of kills of the gateway; `GW_TEST_KILLS` overrides it.
 const KILLS: usize = 40;
 const WRITERS: usize = 3;
 
-/// The administration API of a process.
+/// A client of the administration API of a process.
 #[derive(Clone)]
 struct Api {
     url: String,
@@ -28,13 +29,15 @@ struct Api {
 
 impl Api {
     fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let config =
-            ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(crate::SOON)).build();
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(crate::support::SOON))
+            .build();
         let token = fs::read_to_string(data_dir.join("admin.token")).unwrap();
         Self { url: format!("http://{address}/api/v1"), token, agent: config.into() }
     }
 
-    /// Status and JSON, or nothing if the gateway is gone.
+    /// Status and JSON of the response, or `None` if the gateway has ended.
     fn post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
         let request = self.agent.post(format!("{}{path}", self.url)).header("Authorization", self.bearer());
         let mut response = request.send_json(body).ok()?;
@@ -66,7 +69,7 @@ impl Api {
     }
 }
 
-/// What the gateway has acknowledged.
+/// Changes that the gateway has acknowledged.
 #[derive(Default)]
 struct Acknowledged {
     services: BTreeSet<String>,
@@ -74,8 +77,8 @@ struct Acknowledged {
     deleted: BTreeSet<String>,
 }
 
-/// Writes until the gateway is gone: a service, a key for it, and every other time the service is deleted again, which
-/// takes it off the key's list in the same change.
+/// Writes until the gateway has ended: creates a service and a key for it, and deletes every other service, which also
+/// removes it from the key's list in the same change.
 fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let number = next.fetch_add(1, Ordering::Relaxed);
@@ -88,7 +91,7 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
         assert_eq!(status, 201, "{created}");
         acknowledged.lock().unwrap().keys.insert(created["key_id"].as_str().unwrap().to_owned());
         if number.is_multiple_of(2) {
-            // Whether it took effect is not known until it is acknowledged.
+            // Until it is acknowledged, the change may or may not have taken effect.
             acknowledged.lock().unwrap().services.remove(&id);
             let Some(status) = api.delete(&format!("/accounts/acme/services/{id}")) else { return };
             assert_eq!(status, 204);
@@ -98,7 +101,7 @@ fn write(api: &Api, next: &AtomicUsize, acknowledged: &Mutex<Acknowledged>, stop
 }
 
 #[test]
-fn no_acknowledged_change_is_lost_and_none_is_half_made() {
+fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
     let kills = std::env::var("GW_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
@@ -115,7 +118,7 @@ fn no_acknowledged_change_is_lost_and_none_is_half_made() {
             for _ in 0..WRITERS {
                 scope.spawn(|| write(&api, &next, &acknowledged, &stop));
             }
-            // A moment that is different each time: in the middle of anything.
+            // A different moment each time, during any operation.
             thread::sleep(Duration::from_micros(2_000 + (kill as u64 * 7_919) % 30_000));
             process.signal("KILL");
             stop.store(true, Ordering::Relaxed);
@@ -124,10 +127,10 @@ fn no_acknowledged_change_is_lost_and_none_is_half_made() {
     let Served { admin_address, process: _process, .. } = serve(&mut serve_command(&config));
     check(&Api::new(admin_address, &data_dir), &acknowledged.lock().unwrap());
     let acknowledged = acknowledged.lock().unwrap();
-    assert!(acknowledged.keys.len() > kills / 4, "too few writes to say anything: {}", acknowledged.keys.len());
+    assert!(acknowledged.keys.len() > kills / 4, "too few writes for a meaningful test: {}", acknowledged.keys.len());
 }
 
-/// Holds what is there against what was acknowledged.
+/// Compares the stored state with the acknowledged changes.
 fn check(api: &Api, acknowledged: &Acknowledged) {
     let ids = |items: &[Value], name: &str| -> BTreeSet<String> {
         items.iter().map(|item| item[name].as_str().unwrap().to_owned()).collect()
@@ -137,12 +140,12 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
     assert!(services.is_superset(&acknowledged.services), "a service is lost");
     assert!(key_ids.is_superset(&acknowledged.keys), "a key is lost");
     assert!(services.is_disjoint(&acknowledged.deleted), "a deleted service is back");
-    // A deletion takes the service off its key's list, or has not happened.
+    // A deleted service is not on the list of its key.
     for key in &keys {
         let (name, allowed) = (key["name"].as_str().unwrap(), key["allowed_services"].as_array().unwrap());
         assert_eq!(allowed.len() == 1, services.contains(name), "{key}");
     }
-    // Every change that is there is in the log, and no other.
+    // The audit log has exactly the changes that took effect.
     let mut logged = (BTreeSet::new(), BTreeSet::new());
     for entry in api.list("/audit-log") {
         let target = entry["target"].as_str().unwrap();
@@ -158,18 +161,21 @@ fn check(api: &Api, acknowledged: &Acknowledged) {
 }
 
 #[test]
-fn a_full_disk_refuses_changes_cleanly_and_nothing_else() {
+fn a_full_disk_refuses_changes_but_not_reads() {
+    if !programs::usable(&["unshare"]) {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let (config, data_dir) = (directory.path().join("gateway.toml"), directory.path().join("data"));
     fs::create_dir(&data_dir).unwrap();
     fs::write(&config, config_text(&data_dir, 0)).unwrap();
-    // A file system of 400 KiB, in a mount namespace that ends with the process.
+    // Mounts a file system of 400 KiB in a mount namespace that ends with the process.
     let script = r#"mount -t tmpfs -o size=400k,mode=700 none "$1" && exec "$2" serve --config "$3""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
     command.arg(&data_dir).arg(gw_gateway().get_program()).arg(&config);
     let Served { process, admin_address, .. } = serve(&mut command);
-    // Seen from inside the namespace, which is where the token is.
+    // The data folder as seen in the namespace, where the token file is.
     let inside = format!("/proc/{}/root{}", process.id(), data_dir.display());
     let api = Api::new(admin_address, Path::new(&inside));
     assert_eq!(api.post("/accounts", &json!({ "id": "acme" })).unwrap().0, 201);
@@ -186,10 +192,10 @@ fn a_full_disk_refuses_changes_cleanly_and_nothing_else() {
         }
         created += 1;
     }
-    let (status, problem) = refused.expect("the disk is full at last");
+    let (status, problem) = refused.expect("a change is refused because the disk is full");
     assert_eq!(status, 507, "{problem}");
     assert!(problem["detail"].as_str().unwrap().contains("full"), "{problem}");
-    // Nothing of it was made, reading goes on, and so does the gateway.
+    // The change left no trace, and the gateway still answers reads.
     assert_eq!(api.list("/accounts/acme/services").len(), created);
     assert_eq!(create(created + 1).0, 507);
     assert_eq!(api.list("/accounts/acme/services").len(), created);

@@ -1,4 +1,4 @@
-//! Agents over real sockets: enrollment, certificate requests, renewal, recovery, expiry, tunnels without client
+//! Agent identity: enrollment, certificate requests, renewal, recovery, expiry, and tunnels without client
 //! certificates.
 
 use std::path::Path;
@@ -17,10 +17,10 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
-use crate::apex::{ask, post_json};
-use crate::caller::{Caller, HOST, connect, connect_to, get};
-use crate::http::Response;
-use crate::{backend, demo, eventually, setup, tunnels};
+use crate::support::apex::{ask, post_json};
+use crate::support::caller::{Caller, HOST, connect, connect_to, get};
+use crate::support::http1_peer::Response;
+use crate::support::{backend, demo, eventually, setup, tunnels};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -44,18 +44,18 @@ fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
 }
 
-/// Status and code, or just the status if it is not an error.
+/// Status and error code of a response; only the status if it is not an error.
 fn outcome(response: &Response) -> String {
     let code = if response.status.is_success() { String::new() } else { response.code() };
     format!("{} {code}", response.status.as_u16())
 }
 
-/// A demo whose tests may ask the apex more than a client should.
-fn patient() -> Demo {
+/// A demo with raised limits for requests to the apex.
+fn demo_with_high_limits() -> Demo {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.enrollment_requests = Rate::new(10_000, 10_000).unwrap();
     };
-    Demo::start(&Options { adjust, ..crate::options(None) }).unwrap()
+    Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap()
 }
 
 /// The record of the demo's own agent.
@@ -65,8 +65,8 @@ fn own_agent(demo: &Demo) -> AgentRecord {
 }
 
 #[test]
-fn every_failure_of_the_enrollment_endpoints() {
-    let demo = patient();
+fn enrollment_endpoints_report_every_error() {
+    let demo = demo_with_high_limits();
     let control = demo.gateway().control();
     let used = setup::enrollment_token(control, "demo", &["echo"]);
     let enrolled = enroll(&demo, &used);
@@ -103,7 +103,7 @@ fn every_failure_of_the_enrollment_endpoints() {
         assert_eq!(outcome(&post_json(&demo, "/enroll", "", &body)), expected, "{what}");
     }
     assert_eq!(outcome(&ask(&demo, "POST /enroll", "", &"x".repeat(70_000))), "413 GW_BODY_TOO_LARGE");
-    // None of that used the token up.
+    // The refused requests did not consume the token.
     assert_eq!(enroll(&demo, &fresh).status, 201);
 
     let status = |id: &str, fields: &str| ask(&demo, &format!("GET /enroll/status?enrollment_id={id}"), fields, "");
@@ -136,14 +136,14 @@ fn every_failure_of_the_enrollment_endpoints() {
     let agent_id = text(&known.json(), "agent_id").to_owned();
     let both = json!({ "csr": good, "agent_id": agent_id });
     assert_eq!(outcome(&post_json(&demo, "/csr", &secret, &both)), "400 GW_BAD_REQUEST");
-    // Without a certificate there is no old key to recover with.
+    // An agent without a certificate has no key to recover with.
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &both)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
 
     let issued = ask_for(&secret, &good);
     assert_eq!(issued.status, 200, "{}", issued.json());
     assert_eq!(text(&issued.json(), "agent_id"), agent_id);
     assert_eq!(issued.json()["services"], json!([HOST]));
-    // The reply may have been lost: the same again, but not for another key.
+    // A repeated request gets the same reply, in case the first was lost; a request for another key is refused.
     assert_eq!(ask_for(&secret, &good).status, 200);
     let other_key = plain_csr(&KeyPair::generate().unwrap());
     assert_eq!(outcome(&ask_for(&secret, &other_key)), "401 GW_ENROLLMENT_INVALID");
@@ -154,8 +154,8 @@ fn every_failure_of_the_enrollment_endpoints() {
 }
 
 #[test]
-fn a_certificate_holds_only_what_the_gateway_decided() {
-    let demo = patient();
+fn a_certificate_has_only_contents_set_by_the_gateway() {
+    let demo = demo_with_high_limits();
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
     let enrolled = enroll(&demo, &token).json();
     let key = KeyPair::generate().unwrap();
@@ -176,14 +176,14 @@ fn a_certificate_holds_only_what_the_gateway_decided() {
     assert_eq!(certificate.public_key().raw, rcgen::PublicKeyData::subject_public_key_info(&key));
     let lifetime = certificate.validity().not_after.timestamp() - Timestamp::now().0;
     assert!((86_000..=86_400).contains(&lifetime), "{lifetime}");
-    // It is of an authority that signs nothing but agents.
+    // The issuing authority signs only agent certificates.
     let authority = CertificateDer::from_pem_slice(text(&issued, "chain").as_bytes()).unwrap();
     let (_, authority) = x509_parser::parse_x509_certificate(&authority).unwrap();
     certificate.verify_signature(Some(authority.public_key())).unwrap();
 }
 
 #[test]
-fn of_eight_that_come_with_one_token_one_enrolls() {
+fn one_of_eight_concurrent_enrollments_with_one_token_succeeds() {
     let demo = demo(None);
     let token = setup::enrollment_token(demo.gateway().control(), "demo", &["echo"]);
     let mut statuses: Vec<u16> = thread::scope(|scope| {
@@ -195,8 +195,8 @@ fn of_eight_that_come_with_one_token_one_enrolls() {
 }
 
 #[test]
-fn an_agent_can_be_made_to_wait_for_an_administrator() {
-    let demo = patient();
+fn an_enrollment_token_can_require_manual_approval() {
+    let demo = demo_with_high_limits();
     let control = demo.gateway().control();
     let manual = NewEnrollmentToken {
         services: vec!["echo".to_owned()],
@@ -222,20 +222,20 @@ fn an_agent_can_be_made_to_wait_for_an_administrator() {
 }
 
 #[test]
-fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
+fn certificate_renewal_does_not_interrupt_requests() {
     let adjust = |config: &mut gw_gateway::config::Config| {
         config.agent_certificate_lifetime = Duration::from_secs(5);
     };
-    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
     let begun = tunnels(&demo)[0].clone();
     let first = own_agent(&demo);
-    // One request lasts over two renewals, others come and go.
+    // One request spans two renewals; short requests run beside it.
     let mut long = connect(&demo);
     long.send(get(&demo, "/slow?ms=9000"));
     let mut caller = connect(&demo);
     let mut renewals = 0;
     let mut last = first.clone();
-    eventually("two renewals", || {
+    eventually("two renewals are done", || {
         caller.send(get(&demo, "/"));
         assert_eq!(caller.response().status, 200);
         let now = own_agent(&demo);
@@ -246,7 +246,7 @@ fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
         (renewals == 2).then_some(())
     });
     assert_eq!(long.response().status, 200);
-    // Longer than the first certificate was good for, on the same tunnel.
+    // The tunnel has outlived the first certificate.
     assert_eq!(tunnels(&demo)[0].generation, begun.generation);
     let log =
         demo.gateway().control().audit_log(&gw_gateway::store::AuditQuery { account: None, before: None, limit: 1 });
@@ -255,7 +255,7 @@ fn certificates_are_renewed_through_the_tunnel_without_hurting_a_request() {
 }
 
 #[test]
-fn an_agent_whose_certificate_expired_recovers_by_itself_but_not_for_ever() {
+fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
     let demo = demo(None);
     let control = demo.gateway().control();
     let expired = |days: u64| {
@@ -265,7 +265,7 @@ fn an_agent_whose_certificate_expired_recovers_by_itself_but_not_for_ever() {
     };
     let record = expired(29);
     control.put(Record::Agent(record.clone())).unwrap();
-    // Its tunnel is cut, it asks /csr with its old key, and is back.
+    // The gateway closes the tunnel; the agent recovers at /csr with its old key and reconnects.
     eventually("a new certificate", || {
         (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
     });
@@ -275,22 +275,22 @@ fn an_agent_whose_certificate_expired_recovers_by_itself_but_not_for_ever() {
         (caller.response().status == 200).then_some(())
     });
     control.put(Record::Agent(expired(31))).unwrap();
-    eventually("no tunnel", || tunnels(&demo).is_empty().then_some(()));
+    eventually("no tunnel is left", || tunnels(&demo).is_empty().then_some(()));
     let key = KeyPair::generate().unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
-    // Somebody else's key recovers nothing.
+    // A recovery with another key is refused.
     control.put(Record::Agent(expired(1))).unwrap();
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_ENROLLMENT_INVALID");
 }
 
 #[test]
-fn strangers_cannot_spend_the_certificates_of_an_agent() {
-    let demo = patient();
+fn only_the_agent_can_use_up_its_certificate_allowance() {
+    let demo = demo_with_high_limits();
     let agent = own_agent(&demo).id;
     let ask_for = |csr: &str| outcome(&post_json(&demo, "/csr", "", &json!({ "csr": csr, "agent_id": agent })));
     let stranger = plain_csr(&KeyPair::generate().unwrap());
-    // More than the agent has.
+    // More requests than the agent's allowance.
     for _ in 0..25 {
         assert_eq!(ask_for(&stranger), "401 GW_ENROLLMENT_INVALID");
         assert_eq!(ask_for("hello"), "400 GW_CSR_INVALID");
@@ -299,13 +299,13 @@ fn strangers_cannot_spend_the_certificates_of_an_agent() {
     let (_, key) = identity(&demo.about.ca_file.parent().unwrap().join("agent"));
     let own = plain_csr(&key);
     let outcomes: Vec<String> = (0..25).map(|_| ask_for(&own)).collect();
-    // It enrolled with the first of twenty.
+    // Enrollment has used the first of twenty certificates.
     assert!(outcomes[..19].iter().all(|outcome| outcome == "200 "), "{outcomes:?}");
-    assert_eq!(outcomes[24], "503 GW_OVERLOADED", "what is proved is bounded");
+    assert_eq!(outcomes[24], "503 GW_OVERLOADED", "the allowance applies to the agent's own requests");
 }
 
 #[test]
-fn an_agent_serves_what_it_is_told_to_without_a_restart() {
+fn an_agent_follows_changes_of_its_services_without_a_restart() {
     let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
     let control = demo.gateway().control();
     setup::service(control, "demo", "second");
@@ -322,17 +322,17 @@ fn an_agent_serves_what_it_is_told_to_without_a_restart() {
     };
     let before = tunnels(&demo)[0].generation;
     serve(&["echo", "second"]);
-    eventually("a tunnel of the second service", || (served() == ["demo--echo", "demo--second"]).then_some(()));
+    eventually("the tunnel of the second service", || (served() == ["demo--echo", "demo--second"]).then_some(()));
     let echo = tunnels(&demo).into_iter().find(|tunnel| tunnel.service == "demo--echo").unwrap();
-    assert_eq!(echo.generation, before, "the other tunnel is not touched");
+    assert_eq!(echo.generation, before, "the other tunnel stays open");
     serve(&["echo"]);
-    eventually("one tunnel again", || (served() == ["demo--echo"]).then_some(()));
-    // All of them exchanged: no tunnel is left to hear of it by.
+    eventually("only the first service has a tunnel", || (served() == ["demo--echo"]).then_some(()));
+    // Replaces all services, so that no tunnel is left to notify the agent.
     serve(&["second"]);
-    eventually("a tunnel of the new one", || (served() == ["demo--second"]).then_some(()));
+    eventually("the tunnel of the new service", || (served() == ["demo--second"]).then_some(()));
 }
 
-/// The head of an upgrade request, and the connection it is sent on, without a client certificate.
+/// Sends an upgrade request on a new connection without a client certificate.
 fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
     let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
     stranger.send(handshake::request(HOST, proof));
@@ -342,7 +342,7 @@ fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
 #[test]
 fn without_client_certificates_agents_sign_a_challenge() {
     let adjust = |config: &mut gw_gateway::config::Config| config.agent_mtls = false;
-    let demo = Demo::start(&Options { adjust, ..crate::options(None) }).unwrap();
+    let demo = Demo::start(&Options { adjust, ..crate::support::options(None) }).unwrap();
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
     assert_eq!(caller.response().status, 200, "the demo's agent has answered its challenge");
@@ -360,7 +360,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
         assert_eq!(outcome(&response), "401 GW_AGENT_CHALLENGE");
         handshake::parse_challenge(response.header("www-authenticate")).unwrap().to_owned()
     };
-    // The right key signs the challenge of its connection.
+    // A signature by the agent's key of the challenge of this connection is accepted.
     let mut agent = upgrade(&demo, None);
     let challenge = challenge_of(&mut agent);
     agent.send(handshake::request(HOST, Some(&sign(&key, HOST, &challenge))));
@@ -386,7 +386,7 @@ fn without_client_certificates_agents_sign_a_challenge() {
         assert_eq!(outcome(&response), "401 GW_AGENT_CERTIFICATE_REQUIRED", "{what}");
         assert!(stranger.is_closed(), "{what}");
     }
-    // A proof nobody asked for is not looked at.
+    // A proof without a challenge is ignored.
     let mut eager = upgrade(&demo, Some(&sign(&key, HOST, &challenge)));
     challenge_of(&mut eager);
 }
@@ -398,17 +398,17 @@ fn identity(state_dir: &Path) -> (CertificateDer<'static>, KeyPair) {
 }
 
 #[test]
-fn enrollment_is_limited_by_address_on_its_own() {
+fn enrollment_is_limited_by_address_separately() {
     let demo = Demo::start(&Options {
         adjust: |config| config.enrollment_requests = Rate::new(5, 1).unwrap(),
-        ..crate::options(None)
+        ..crate::support::options(None)
     })
     .unwrap();
-    // The demo's own agent took three of them.
+    // The demo's own agent has used three requests.
     let answers: Vec<Response> = (0..5).map(|_| enroll(&demo, "gw_et_x")).collect();
     let statuses: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
     assert_eq!(statuses, [401, 401, 429, 429, 429]);
     assert_eq!(answers[4].code(), "GW_RATE_LIMIT_EXCEEDED");
     assert!((200..=300).contains(&answers[4].header("retry-after").parse::<u32>().unwrap()));
-    assert_eq!(crate::apex::token(&demo, "x", "x", "x").status, 401);
+    assert_eq!(crate::support::apex::token(&demo, "x", "x", "x").status, 401);
 }

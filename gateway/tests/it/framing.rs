@@ -1,4 +1,4 @@
-//! Where messages end: what a caller or a backend says about it never travels beyond its own connection.
+//! Message framing: framing fields of a caller or a backend apply only to their own connection.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -10,25 +10,27 @@ use h2::ext::Protocol;
 use http::{HeaderMap, HeaderValue, Method};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::caller::{HOST, connect, get, request};
-use crate::caller2::{self, on_a_reactor, tls, whole};
-use crate::frames::{self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame};
-use crate::{backend, demo};
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::http2_caller::{self, on_a_reactor, tls, whole};
+use crate::support::http2_frames::{
+    self, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame,
+};
+use crate::support::{backend, demo};
 
-/// A request as a backend saw it.
+/// A request as the backend received it.
 #[derive(Debug)]
 struct Seen {
     connection: usize,
-    /// Target, and the length of the body.
+    /// Target and body length.
     target: String,
     body: usize,
-    /// Names of fields that frame, and of `upgrade`.
+    /// Names of the framing fields and of `upgrade`.
     framing: Vec<String>,
 }
 
-/// A backend that reads bodies as they are announced, declines every upgrade, and keeps its connections.
+/// A backend that reads bodies by their framing, declines every upgrade, and keeps its connections open.
 fn declining() -> (String, Receiver<Seen>) {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let connections = AtomicUsize::new(0);
     let url = backend::start(move |mut peer| {
         let connection = connections.fetch_add(1, Ordering::Relaxed);
@@ -38,18 +40,18 @@ fn declining() -> (String, Receiver<Seen>) {
             let Ok((body, _)) = peer.body(head.framing) else { return };
             let frames = |name: &&str| matches!(*name, "content-length" | "transfer-encoding" | "upgrade");
             let framing = head.headers.keys().map(|name| name.as_str()).filter(frames).map(str::to_owned).collect();
-            tell.send(Seen { connection, target, body: body.len(), framing }).unwrap();
+            sender.send(Seen { connection, target, body: body.len(), framing }).unwrap();
         }
     });
-    (url, told)
+    (url, receiver)
 }
 
 #[test]
-fn a_declined_extended_connect_leaves_nothing_to_be_taken_for_the_next_request() {
+fn a_declined_extended_connect_does_not_reach_the_next_request() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         assert_eq!(caller.get("/before").await.body, b"/before");
         for length in ["34", "0", "100000"] {
             let declined = caller.request(&Method::CONNECT, "/chat").header("content-length", length);
@@ -66,13 +68,13 @@ fn a_declined_extended_connect_leaves_nothing_to_be_taken_for_the_next_request()
         let asks = seen.target == "/chat";
         assert_eq!((seen.body, seen.framing == ["upgrade"]), (0, asks), "{seen:?}");
         assert!(asks || seen.framing.is_empty(), "{seen:?}");
-        // A connection that declined serves nothing more.
+        // A connection with a declined upgrade serves no further request.
         assert!(!asks || all[at + 1..].iter().all(|later| later.connection != seen.connection), "{all:?}");
     }
 }
 
 #[test]
-fn a_declined_upgrade_of_http_1_1_leaves_nothing_either() {
+fn a_declined_http1_upgrade_does_not_reach_the_next_request() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     let mut caller = connect(&demo);
@@ -90,7 +92,7 @@ fn a_declined_upgrade_of_http_1_1_leaves_nothing_either() {
     }
 }
 
-/// Protocols that would carry HTTP past the gateway, and values that are no protocol.
+/// Protocols that would tunnel HTTP past the gateway, and values that are not a protocol.
 const REFUSED: [&str; 17] = [
     "h2c",
     "H2C",
@@ -112,11 +114,11 @@ const REFUSED: [&str; 17] = [
 ];
 
 #[test]
-fn protocols_that_are_http_or_no_protocol_are_refused() {
+fn upgrades_to_http_or_invalid_protocols_are_refused() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         assert_eq!(caller.get("/before").await.status, 404);
         for protocol in REFUSED {
             let request = caller.request(&Method::CONNECT, "/chat").extension(Protocol::from(protocol));
@@ -138,18 +140,18 @@ fn protocols_that_are_http_or_no_protocol_are_refused() {
 }
 
 #[test]
-fn a_body_that_was_to_be_empty_reaches_no_backend() {
+fn a_body_beyond_content_length_zero_does_not_reach_the_backend() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let empty = |target: &str| caller.request(&Method::POST, target).header("content-length", "0");
         let (response, mut upload) = caller.begin(empty("/contradicted"), false).await;
-        // Time for its head to reach the backend.
+        // Gives the head time to reach the backend.
         assert_eq!(caller.get("/meanwhile").await.body, b"/meanwhile");
         upload.send_data(Bytes::from_static(b"GET / HTTP/1.1\r\n"), true).unwrap();
         assert_eq!(response.await.unwrap_err().reason(), Some(Reason::PROTOCOL_ERROR));
-        // One that ends later is none the worse.
+        // An empty body that ends later is accepted.
         let (response, mut upload) = caller.begin(empty("/late"), false).await;
         upload.send_data(Bytes::new(), true).unwrap();
         assert_eq!(whole(response).await.body, b"/late");
@@ -165,13 +167,13 @@ fn a_body_that_was_to_be_empty_reaches_no_backend() {
 }
 
 #[test]
-fn lengths_and_codings_in_disguise_are_dropped_in_both_directions() {
-    let (tell, told) = mpsc::channel();
+fn framing_fields_with_underscores_are_dropped_in_both_directions() {
+    let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, body, _)) = peer.request() {
             let names: Vec<String> = head.headers.keys().map(|name| name.as_str().to_owned()).collect();
             let length = head.headers.get("content-length").cloned();
-            tell.send((names, length, body)).unwrap();
+            sender.send((names, length, body)).unwrap();
             peer.send(
                 "HTTP/1.1 200 OK\r\ncontent_length: 1\r\nCONTENT_LENGTH: 7\r\nTransfer_Encoding: chunked\r\nX_Own: 1\r\n\
                  Content-Length: 0003\r\n\r\nabc",
@@ -191,7 +193,7 @@ fn lengths_and_codings_in_disguise_are_dropped_in_both_directions() {
     };
     check(&response.headers, &response.body);
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let request = caller.request(&Method::POST, "/").header("content_length", "1").header("x_own", "1");
         let request = request.header("transfer_encoding", "chunked").header("content-length", "005");
         let (response, mut upload) = caller.begin(request, false).await;
@@ -200,7 +202,7 @@ fn lengths_and_codings_in_disguise_are_dropped_in_both_directions() {
         check(&response.headers, &response.body);
     });
     for _ in 0..2 {
-        let (names, length, body) = told.recv().unwrap();
+        let (names, length, body) = receiver.recv().unwrap();
         assert!(names.contains(&"x_own".to_owned()), "{names:?}");
         assert!(!names.iter().any(|name| name == "content_length" || name == "transfer_encoding"), "{names:?}");
         assert_eq!((length.unwrap().as_bytes(), body.as_slice()), (&b"5"[..], &b"hello"[..]));
@@ -208,7 +210,7 @@ fn lengths_and_codings_in_disguise_are_dropped_in_both_directions() {
 }
 
 #[test]
-fn later_versions_of_http_1_are_served_as_1_1() {
+fn later_minor_versions_of_http_1_are_served_as_1_1() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, body, _)) = peer.request() {
             let target = head.target.as_str();
@@ -228,7 +230,7 @@ fn later_versions_of_http_1_are_served_as_1_1() {
 }
 
 #[test]
-fn responses_without_a_body_keep_the_length_that_may_stay_and_lose_the_other() {
+fn bodiless_responses_keep_a_content_length_only_where_it_is_allowed() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
             let status = &head.target.as_str()[1..];
@@ -250,7 +252,7 @@ fn responses_without_a_body_keep_the_length_that_may_stay_and_lose_the_other() {
         let found = response.headers.get("content-length").map(|value| value.to_str().unwrap());
         assert_eq!((found, response.body.len()), (length, 0), "{method} {target}");
         on_a_reactor(async {
-            let caller = caller2::connect(&demo).await;
+            let caller = http2_caller::connect(&demo).await;
             let response = caller.fetch(caller.request(&method, target)).await;
             let found = response.headers.get("content-length").map(|value| value.to_str().unwrap());
             assert_eq!((found, response.body.len()), (length, 0), "{method} {target}");
@@ -258,8 +260,7 @@ fn responses_without_a_body_keep_the_length_that_may_stay_and_lose_the_other() {
     }
 }
 
-/// Sends `frames` on a connection of its own and returns the reason for which stream 1 was reset; `None` if it was
-/// answered.
+/// Sends `frames` on a new connection. Returns the error code of the reset of stream 1; `None` if it was answered.
 fn reset_of(demo: &Demo, frames: &[Vec<u8>]) -> Option<u32> {
     on_a_reactor(async {
         let mut stream = tls(&demo.about).await;
@@ -281,13 +282,14 @@ fn reset_of(demo: &Demo, frames: &[Vec<u8>]) -> Option<u32> {
 }
 
 #[test]
-fn malformed_messages_of_http_2_are_stream_errors() {
+fn malformed_http2_messages_are_stream_errors() {
     let (url, seen) = declining();
     let demo = demo(Some(url));
     let key = demo.about.service_key.as_str();
     let whole =
         [(":method", "POST"), (":scheme", "https"), (":authority", HOST), (":path", "/"), ("x-gw-service-key", key)];
-    let head = |flags: u8, fields: &[(&str, &str)]| frame(HEADERS, END_HEADERS | flags, 1, &frames::block(fields));
+    let head =
+        |flags: u8, fields: &[(&str, &str)]| frame(HEADERS, END_HEADERS | flags, 1, &http2_frames::block(fields));
     let with = |field: (&'static str, &'static str)| [&whole[..], &[field]].concat();
     let without_authority = |scheme: &'static str| {
         vec![(":method", "GET"), (":scheme", scheme), (":path", "/"), ("host", HOST), ("x-gw-service-key", key)]
@@ -308,19 +310,19 @@ fn malformed_messages_of_http_2_are_stream_errors() {
         let frames = [head(0, &whole), frame(DATA, 0, 1, b"body"), head(END_STREAM, &trailers)];
         assert_eq!(reset_of(&demo, &frames), Some(1), "{trailers:?}");
     }
-    crate::wait_until_slots_are_free(&demo);
-    assert_eq!(seen.try_iter().count(), 0, "none of them was whole");
+    crate::support::wait_until_slots_are_free(&demo);
+    assert_eq!(seen.try_iter().count(), 0, "an incomplete request reached the backend");
     let frames = [head(0, &whole), frame(DATA, 0, 1, b"body"), head(END_STREAM, &[("x", "a")])];
     assert_eq!(reset_of(&demo, &frames), None);
     assert_eq!(reset_of(&demo, &[head(END_STREAM, &without_authority("https"))]), None);
 }
 
 #[test]
-fn trailers_carry_no_framing_either_way() {
-    let (tell, told) = mpsc::channel();
+fn framing_fields_in_trailers_are_dropped_in_both_directions() {
+    let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((_, _, trailers)) = peer.request() {
-            tell.send(trailers).unwrap();
+            sender.send(trailers).unwrap();
             peer.send(
                 "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\n\
                  Connection: close\r\nUpgrade: h2c\r\ncontent_length: 9\r\nX-Sum: 1\r\n\r\n",
@@ -334,6 +336,6 @@ fn trailers_carry_no_framing_either_way() {
                     Upgrade: h2c\r\nHost: h\r\nX-Sum: 1\r\n\r\n";
         caller.send(request(&demo, "POST /", &format!("Transfer-Encoding: chunked\r\n\r\n{body}")));
         assert_eq!(caller.response().trailers, only_sum);
-        assert_eq!(told.recv().unwrap(), only_sum);
+        assert_eq!(receiver.recv().unwrap(), only_sum);
     }
 }

@@ -1,13 +1,15 @@
-//! Header lists of HTTP/2 over the limits (RFC 9113 §10.5.1): an error with a request id, or the end of the connection.
+//! HTTP/2 header lists over the limits (RFC 9113 §10.5.1) get an error with a request id, or end the connection.
 
 use std::io::{Read, Write};
 
 use http::Method;
 
-use crate::caller::{self, HOST, Tls};
-use crate::caller2::{connect, on_a_reactor};
-use crate::frames::{self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame};
-use crate::{demo, eventually, reports};
+use crate::support::caller::{self, HOST, Tls};
+use crate::support::http2_caller::{connect, on_a_reactor};
+use crate::support::http2_frames::{
+    self, CONTINUATION, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PREFACE, SETTINGS, frame,
+};
+use crate::support::{demo, eventually, reports};
 
 const KIB: usize = 1024;
 const ENHANCE_YOUR_CALM: u8 = 11;
@@ -29,21 +31,21 @@ fn a_list_of_up_to_128_kib_gets_an_error_with_a_request_id() {
     });
 }
 
-/// A header block that begins like a request and stands for a list of some hundred bytes and 4,032 for each repetition: a
-/// field that enters the dynamic table, and then stands for itself (RFC 7541 §2.3.3).
+/// A header block of a request that decodes to some hundred bytes plus 4,032 bytes per repetition: it adds a field to
+/// the dynamic table and then refers to it (RFC 7541 §2.3.3).
 fn amplified(repetitions: usize) -> Vec<u8> {
-    let mut block = frames::get("/", None);
+    let mut block = http2_frames::get("/", None);
     block.extend([0x40, 1, b'x', 127, 0xa0, 0x1e]);
     block.extend([b'y'; 3999]);
     block.extend(std::iter::repeat_n(0x80 | 62, repetitions));
     block
 }
 
-/// A header block of so many bytes, in as many frames as it takes.
+/// A header block of at least `size` bytes, in HEADERS and CONTINUATION frames.
 fn literal(size: usize) -> Vec<u8> {
-    let mut block = frames::get("/", None);
+    let mut block = http2_frames::get("/", None);
     while block.len() < size {
-        // Never indexed, a name of its own and a value of 1,000 bytes.
+        // A never-indexed literal with a new name and a value of 1,000 bytes.
         block.extend([0x10, 1, b'x', 127, 0xe9, 0x06]);
         block.extend([b'y'; 1000]);
     }
@@ -56,12 +58,12 @@ fn literal(size: usize) -> Vec<u8> {
     frames.collect::<Vec<_>>().concat()
 }
 
-/// Sends `head` on a new connection and reads to the end. Returns the kinds of all frames, and the code of GOAWAY.
+/// Sends `head` on a new connection and reads to the end. Returns the types of all frames and the error code of GOAWAY.
 fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
     let mut stream = Tls::new(caller::session(&demo.about, HOST, &[b"h2"], None), caller::socket(&demo.about));
     stream.write_all(PREFACE).unwrap();
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).unwrap();
-    // The gateway may have ended the connection before it has all.
+    // The gateway may close the connection before it has read everything.
     drop(stream.write_all(head).and_then(|()| stream.flush()));
     let (mut received, mut chunk) = (Vec::new(), vec![0; 64 * KIB]);
     loop {
@@ -69,7 +71,7 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
             Ok(0) => break,
             Ok(read) => received.extend_from_slice(&chunk[..read]),
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            // The gateway does not say close_notify after GOAWAY.
+            // The gateway sends no close_notify after GOAWAY.
             Err(error) => {
                 assert!(error.kind() != std::io::ErrorKind::WouldBlock, "the connection does not end");
                 break;
@@ -81,7 +83,7 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
         let length = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
         kinds.push(*kind);
         if *kind == GOAWAY {
-            // Flags, stream, last stream, then the code (RFC 9113 §6.8).
+            // Flags, stream id, last stream id, then the error code (RFC 9113 §6.8).
             code = behind.get(12).copied();
         }
         rest = behind.get(5 + length..).unwrap_or_default();
@@ -90,11 +92,11 @@ fn answer(demo: &gw_gateway::demo::Demo, head: &[u8]) -> (Vec<u8>, Option<u8>) {
 }
 
 #[test]
-fn a_larger_list_ends_the_connection_and_gets_no_response() {
+fn a_larger_list_ends_the_connection_without_a_response() {
     let demo = demo(None);
     let whole = |block: &[u8]| frame(HEADERS, END_HEADERS | END_STREAM, 1, block);
     let heads = [
-        // Over the limit once decoded: a little, just below four times as much, and more, where h2 itself stops.
+        // Decoded sizes slightly over the limit, just below four times the limit, and beyond it, where h2 itself stops.
         ("33 repetitions", whole(&amplified(33)), (1, 0)),
         ("127 repetitions", whole(&amplified(127)), (2, 0)),
         ("1,000 repetitions", whole(&amplified(1000)), (2, 1)),

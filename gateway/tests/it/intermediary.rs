@@ -1,13 +1,13 @@
-//! What a gateway owes both sides as an intermediary (RFC 9110 §7.6, RFC 9112, RFC 9113).
+//! Duties of an intermediary (RFC 9110 §7.6, RFC 9112, RFC 9113).
 
 use http::Method;
 
-use crate::caller::{connect, get, request};
-use crate::caller2::{self, on_a_reactor};
-use crate::{backend, demo};
+use crate::support::caller::{connect, get, request};
+use crate::support::http2_caller::{self, on_a_reactor};
+use crate::support::{backend, demo};
 
 #[test]
-fn forwards_are_counted() {
+fn max_forwards_is_decremented_and_answered_at_zero() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     caller.send(request(&demo, "OPTIONS /", "Max-Forwards: 3\r\n\r\n"));
@@ -20,13 +20,13 @@ fn forwards_are_counted() {
     assert!(text.starts_with("TRACE /path HTTP/1.1\r\n") && !text.contains("secret") && !text.contains("gw_sk_"));
     caller.send(request(&demo, "OPTIONS *", "Max-Forwards: 0\r\n\r\n"));
     assert_eq!(caller.response().status, 204);
-    // Who may not ask the backend is not answered here either.
-    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::caller::HOST));
+    // Without credentials the request is refused here as well.
+    caller.send(format!("TRACE / HTTP/1.1\r\nHost: {}\r\nMax-Forwards: 0\r\n\r\n", crate::support::caller::HOST));
     assert_eq!(caller.response().code(), "GW_AUTH_REQUIRED");
 }
 
 #[test]
-fn options_of_the_whole_server_stay_that() {
+fn options_asterisk_reaches_the_backend_unchanged() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             let target = head.target.as_str();
@@ -41,7 +41,7 @@ fn options_of_the_whole_server_stay_that() {
 }
 
 #[test]
-fn dates_are_kept_and_missing_ones_given() {
+fn a_missing_date_is_added_and_an_existing_one_kept() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             let date = if head.target == "/dated" { "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n" } else { "" };
@@ -58,7 +58,7 @@ fn dates_are_kept_and_missing_ones_given() {
 }
 
 #[test]
-fn lengths_that_a_backend_contradicts_itself_about_are_not_believed() {
+fn ambiguous_framing_of_a_response_is_an_error() {
     for fields in [
         "Content-Length: 2\r\nContent-Length: 2\r\n",
         "Content-Length: 2\r\nContent-Length: 3\r\n",
@@ -87,7 +87,7 @@ fn lengths_that_a_backend_contradicts_itself_about_are_not_believed() {
 }
 
 #[test]
-fn what_http_2_has_no_words_for_does_not_reach_it() {
+fn hop_by_hop_and_gateway_fields_of_responses_are_dropped() {
     let demo = demo(Some(backend::start(|mut peer| {
         while peer.request().is_ok() {
             peer.send(
@@ -97,7 +97,7 @@ fn what_http_2_has_no_words_for_does_not_reach_it() {
         }
     })));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
+        let caller = http2_caller::connect(&demo).await;
         let response = caller.fetch(caller.request(&Method::GET, "/")).await;
         let mut names: Vec<&str> = response.headers.keys().map(http::HeaderName::as_str).collect();
         names.sort_unstable();

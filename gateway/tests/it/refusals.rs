@@ -1,16 +1,15 @@
-//! What is refused, and how: the error table, over real sockets.
+//! Refused requests and their error responses.
 
 use std::sync::{Mutex, mpsc};
 
 use gw_gateway::control::{Actor, Mode, ServiceChanges};
 use http::Method;
 
-use crate::backend;
-use crate::caller::{HOST, connect, connect_to, get, request};
-use crate::{SOON, demo, eventually, setup, tunnels};
+use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::{SOON, backend, demo, eventually, setup, tunnels};
 
 #[test]
-fn policy_and_authentication() {
+fn policy_and_authentication_errors_have_codes() {
     let demo = demo(None);
     let key = demo.about.service_key.clone();
     let control = demo.gateway().control();
@@ -41,7 +40,7 @@ fn policy_and_authentication() {
 }
 
 #[test]
-fn a_disabled_service_and_one_that_takes_no_keys() {
+fn disabled_services_and_services_without_key_mode_are_refused() {
     let demo = demo(None);
     let control = demo.gateway().control();
     let mut caller = connect(&demo);
@@ -61,7 +60,7 @@ fn a_disabled_service_and_one_that_takes_no_keys() {
 }
 
 #[test]
-fn what_is_not_http_is_refused_and_the_connection_closed() {
+fn malformed_http_is_refused_and_the_connection_closed() {
     let demo = demo(None);
     let host = format!("Host: {HOST}\r\n");
     for bad in [
@@ -86,18 +85,18 @@ fn what_is_not_http_is_refused_and_the_connection_closed() {
 }
 
 #[test]
-fn a_malformed_chunk_is_refused_while_that_is_still_possible() {
+fn a_malformed_chunk_is_refused_before_the_response_begins() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     caller.send(request(&demo, "POST /", "Transfer-Encoding: chunked\r\n\r\n3\r\nabcXX"));
     let response = caller.response();
     assert_eq!((response.status.as_u16(), response.code().as_str()), (400, "GW_BAD_REQUEST"));
     assert!(caller.is_closed());
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
-fn heads_over_the_limits() {
+fn heads_over_the_limits_are_refused() {
     let demo = demo(None);
     for (line, fields) in [
         ("GET /".to_owned() + &"a".repeat(8 * 1024), String::new()),
@@ -116,7 +115,7 @@ fn heads_over_the_limits() {
 }
 
 #[test]
-fn errors_of_the_backend() {
+fn backend_errors_have_codes() {
     for (answer, code) in [
         ("", "GW_BACKEND_RESET"),
         ("HTTP/1.1 abc\r\n\r\n", "GW_BACKEND_INVALID_RESPONSE"),
@@ -136,25 +135,22 @@ fn errors_of_the_backend() {
 }
 
 #[test]
-fn a_backend_that_is_not_there() {
-    // Bound but not listening: connections are refused and the port stays reserved.
-    let closed = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
-    closed.bind(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into()).unwrap();
-    let port = closed.local_addr().unwrap().as_socket().unwrap().port();
-    let demo = demo(Some(format!("http://127.0.0.1:{port}")));
+fn an_unreachable_backend_has_a_code() {
+    let (_closed, address) = backend::refusing();
+    let demo = demo(Some(format!("http://{address}")));
     let mut caller = connect(&demo);
     caller.send(get(&demo, "/"));
     assert_eq!(caller.response().code(), "GW_BACKEND_UNREACHABLE");
 }
 
 #[test]
-fn more_requests_than_slots() {
+fn requests_beyond_the_slots_are_refused() {
     let (release, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, ..)) = peer.request() {
             if head.target == "/held" {
-                // Until the other end is gone: then for all.
+                // Waits until the sender is dropped, which releases all requests.
                 let _ = held.lock().unwrap().recv_timeout(2 * SOON);
             }
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
@@ -183,7 +179,7 @@ fn more_requests_than_slots() {
 }
 
 #[test]
-fn refused_bodies_are_read_away_where_that_is_cheap() {
+fn small_bodies_of_refused_requests_are_drained() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     let body = "x".repeat(10_000);
@@ -194,7 +190,7 @@ fn refused_bodies_are_read_away_where_that_is_cheap() {
 }
 
 #[test]
-fn tunnels_are_for_agents_of_the_same_version() {
+fn agents_of_another_version_get_no_tunnel() {
     let demo = demo(None);
     let upgrade = |version: &str| {
         format!(
@@ -215,7 +211,7 @@ fn tunnels_are_for_agents_of_the_same_version() {
 }
 
 #[test]
-fn an_agent_gets_tunnels_of_its_own_services_only() {
+fn an_agent_gets_tunnels_only_for_its_own_services() {
     let demo = demo(None);
     let control = demo.gateway().control();
     setup::service(control, "demo", "other");
@@ -236,14 +232,14 @@ fn an_agent_gets_tunnels_of_its_own_services_only() {
     let accepted = upgrade("demo--other.eu1.gw.localhost").response_head(&Method::GET).unwrap();
     assert_eq!(accepted.status, 101);
     control.revoke_agent(&Actor::Admin, "demo", agent.as_str()).unwrap();
-    eventually("revoked everywhere", || {
+    eventually("the revocation reaches all workers", || {
         let response = upgrade("demo--other.eu1.gw.localhost").try_response(&Method::GET).ok()?;
         (response.status == 401 && response.code() == "GW_AGENT_REVOKED").then_some(())
     });
 }
 
 #[test]
-fn a_refused_caller_that_sends_no_body_does_not_keep_its_connection() {
+fn a_refused_request_without_its_body_ends_the_connection() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     caller.send(format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"));
@@ -269,7 +265,7 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
     let certificate = rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap();
     let identity = (certificate.der().clone(), key.serialize_der().try_into().unwrap());
     let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], Some(identity));
-    // With TLS 1.3 the refusal comes with the first read.
+    // In TLS 1.3 the client learns of the refusal with its first read.
     drop(std::io::Write::write_all(&mut stranger.stream, b"GET /tunnel HTTP/1.1\r\n"));
     assert!(stranger.try_response(&Method::GET).is_err());
     assert_eq!(tunnels(&demo).len(), 1);

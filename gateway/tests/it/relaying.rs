@@ -1,17 +1,16 @@
-//! What goes through, both ways, unchanged.
+//! Relayed requests and responses over HTTP/1.1.
 
 use std::sync::mpsc;
 
 use gw_shared::http::Framing;
 use http::Method;
 
-use crate::backend;
-use crate::caller::{HOST, connect, get, request};
-use crate::demo;
-use crate::http::fields;
+use crate::support::caller::{HOST, connect, get, request};
+use crate::support::http1_peer::fields;
+use crate::support::{backend, demo};
 
 #[test]
-fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
+fn the_backend_gets_the_request_and_the_client_address() {
     let (seen, requests) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         let (head, body, _) = peer.request().unwrap();
@@ -31,7 +30,7 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
     assert_eq!(response.header("x-own"), "1");
     assert_eq!((response.header("x-gw-status"), response.header("x-hop")), ("", ""));
 
-    let (head, body) = requests.recv_timeout(crate::SOON).unwrap();
+    let (head, body) = requests.recv_timeout(crate::support::SOON).unwrap();
     assert_eq!((head.method.as_str(), head.target.as_str()), ("PATCH", "/a%2Fb//c?x=%00&y"));
     assert_eq!((head.authority.as_str(), body.as_slice()), (HOST, b"hello".as_slice()));
     assert_eq!(head.framing, Framing::Length(5));
@@ -60,7 +59,7 @@ fn the_backend_sees_what_the_caller_sent_and_who_the_caller_was() {
 }
 
 #[test]
-fn bodies_of_every_framing_arrive_whole() {
+fn bodies_of_every_framing_arrive_complete() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, body, trailers)) = peer.request() {
             let trailer = trailers.get("x-checksum").map_or("none", |value| value.to_str().unwrap());
@@ -88,7 +87,7 @@ fn bodies_of_every_framing_arrive_whole() {
 }
 
 #[test]
-fn responses_without_a_body_and_without_a_length() {
+fn responses_without_a_body_or_a_length_are_relayed() {
     let demo = demo(Some(backend::start(|mut peer| {
         while let Ok((head, _, _)) = peer.request() {
             match head.target.as_str() {
@@ -133,7 +132,7 @@ fn expect_100_continue_is_answered_before_the_body() {
     assert_eq!(caller.bytes(25).unwrap(), b"HTTP/1.1 100 Continue\r\n\r\n");
     caller.send("hello");
     assert_eq!(caller.response().json()["body"], "hello");
-    // A request that is refused is not told to continue.
+    // A refused request gets no 100 response.
     let refused = format!("POST / HTTP/1.1\r\nHost: {HOST}\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
     caller.send(refused);
     let response = caller.response();
@@ -142,7 +141,7 @@ fn expect_100_continue_is_answered_before_the_body() {
 }
 
 #[test]
-fn absolute_form_and_http_1_0() {
+fn absolute_form_and_http_1_0_are_accepted() {
     let demo = demo(None);
     let mut caller = connect(&demo);
     let key = &demo.about.service_key;
@@ -159,8 +158,8 @@ fn absolute_form_and_http_1_0() {
 }
 
 #[test]
-fn the_first_byte_is_passed_on_at_once_both_ways() {
-    // Each side sends a byte only after the other's has arrived: buffering anywhere would stop it for ever.
+fn the_first_byte_is_relayed_at_once_in_both_directions() {
+    // Each side sends a byte after the other's has arrived: buffering anywhere would stall both.
     let demo = demo(Some(backend::start(|mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");

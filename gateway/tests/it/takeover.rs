@@ -1,90 +1,34 @@
-//! Processes that are replaced while callers use them: no request fails.
+//! Takeover by a new process while callers send requests: no request fails.
 
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use http::Method;
 
-use crate::process::{self, Log, Running, Served, config_text, gw_gateway, send_signal};
-use crate::processes::Prepared;
-use crate::{SOON, backend, eventually};
+use crate::support::eventually;
+use crate::support::held_backend::HeldBackend;
+use crate::support::prepared::Prepared;
+use crate::support::process::{self, Running, Served, gw_gateway};
+use crate::support::successor::{admin, replace};
 
-/// Requests while everything is replaced; `GW_TEST_REPLACED_REQUESTS` changes it.
+/// Number of requests during the replacements; `GW_TEST_REPLACED_REQUESTS` overrides it.
 const REQUESTS: usize = 4000;
 const CALLERS: usize = 8;
 
-/// A process that its predecessor has started: nobody's child once that has ended.
-pub(crate) struct Successor(pub(crate) u32);
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        send_signal(self.0, "KILL");
-    }
-}
-
-impl Successor {
-    pub(crate) fn has_ended(&self) -> bool {
-        // Whoever adopts it may leave it a zombie.
-        fs::read_to_string(format!("/proc/{}/stat", self.0)).map_or(true, |stat| stat.contains(") Z "))
-    }
-
-    pub(crate) fn stop(self) {
-        assert!(send_signal(self.0, "TERM"));
-        eventually("the successor has ended", || self.has_ended().then_some(()));
-    }
-}
-
-/// Has a process replaced; returns once its successor serves.
-pub(crate) fn replace(id: u32, log: &Log) -> Successor {
-    assert!(send_signal(id, "USR2"));
-    log.find(|line| {
-        assert_ne!(line["message"], "not replaced: this process goes on", "{line}");
-        Some(Successor(u32::try_from(line["successor"].as_u64()?).unwrap()))
-    })
-}
-
-/// A backend that answers `/held` once it is told to, `/slow` after some milliseconds, and everything else at once.
-pub(crate) fn start_backend() -> (String, mpsc::Sender<()>) {
-    let (release, held) = mpsc::channel::<()>();
-    let held = Mutex::new(held);
-    let url = backend::start(move |mut peer| {
-        while let Ok((head, body, _)) = peer.request() {
-            match head.target.path() {
-                "/held" => held.lock().unwrap().recv_timeout(SOON).unwrap(),
-                "/slow" => thread::sleep(Duration::from_millis(40)),
-                _ => {}
-            }
-            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n{:08}", body.len()));
-        }
-    });
-    (url, release)
-}
-
-/// What an administrator gets from `path`, and with which status.
-pub(crate) fn admin(address: SocketAddr, path: &str) -> (u16, String) {
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-    let mut response = ureq::Agent::from(config).get(format!("http://{address}{path}")).call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
-}
-
-/// Creates an account, which takes the store.
+/// Creates an account, which requires write access to the store. Returns the status.
 fn create_account(prepared: &Prepared, address: SocketAddr, id: &str) -> u16 {
-    let token = fs::read_to_string(prepared.path("data/admin.token")).unwrap();
-    let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
-    let request = ureq::Agent::from(config).post(format!("http://{address}/api/v1/accounts"));
-    let request = request.header("Authorization", format!("Bearer {}", token.trim()));
-    request.send_json(serde_json::json!({ "id": id })).unwrap().status().as_u16()
+    prepared.administer(address, "POST", "/accounts", &serde_json::json!({ "id": id }))
 }
 
 fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
-    eventually("all tunnels", || {
+    eventually("all tunnels are open", || {
         let (_, metrics) = admin(admin_address, "/metrics");
         metrics.lines().any(|line| line == format!("gw_tunnels {count}")).then_some(())
     });
@@ -93,12 +37,9 @@ fn wait_for_tunnels(admin_address: SocketAddr, count: usize) {
 #[test]
 fn running_requests_and_kept_connections_survive_a_takeover() {
     let prepared = Prepared::new();
-    let (backend, release) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, log }, mut agent) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let mut agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
     let (mut running, mut kept, mut idle) =
         (prepared.connect(address), prepared.connect(address), prepared.connect(address));
     for caller in [&mut kept, &mut idle] {
@@ -109,20 +50,20 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
     wait_for_tunnels(admin_address, 1);
 
     let successor = replace(process.id(), &log);
-    // The agent may not be there yet: its callers wait. The old process may still take some in.
+    // The agent may not have reconnected yet: requests wait for it. The old process may still accept connections.
     let mut new = eventually("the successor answers", || {
         let mut caller = prepared.connect(address);
         caller.send(prepared.get("/"));
         assert_eq!(caller.response().status, 200);
-        // Each process makes its own.
+        // Each process issues its own development certificate.
         (caller.stream.conn.peer_certificates() != kept.stream.conn.peer_certificates()).then_some(caller)
     });
-    // Whoever has a connection to the old process is served by it, and told to make another.
+    // The old process serves its existing connections and closes them after the next response.
     kept.send(prepared.get("/"));
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     assert!(kept.is_closed() && idle.is_closed());
-    release.send(()).unwrap();
+    backend.release();
     assert_eq!(running.response().status, 200);
     drop(running);
     assert_eq!(process.exit_code(), Some(0));
@@ -139,13 +80,11 @@ fn running_requests_and_kept_connections_survive_a_takeover() {
 }
 
 #[test]
-fn a_takeover_that_fails_changes_nothing() {
+fn a_failed_takeover_leaves_the_running_process_unchanged() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, log } = prepared.serve_with(&config);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (Served { mut process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
     let mut caller = prepared.connect(address);
     let mut refused = |expected: &str, account: &str| {
         process.signal("USR2");
@@ -163,7 +102,7 @@ fn a_takeover_that_fails_changes_nothing() {
 
     fs::write(prepared.path("gateway.toml"), "region = \"eu1\"\ncolour = 1\n").unwrap();
     refused("colour: no such key", "first");
-    // One that finds out only when the store is its own.
+    // A fault that the successor finds only after it has opened the store.
     fs::write(prepared.path("gateway.toml"), &config).unwrap();
     let authority = prepared.path("data/agent-ca.crt");
     let certificate = fs::read(&authority).unwrap();
@@ -172,19 +111,17 @@ fn a_takeover_that_fails_changes_nothing() {
     fs::write(&authority, certificate).unwrap();
 
     let successor = replace(process.id(), &log);
-    assert_eq!(create_account(&prepared, admin_address, "second"), 200, "it is there already");
+    assert_eq!(create_account(&prepared, admin_address, "second"), 200, "the account already exists");
     assert_eq!(process.exit_code(), Some(0));
     successor.stop();
 }
 
 #[test]
-fn a_successor_may_have_more_workers_or_fewer() {
+fn a_successor_may_have_a_different_number_of_workers() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { process, address, admin_address, log } = prepared.serve_with(&config);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
+    let backend = HeldBackend::start();
+    let config = prepared.config();
+    let (Served { process, address, admin_address, log }, _agent) = prepared.start(&backend.url);
     let (mut id, mut successors) = (process.id(), Vec::new());
     for workers in [4, 1, 3] {
         fs::write(prepared.path("gateway.toml"), config.replace("workers = 2", &format!("workers = {workers}")))
@@ -192,7 +129,7 @@ fn a_successor_may_have_more_workers_or_fewer() {
         let successor = replace(id, &log);
         id = successor.0;
         successors.push(successor);
-        // Enough for the kernel to choose every queue.
+        // Enough connections for the kernel to choose every queue.
         for _ in 0..24 {
             let mut caller = prepared.connect(address);
             caller.send(prepared.get("/"));
@@ -204,14 +141,11 @@ fn a_successor_may_have_more_workers_or_fewer() {
 }
 
 #[test]
-fn a_stop_without_a_successor_serves_what_is_there_and_refuses_what_is_new() {
+fn a_stop_without_a_successor_finishes_requests_and_refuses_new_connections() {
     let prepared = Prepared::new();
-    let (backend, release) = start_backend();
-    let config = config_text(&prepared.path("data"), 0);
-    let Served { mut process, address, admin_address, .. } = prepared.serve_with(&config);
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, admin_address, .. }, _agent) = prepared.start(&backend.url);
     let _port = process::hold(address);
-    let _agent = prepared.run_agent(address.port(), &backend);
-    prepared.wait_for_tunnel(address);
     let (mut running, mut kept) = (prepared.connect(address), prepared.connect(address));
     kept.send(prepared.get("/"));
     assert_eq!(kept.response().status, 200);
@@ -222,19 +156,19 @@ fn a_stop_without_a_successor_serves_what_is_there_and_refuses_what_is_new() {
     let response = kept.response();
     assert_eq!((response.status.as_u16(), response.header("connection")), (200, "close"));
     eventually("new connections are refused", || TcpStream::connect(address).is_err().then_some(()));
-    release.send(()).unwrap();
+    backend.release();
     assert_eq!(running.response().status, 200);
     assert_eq!(process.exit_code(), Some(0));
 }
 
 #[test]
-fn sockets_of_the_service_manager_are_used_and_outlive_the_gateway() {
+fn sockets_of_a_service_manager_outlive_the_gateway() {
     let prepared = Prepared::new();
-    let (backend, _) = start_backend();
+    let backend = HeldBackend::start();
     let [callers, administrators] = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     let expected = (callers.local_addr().unwrap(), administrators.local_addr().unwrap());
-    fs::write(prepared.path("gateway.toml"), config_text(&prepared.path("data"), 0)).unwrap();
-    // A service manager numbers them from 3 and names the process that they are for.
+    fs::write(prepared.path("gateway.toml"), prepared.config()).unwrap();
+    // A service manager passes sockets from descriptor 3 on and names the receiving process.
     let script = r#"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=callers:admin exec "$0" "$@" 3<&0 4<&1 0</dev/null 1>&2"#;
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(gw_gateway().get_program()).arg("serve").arg("--config");
@@ -244,20 +178,20 @@ fn sockets_of_the_service_manager_are_used_and_outlive_the_gateway() {
     let Served { mut process, address, admin_address, log } = process::serve(&mut command);
     drop(command);
     assert_eq!((address, admin_address), expected);
-    let _agent = prepared.run_agent(address.port(), &backend);
+    let _agent = prepared.run_agent(address.port(), &backend.url);
     prepared.wait_for_tunnel(address);
     let successor = replace(process.id(), &log);
     prepared.wait_for_tunnel(address);
     assert_eq!(admin(admin_address, "/readyz").0, 200);
     assert_eq!(process.exit_code(), Some(0));
     successor.stop();
-    // What comes now waits for the next start.
+    // A connection made now waits for the next start.
     let mut waiting = TcpStream::connect(address).unwrap();
     waiting.write_all(b"x").unwrap();
     assert!(callers.accept().is_ok());
 }
 
-/// Callers that ask as fast as they are answered, keep their connections as long as they may, and try nothing again.
+/// Callers that send requests back to back, keep their connections as long as allowed, and do not retry.
 struct Load<'a> {
     prepared: &'a Prepared,
     address: SocketAddr,
@@ -283,7 +217,7 @@ impl Load<'_> {
         }
     }
 
-    fn ask(&self, connection: &mut Option<crate::caller::Caller>, number: usize) -> Result<(), String> {
+    fn ask(&self, connection: &mut Option<crate::support::caller::Caller>, number: usize) -> Result<(), String> {
         let mut peer = connection.take().unwrap_or_else(|| self.prepared.connect(self.address));
         let key = self.prepared.get("").split("X-Gw-Service-Key: ").nth(1).unwrap().trim().to_owned();
         let (method, path, body) = match number % 10 {
@@ -291,7 +225,7 @@ impl Load<'_> {
             1 | 2 => (Method::POST, "/", "some body"),
             _ => (Method::GET, "/", ""),
         };
-        let host = crate::caller::HOST;
+        let host = crate::support::caller::HOST;
         let fields = format!("Host: {host}\r\nX-Gw-Service-Key: {key}\r\nContent-Length: {}", body.len());
         let request = format!("{method} {path} HTTP/1.1\r\n{fields}\r\n\r\n{body}");
         peer.stream.write_all(request.as_bytes()).map_err(|error| format!("sending: {error}"))?;
@@ -324,9 +258,9 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
     let requests =
         std::env::var("GW_TEST_REPLACED_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS);
     let prepared = Prepared::with_agents(&["first", "second"]);
-    let (backend, _) = start_backend();
-    let Served { process, address, admin_address, log } = prepared.serve_with(&config_text(&prepared.path("data"), 0));
-    let start_agent = |name: &str| prepared.run_agent_of(name, address.port(), &backend);
+    let backend = HeldBackend::start();
+    let Served { process, address, admin_address, log } = prepared.serve_with(&prepared.config());
+    let start_agent = |name: &str| prepared.run_agent_of(name, address.port(), &backend.url);
     let mut agents = ["first", "second"].map(|name| (name, start_agent(name)));
     wait_for_tunnels(admin_address, 2);
     let load = Load {
@@ -366,7 +300,7 @@ fn no_request_fails_while_gateway_and_agents_are_replaced() {
     eprintln!("0 failed of {answered} requests");
 }
 
-/// What `systemctl restart` does.
+/// Stops and starts a process, like `systemctl restart`.
 fn restart(agent: &mut Running, start: impl FnOnce() -> Running) {
     agent.signal("TERM");
     assert_eq!(agent.exit_code(), Some(0));

@@ -1,4 +1,4 @@
-//! Bodies in pieces of one byte for a next hop that does not read: their memory, and other requests beside them.
+//! Bodies in one-byte pieces for a receiver that does not read: memory use, and other requests on the same connection.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,21 +10,21 @@ use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
 use http::Method;
 
-use crate::caller::{Caller, connect, get};
-use crate::frames::{END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, frame};
-use crate::http::Peer;
-use crate::modified_agent::{self, DATA, block, enroll, head, last_head};
-use crate::{backend, eventually, options, tunnels};
+use crate::support::caller::{Caller, connect, get};
+use crate::support::http1_peer::Peer;
+use crate::support::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, PREFACE, SETTINGS, block, frame};
+use crate::support::modified_agent::{self, enroll, head, last_head};
+use crate::support::{backend, eventually, options, tunnels};
 
-/// A large piece.
+/// Size of a large piece.
 const BLOCK: usize = 16 * 1024;
 
 fn byte(number: usize) -> u8 {
     (number % 251) as u8
 }
 
-/// `/tiny` answers with a block for each message of `blocks`, and once there are no more, with `tiny` chunks of one byte.
-/// Everything else is answered at once.
+/// `/tiny` answers with a block for each message of `blocks`, then with `tiny` chunks of one byte. Other requests are
+/// answered at once.
 fn serve(mut peer: Peer<TcpStream>, blocks: &Mutex<Receiver<()>>, tiny: usize) {
     while let Ok(head) = peer.request_head() {
         if head.target.as_str() != "/tiny" {
@@ -54,7 +54,7 @@ fn start(options: Options, tiny: usize) -> (Demo, Sender<()>) {
     (Demo::start(&Options { backend: Some(backend), ..options }).unwrap(), more)
 }
 
-/// A caller whose kernel takes little ahead of what it reads.
+/// A caller with a small socket receive buffer.
 fn slow_caller(demo: &Demo) -> Caller {
     let caller = connect(demo);
     socket2::SockRef::from(&caller.stream.sock).set_recv_buffer_size(4096).unwrap();
@@ -68,16 +68,17 @@ fn is_answered(demo: &Demo) {
 }
 
 fn crossings(demo: &Demo) -> u64 {
-    crate::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
+    crate::support::reports(demo).iter().map(|report| report.totals["requests_crossing"]).sum()
 }
 
-/// A caller that reads nothing of its response gets all of it once it reads on, and its tunnel serves others meanwhile.
+/// Asserts that a stalled caller gets its complete response once it reads, and that its tunnel serves other requests
+/// until then.
 fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
     let tunnel = || tunnels(demo).swap_remove(0);
     let generation = tunnel().generation;
     slow.send(get(demo, "/tiny"));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
-    // The caller's sockets take no more once blocks stay at the gateway.
+    // Blocks stay at the gateway once the socket buffers of the caller are full.
     let mut blocks = 0;
     let mut unchanged = 0;
     while unchanged < 20 {
@@ -86,12 +87,12 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
             std::thread::sleep(Duration::from_millis(5));
         } else {
             (blocks, unchanged) = (blocks + 1, 0);
-            assert!(blocks < 10_000, "the caller's sockets take everything");
+            assert!(blocks < 10_000, "the caller's socket buffers hold the whole response");
             more.send(()).unwrap();
         }
     }
     drop(more);
-    eventually("pieces wait", || {
+    eventually("pieces wait at the gateway", || {
         let tunnel = tunnel();
         assert_eq!(tunnel.generation, generation);
         (tunnel.held_bytes >= tiny / 4 * 3).then_some(())
@@ -105,16 +106,16 @@ fn stalls_alone(demo: &Demo, more: Sender<()>, mut slow: Caller, tiny: usize) {
 }
 
 #[test]
-fn a_caller_that_does_not_read_ends_no_tunnel() {
-    // Three quarters of it are more than h2 accepts by default beside a tunnel's window.
+fn a_stalled_caller_does_not_end_the_tunnel() {
+    // Three quarters of it exceed h2's default limit beyond a tunnel's window.
     const TINY: usize = 400_000;
     let (demo, more) = start(Options { workers: 1, ..options(None) }, TINY);
     stalls_alone(&demo, more, slow_caller(&demo), TINY);
 }
 
 #[test]
-fn a_caller_of_another_worker_that_does_not_read_ends_no_tunnel() {
-    // Three quarters of it are more than the gateway has h2 accept.
+fn a_stalled_caller_of_another_worker_does_not_end_the_tunnel() {
+    // Three quarters of it exceed the limit that the gateway sets in h2.
     const TINY: usize = 120_000;
     let (demo, more) = start(Options { hand_over: HandOver::Never, ..options(None) }, TINY);
     for _ in 0..100 {
@@ -125,11 +126,11 @@ fn a_caller_of_another_worker_that_does_not_read_ends_no_tunnel() {
             return stalls_alone(&demo, more, slow, TINY);
         }
     }
-    panic!("all come to the same worker");
+    panic!("all connections reach the same worker");
 }
 
 #[test]
-fn small_and_large_pieces_and_trailers_keep_their_order() {
+fn pieces_and_trailers_keep_their_order() {
     let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
@@ -139,16 +140,16 @@ fn small_and_large_pieces_and_trailers_keep_their_order() {
     let stream = tunnel.request();
     tunnel.0.send(head(stream, &[(":status", "200")]));
     assert_eq!(slow.response_head(&Method::GET).unwrap().status, 200);
-    // Small and large pieces in turn, until the caller's sockets take no more. The window has room for some more.
+    // Alternates small and large pieces until the socket buffers of the caller are full. The window still has room.
     let mut sent = Vec::new();
     let waits = |demo: &Demo| tunnels(demo).iter().any(|tunnel| tunnel.held_bytes >= 100_000);
     while !waits(&demo) {
-        assert!(sent.len() < 100_000_000, "the caller's sockets take everything");
+        assert!(sent.len() < 100_000_000, "the caller's socket buffers hold the whole response");
         let piece: Vec<u8> = (sent.len()..sent.len() + 10_000).map(byte).collect();
         let (small, large) = piece.split_at(100);
         tunnel.0.send([frame(DATA, 0, stream, small), frame(DATA, 0, stream, large)].concat());
         sent.extend(piece);
-        // Taken by the gateway once it answers.
+        // The answer to the PING shows that the gateway has read the frames before it.
         tunnel.0.send(frame(PING, 0, 0, &[0; 8]));
         while tunnel.next_of(PING).unwrap().flags == 0 {}
     }
@@ -159,14 +160,14 @@ fn small_and_large_pieces_and_trailers_keep_their_order() {
 }
 
 #[test]
-fn a_request_body_that_nothing_takes_ends_no_connection_of_its_caller() {
-    // More frames than h2 accepts by default beside the window of a caller's connection.
+fn an_unread_request_body_does_not_end_the_callers_connection() {
+    // More frames than h2's default limit beyond the window of a caller's connection.
     const TINY: usize = 20_000;
     const INITIAL_WINDOW_OF_1: [u8; 6] = [0, 4, 0, 0, 0, 1];
     let demo = Demo::start(&Options { workers: 1, ..options(None) }).unwrap();
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel_with(&demo, &INITIAL_WINDOW_OF_1);
-    let mut caller = enrolled.caller2(&demo);
+    let mut caller = enrolled.http2_caller(&demo);
     let request = |method| {
         let of = [(":method", method), (":scheme", "https"), (":path", "/"), (":authority", modified_agent::HOST)];
         [block(&of), block(&[("x-gw-service-key", enrolled.key())])].concat()

@@ -1,8 +1,6 @@
-//! One request's spans, from the caller's to the backend's, as a collector gets them.
+//! Exported spans of requests, from the caller to the backend.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
@@ -14,15 +12,15 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use rustls_pki_types::PrivateKeyDer;
 
-use crate::caller::{HOST, connect, connect_to, get, request};
 use crate::collector::{self, Collector, Received, TAKEN};
-use crate::process::{Running, gw_gateway};
-use crate::{SOON, backend, options};
+use crate::support::caller::{HOST, connect, connect_to, get, request};
+use crate::support::process::{gw_gateway, start_demo};
+use crate::support::{SOON, backend, options};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// A demo whose gateway and agent send spans to `collector`, in front of a backend that tells the fields it gets.
+/// A demo that exports spans to `collector`, in front of a backend that reports the fields it receives.
 fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<HeaderMap>) {
     let (url, seen) = telling_backend();
     let traces = Settings { endpoint: Endpoint::below(&collector.url()).unwrap(), sample_ratio };
@@ -30,10 +28,10 @@ fn traced(collector: &Collector, sample_ratio: f64) -> (Demo, Receiver<HeaderMap
 }
 
 fn telling_backend() -> (String, Receiver<HeaderMap>) {
-    let (tell, seen) = mpsc::channel();
+    let (sender, seen) = mpsc::channel();
     let url = backend::start(move |mut peer| {
         while let Ok((head, _, _)) = peer.request() {
-            tell.send(head.headers).unwrap();
+            sender.send(head.headers).unwrap();
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         }
     });
@@ -49,7 +47,7 @@ fn is_agents(received: &Received) -> bool {
 }
 
 #[test]
-fn a_callers_trace_goes_on_at_gateway_agent_and_backend() {
+fn a_callers_trace_continues_at_gateway_agent_and_backend() {
     let mut collector = collector::start();
     let (demo, seen) = traced(&collector, 0.0);
     let mut caller = connect(&demo);
@@ -78,7 +76,7 @@ fn a_callers_trace_goes_on_at_gateway_agent_and_backend() {
 }
 
 #[test]
-fn the_agent_is_the_backends_parent() {
+fn the_agents_span_is_the_parent_of_the_backend() {
     let mut collector = collector::start();
     let (demo, seen) = traced(&collector, 0.0);
     let mut caller = connect(&demo);
@@ -103,7 +101,7 @@ fn the_agent_is_the_backends_parent() {
 }
 
 #[test]
-fn failures_and_upgrades_have_spans_too() {
+fn failures_and_upgrades_have_spans() {
     let mut collector = collector::start();
     let (_closed, nobody) = backend::refusing();
     let traces = Settings { endpoint: Endpoint::below(&collector.url()).unwrap(), sample_ratio: 1.0 };
@@ -123,7 +121,7 @@ fn failures_and_upgrades_have_spans_too() {
 }
 
 #[test]
-fn a_trace_that_is_not_recorded_keeps_its_id() {
+fn an_unsampled_trace_keeps_its_id() {
     let collector = collector::start();
     let (demo, seen) = traced(&collector, 1.0);
     let value = format!("00-{TRACE}-{CALLER}-00");
@@ -135,15 +133,15 @@ fn a_trace_that_is_not_recorded_keeps_its_id() {
         (at_backend["traceparent"].to_str().unwrap(), &at_backend["tracestate"]),
         (value.as_str(), &"v=1".parse().unwrap())
     );
-    // Ends, and with it what could have come.
+    // A stop flushes pending spans.
     demo.stop();
     assert!(collector.rest().iter().all(|received| hexadecimal(&received.span.trace_id) != TRACE));
 }
 
 #[test]
-fn without_a_collector_trace_fields_pass_byte_for_byte() {
+fn without_a_collector_trace_fields_pass_unchanged() {
     let (url, seen) = telling_backend();
-    let demo = crate::demo(Some(url));
+    let demo = crate::support::demo(Some(url));
     let mut caller = connect(&demo);
     for fields in [
         &[("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-ff"), ("tracestate", "a=1,b=2")][..],
@@ -164,7 +162,7 @@ fn without_a_collector_trace_fields_pass_byte_for_byte() {
 }
 
 #[test]
-fn requests_do_not_notice_a_collector_that_is_away() {
+fn an_unreachable_collector_does_not_affect_requests() {
     let (_closed, nobody) = backend::refusing();
     let traces = Settings { endpoint: Endpoint::below(&format!("http://{nobody}")).unwrap(), sample_ratio: 1.0 };
     let demo = Demo::start(&Options { traces: Some(traces), ..options(None) }).unwrap();
@@ -177,7 +175,7 @@ fn requests_do_not_notice_a_collector_that_is_away() {
 }
 
 #[test]
-fn opentelemetrys_variables_do_and_the_last_spans_are_sent_before_the_end() {
+fn opentelemetry_variables_are_used_and_spans_are_flushed_on_exit() {
     let directory = tempfile::tempdir().unwrap();
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -191,21 +189,16 @@ fn opentelemetrys_variables_do_and_the_last_spans_are_sent_before_the_end() {
     let accept = move |stream| StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), stream);
     let collector = collector::start_with(accept, |_| TAKEN.to_owned());
 
-    let mut child = gw_gateway()
-        .args(["demo", "--json", "--port", "0", "--admin-port", "0"])
+    let mut command = gw_gateway();
+    command
+        .arg("demo")
         .env("SSL_CERT_FILE", &authorities)
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("https://{}/otlp/", collector.address))
         .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=secret%20key")
         .env("OTEL_TRACES_SAMPLER_ARG", "1")
-        .env("OTEL_SERVICE_NAME", "relay")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut running = Running::new(child);
-    let told: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let text = |name: &str| told[name].as_str().unwrap().to_owned();
+        .env("OTEL_SERVICE_NAME", "relay");
+    let (mut running, description) = start_demo(&mut command);
+    let text = |name: &str| description[name].as_str().unwrap().to_owned();
     let about = About {
         base_url: text("base_url"),
         tenant_url: text("tenant_url"),

@@ -1,4 +1,4 @@
-//! Tunnels: revocation, replacement, sharing, fairness.
+//! Tunnels: revocation, replacement, several agents of one service, and fairness.
 
 use std::sync::{Mutex, mpsc};
 use std::thread;
@@ -9,11 +9,10 @@ use gw_gateway::demo::Demo;
 use gw_gateway::store::Record;
 use gw_gateway::telemetry::counters::TunnelReport;
 
-use crate::backend;
-use crate::caller::{connect, get};
-use crate::{demo, eventually, setup, tunnels, within_a_second};
+use crate::support::caller::{connect, get};
+use crate::support::{backend, demo, eventually, setup, tunnels, within_a_second};
 
-/// Starts another agent for the demo's service, of its own identity, in front of `backend`.
+/// Starts a second agent of the demo's service, with its own identity, in front of `backend`.
 fn second_agent(demo: &Demo, state_dir: &std::path::Path, backend: &str) -> gw_agent::AgentHandle {
     let port = demo.gateway().address().port();
     setup::agent(demo.gateway().control(), "demo", &["echo"], port, &demo.about.ca_file, state_dir);
@@ -42,7 +41,7 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
         caller.send(get(&demo, "/"));
         let response = caller.response();
         assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
-        // Once it is allowed again, it comes back by itself.
+        // Once it is allowed again, the agent reconnects.
         control.put(Record::Agent(agent.clone())).unwrap();
         eventually("the tunnel is back", || {
             caller.send(get(&demo, "/"));
@@ -53,7 +52,7 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
 }
 
 #[test]
-fn two_agents_share_a_service_and_either_can_leave() {
+fn two_agents_share_a_service_and_each_can_drain() {
     let demo = demo(Some(backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1")));
     let state = tempfile::tempdir().unwrap();
     let (let_go, held) = mpsc::channel();
@@ -68,34 +67,34 @@ fn two_agents_share_a_service_and_either_can_leave() {
     });
     let first_agent = tunnels(&demo)[0].agent_id.clone();
     let second = second_agent(&demo, state.path(), &other);
-    eventually("two tunnels", || (tunnels(&demo).len() == 2).then_some(()));
+    eventually("both tunnels are open", || (tunnels(&demo).len() == 2).then_some(()));
     let mut caller = connect(&demo);
     let mut ask = |target: &str| {
         caller.send(get(&demo, target));
         caller.response().body[0]
     };
-    // Those that are equally busy take turns.
+    // Equally busy agents take turns.
     let first = ask("/");
     assert_ne!(ask("/"), first);
     if first == b'1' {
         assert_eq!(ask("/"), b'1');
     }
-    // While one is busy the other gets the requests: fewest in flight first.
+    // The agent with the fewest requests in flight gets the next request.
     let mut patient = connect(&demo);
     patient.send(get(&demo, "/held"));
     let is_busy = |tunnel: &TunnelReport| tunnel.agent_id != first_agent && tunnel.in_flight == 1;
-    eventually("the second is busy", || tunnels(&demo).iter().any(is_busy).then_some(()));
+    eventually("the second agent is busy", || tunnels(&demo).iter().any(is_busy).then_some(()));
     assert_eq!([ask("/"), ask("/"), ask("/")], [b'1'; 3]);
     let_go.send(()).unwrap();
     assert_eq!(patient.response().body, b"2");
-    // A draining agent fails no request, not even those it has.
+    // A draining agent finishes its requests, and no request fails.
     thread::scope(|scope| {
         let draining = scope.spawn(|| second.drain());
         while !draining.is_finished() {
             assert!([b'1', b'2'].contains(&ask("/")));
         }
     });
-    eventually("one tunnel", || (tunnels(&demo).len() == 1).then_some(()));
+    eventually("one tunnel is left", || (tunnels(&demo).len() == 1).then_some(()));
 }
 
 #[test]
@@ -103,7 +102,7 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_until_it_ends() {
     let demo = demo(None);
     let state_dir = demo.about.ca_file.parent().unwrap().join("agent");
     let before = tunnels(&demo)[0].generation;
-    // The folder itself is in use; a copy is the same agent.
+    // The folder is in use, so a copy of it starts the same agent.
     let copy = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(state_dir).unwrap() {
         let file = file.unwrap();
@@ -119,7 +118,7 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_until_it_ends() {
     assert_eq!(now.len(), 1);
     assert!(now[0].generation > before);
     newer.drain();
-    // 30 seconds after it was displaced at the latest.
+    // The older agent reconnects at most 30 seconds after it was displaced.
     eventually("the older agent is back", || {
         caller.send(get(&demo, "/"));
         (caller.response().status == 200).then_some(())
@@ -127,7 +126,7 @@ fn a_newer_tunnel_of_the_same_agent_takes_over_until_it_ends() {
 }
 
 #[test]
-fn stalled_downloads_hold_nobody_up() {
+fn stalled_downloads_do_not_delay_other_requests() {
     let demo = demo(None);
     let stalled: Vec<_> = (0..8)
         .map(|_| {
@@ -143,11 +142,11 @@ fn stalled_downloads_hold_nobody_up() {
         assert_eq!(caller.response().json()["target"], format!("/{number}"));
     }
     drop(stalled);
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
-fn cancelled_downloads_leave_every_slot_free() {
+fn cancelled_downloads_release_their_slots() {
     let demo = demo(None);
     for _ in 0..200 {
         let mut caller = connect(&demo);
@@ -163,7 +162,7 @@ fn cancelled_downloads_leave_every_slot_free() {
             });
         }
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
     assert_eq!(tunnels(&demo)[0].slots, Some(128));
     assert_eq!(tunnels(&demo)[0].generation, 1, "the tunnel survived");
 }

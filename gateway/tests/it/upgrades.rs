@@ -1,4 +1,4 @@
-//! Other protocols: WebSocket and whatever else a backend switches to (RFC 9110 §7.8, RFC 8441).
+//! Upgrades to other protocols (RFC 9110 §7.8) and WebSocket over HTTP/2 (RFC 8441).
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -8,12 +8,13 @@ use gw_gateway::demo::{Demo, Options};
 use h2::ext::Protocol;
 use http::Method;
 
-use crate::caller::{Caller, connect, request};
-use crate::caller2::{self, data, on_a_reactor};
-use crate::http::Peer;
-use crate::{backend, tunnels};
+use crate::support::caller::{Caller, connect, request};
+use crate::support::http1_peer::Peer;
+use crate::support::http2_caller::{self, data, on_a_reactor};
+use crate::support::{backend, tunnels};
 
-/// Switches to what is asked for, then sends back what comes, twice; ends its half after the other's end.
+/// A backend that accepts the requested protocol, then echoes every byte twice. It ends its half after the other half
+/// has ended.
 fn doubling() -> String {
     backend::start(|mut peer| {
         while let Ok(head) = peer.request_head() {
@@ -40,7 +41,7 @@ fn doubling() -> String {
     })
 }
 
-/// RFC 6455 §4.2.2.
+/// Value of `Sec-WebSocket-Accept` (RFC 6455 §4.2.2).
 fn accept_of(key: &http::HeaderValue) -> String {
     use base64::Engine;
     let text = format!("{}258EAFA5-E914-47DA-95CA-C5AB0DC85B11", key.to_str().unwrap());
@@ -68,9 +69,9 @@ fn end(caller: &mut Caller) {
 }
 
 #[test]
-fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
+fn http1_upgrades_end_each_half_separately() {
     for hand_over in [HandOver::Always, HandOver::Never] {
-        let options = Options { workers: 2, hand_over, ..crate::options(Some(doubling())) };
+        let options = Options { workers: 2, hand_over, ..crate::support::options(Some(doubling())) };
         let demo = Demo::start(&options).unwrap();
         for (line, protocol) in [("GET /", "websocket"), ("POST /", "SPDY/3.1"), ("GET /", "anything")] {
             let mut caller = connect(&demo);
@@ -88,16 +89,16 @@ fn http_1_1_callers_switch_and_each_half_ends_on_its_own() {
             end(&mut caller);
             assert_eq!(caller.bytes(3).unwrap(), b"bye");
             assert!(caller.is_closed());
-            crate::wait_until_slots_are_free(&demo);
+            crate::support::wait_until_slots_are_free(&demo);
         }
         demo.stop();
     }
 }
 
 #[test]
-fn the_backend_may_end_its_half_first() {
+fn the_backend_may_end_its_half_of_an_upgrade_first() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::demo(Some(backend::start(move |mut peer| {
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\nlast words");
         peer.stream.shutdown(Shutdown::Write).unwrap();
@@ -111,14 +112,14 @@ fn the_backend_may_end_its_half_first() {
     assert!(caller.is_closed());
     caller.send("still");
     end(&mut caller);
-    assert_eq!(seen.recv_timeout(crate::SOON).unwrap(), (b"still".to_vec(), true));
-    crate::wait_until_slots_are_free(&demo);
+    assert_eq!(seen.recv_timeout(crate::support::SOON).unwrap(), (b"still".to_vec(), true));
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
-fn a_caller_that_vanishes_ends_the_backends_connection() {
+fn a_disconnected_caller_ends_the_upgraded_backend_connection() {
     let (ended, seen) = std::sync::mpsc::channel();
-    let demo = crate::demo(Some(backend::start(move |mut peer| {
+    let demo = crate::support::demo(Some(backend::start(move |mut peer| {
         peer.request_head().unwrap();
         peer.send("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n");
         ended.send(peer.is_closed()).unwrap();
@@ -127,13 +128,13 @@ fn a_caller_that_vanishes_ends_the_backends_connection() {
     caller.send(upgrade(&demo, "GET /", "x"));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
     drop(caller);
-    assert!(seen.recv_timeout(crate::SOON).unwrap());
-    crate::wait_until_slots_are_free(&demo);
+    assert!(seen.recv_timeout(crate::support::SOON).unwrap());
+    crate::support::wait_until_slots_are_free(&demo);
 }
 
 #[test]
-fn a_backend_may_refuse_to_switch_or_ignore_it() {
-    let demo = crate::demo(Some(doubling()));
+fn a_backend_may_refuse_or_ignore_an_upgrade() {
+    let demo = crate::support::demo(Some(doubling()));
     let mut caller = connect(&demo);
     for (target, status, body) in [("/refuse", 403, "no"), ("/ignore", 200, "ignored")] {
         caller.send(upgrade(&demo, &format!("GET {target}"), "websocket"));
@@ -141,17 +142,17 @@ fn a_backend_may_refuse_to_switch_or_ignore_it() {
         assert_eq!((response.status.as_u16(), response.body.as_slice()), (status, body.as_bytes()));
         assert_eq!(response.header("connection"), "");
     }
-    // Another form of HTTP would carry requests past the gateway: it is not offered to the backend.
+    // Another version of HTTP would tunnel requests past the gateway, so it is not offered to the backend.
     caller.send(upgrade(&demo, "GET /", "h2c"));
     assert_eq!(caller.response().body, b"ordinary");
 }
 
 #[test]
-fn http_2_callers_switch_by_extended_connect() {
-    let demo = crate::demo(Some(doubling()));
+fn http2_callers_upgrade_by_extended_connect() {
+    let demo = crate::support::demo(Some(doubling()));
     on_a_reactor(async {
-        let caller = caller2::connect(&demo).await;
-        // The gateway's settings have come with the first response.
+        let caller = http2_caller::connect(&demo).await;
+        // The SETTINGS of the gateway arrive before the first response.
         assert_eq!(caller.get("/").await.body, b"ordinary");
         assert!(caller.requests.is_extended_connect_protocol_enabled());
         let connect = |target: &str| {
@@ -174,11 +175,11 @@ fn http_2_callers_switch_by_extended_connect() {
 
         let (response, _ours) = caller.begin(connect("/refuse"), false).await;
         assert_eq!(response.await.unwrap().status(), 403);
-        // 200 would say that the backend has switched.
+        // A 200 response would mean that the backend has accepted the upgrade.
         let (response, _ours) = caller.begin(connect("/ignore"), false).await;
-        let response = caller2::whole(response).await;
+        let response = http2_caller::whole(response).await;
         assert_eq!(response.status, 502);
         assert_eq!(response.json()["error"]["code"], "GW_BACKEND_INVALID_RESPONSE");
     });
-    crate::wait_until_slots_are_free(&demo);
+    crate::support::wait_until_slots_are_free(&demo);
 }

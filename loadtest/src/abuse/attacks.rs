@@ -1,5 +1,5 @@
-//! What strangers and ill-meaning callers do. Each is a round on a connection or some: it ends with a failure when the
-//! product ends it, and is begun anew.
+//! Attacks by callers with and without a key. Each round uses one or more connections, ends with a failure when the
+//! product closes them, and is then repeated.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use crate::http2::{
 
 pub(super) struct Attack {
     pub(super) name: &'static str,
-    /// How many do it at a time, each a thread.
+    /// Number of concurrent attackers, one thread each.
     pub(super) attackers: usize,
     pub(super) run: fn(&Target, usize, &AtomicBool) -> Result<(), Failure>,
 }
@@ -52,13 +52,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack("h2-made-you-reset", 4, |target, _, stop| {
         flood(target, stop, &[], |id| {
             let mut frames = headers(target, id, END_STREAM);
-            // An update of nothing is an error of its stream (RFC 9113 §6.9).
+            // A WINDOW_UPDATE with increment 0 is a stream error (RFC 9113 §6.9).
             frames.extend(frame(WINDOW_UPDATE, 0, id, &[0; 4]));
             frames
         })
     }),
     attack("h2-too-many-streams", 4, |target, _, stop| {
-        // For the gateway itself: of what the backend is allowed to get, its other callers have to wait.
+        // A request that the gateway answers itself: requests that reach the backend delay its other callers by design.
         let mut block = request("TRACE", &target.host, "/", Some(&target.service_key));
         block.extend(remembered("max-forwards", "0"));
         flood(target, stop, NO_WINDOW, move |id| http2::headers(id, END_STREAM, &block))
@@ -98,12 +98,12 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
 ];
 
-/// Bytes of one write: what the product may find waiting.
+/// Bytes of one write.
 const CHUNK: usize = 32 * 1024;
 const DRIP: Duration = Duration::from_millis(200);
 /// Connections that one attacker has open before it abandons the oldest.
 const ABANDONED_AFTER: usize = 200;
-/// Between two connections of a flood: their handshakes are another attack.
+/// Pause between two connections of a flood, because handshakes are a separate attack.
 const BREATH: Duration = Duration::from_millis(50);
 
 fn headers(target: &Target, stream: u32, flags: u8) -> Vec<u8> {
@@ -118,12 +118,12 @@ fn strangers_request(target: &Target, stream: u32) -> Vec<u8> {
     http2::headers(stream, END_STREAM, &request("GET", &target.host, "/", None))
 }
 
-/// An HTTP/2 connection that has said hello.
+/// An HTTP/2 connection that has sent its preface.
 fn speak_http2(target: &Target, settings: &[u8]) -> Result<Stream, Failure> {
     http2::begin(target.open(&[b"h2"])?, settings)
 }
 
-/// Sends `next` for one stream after another until the product has had enough. Reads nothing.
+/// Sends `next` for each stream id until the product closes the connection. Reads nothing.
 fn flood(target: &Target, stop: &AtomicBool, settings: &[u8], next: impl Fn(u32) -> Vec<u8>) -> Result<(), Failure> {
     let mut id = 1;
     send(speak_http2(target, settings)?, stop, || {
@@ -132,7 +132,7 @@ fn flood(target: &Target, stop: &AtomicBool, settings: &[u8], next: impl Fn(u32)
     })
 }
 
-/// Sends `first`, then `more` until the product has had enough. Reads nothing.
+/// Sends `first`, then `more` until the product closes the connection. Reads nothing.
 fn begun(
     target: &Target,
     stop: &AtomicBool,
@@ -145,7 +145,7 @@ fn begun(
 }
 
 fn send(mut stream: Stream, stop: &AtomicBool, mut next: impl FnMut() -> Vec<u8>) -> Result<(), Failure> {
-    // Whoever is not read from any more finds out soon.
+    // A write fails soon after the product stops reading.
     stream.sock.set_write_timeout(Some(Duration::from_secs(1)))?;
     let sent = (|| {
         while !stop.load(Ordering::Relaxed) {
@@ -162,7 +162,7 @@ fn send(mut stream: Stream, stop: &AtomicBool, mut next: impl FnMut() -> Vec<u8>
     sent
 }
 
-/// Opens `count` connections by `open` and sends `drop_by_drop` on each, a byte at a time, until they all have ended.
+/// Opens `count` connections with `open` and sends `drop_by_drop` on each, one byte at a time, until all are closed.
 fn drip(
     stop: &AtomicBool,
     count: usize,
@@ -249,10 +249,10 @@ fn handshakes(target: &Target, _: usize, _: &AtomicBool) -> Result<(), Failure> 
     target.open(&[b"http/1.1"]).map(drop)
 }
 
-/// The product signs and agrees on keys; this costs the attacker a write.
+/// Makes the product sign and agree on keys at the cost of one write.
 fn abandoned_handshakes(target: &Target, number: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let hello = target.hello()?;
-    // Kept long enough for the answer, and then gone without a trace: ports would run out.
+    // Kept until the answer has arrived, then closed with a reset: otherwise local ports run out.
     let mut waiting = VecDeque::with_capacity(ABANDONED_AFTER);
     while !stop.load(Ordering::Relaxed) {
         if waiting.len() == ABANDONED_AFTER {
@@ -266,7 +266,7 @@ fn abandoned_handshakes(target: &Target, number: usize, stop: &AtomicBool) -> Re
     Ok(())
 }
 
-/// A request with a byte in each record.
+/// A request with one byte per TLS record.
 fn tiny_records(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure> {
     let key = &target.service_key;
     let head = format!(
@@ -311,7 +311,7 @@ fn refusals(target: &Target, _: usize, stop: &AtomicBool) -> Result<(), Failure>
     send(stream, stop, || request.clone())
 }
 
-/// Requests whose answers it takes no byte of, as many as one connection may have.
+/// As many requests as a connection may have, with a flow control window of 0 for the responses.
 fn no_window(target: &Target, stop: &AtomicBool) -> Result<(), Failure> {
     let mut stream = speak_http2(target, NO_WINDOW)?;
     // Together fewer than the agent has slots.

@@ -1,4 +1,4 @@
-//! Callers that mean ill beside one that means well: the latter must not notice much.
+//! Attacks beside ordinary callers, whose latency must stay within a bound.
 
 mod attacks;
 
@@ -19,17 +19,17 @@ use crate::process;
 use crate::procfs;
 use crate::report::{millis, say};
 
-/// The gateway's worker has this core; callers, agent and backend have the other, as they would have machines of their
-/// own: it is the gateway that is attacked.
+/// Core of the gateway's worker. Callers, agent and backend share the other core, in place of separate machines,
+/// because the gateway is the target of the attacks.
 const GATEWAY_CORE: usize = 0;
 const CALLERS_CORE: usize = 1;
-/// More than attackers who have a key can have requests at a time: who has the last slot is another matter.
+/// More slots than attackers with a key can have requests in flight, because competition for slots is not measured.
 const SLOTS: u32 = 1024;
-/// From an attack's beginning to the measurement beside it.
+/// Time from the start of an attack to the measurement.
 const BUILDS_UP: Duration = Duration::from_millis(500);
-/// Noise only ever adds: the best of several attempts is nearest to the truth, on both sides.
+/// Noise only increases latencies, so both sides use the best of several attempts.
 const ATTEMPTS: usize = 3;
-/// Most that an attack may slow others down.
+/// Largest allowed ratio of the p99 during an attack to the p99 without.
 const SLOWER_MAX: u32 = 2;
 
 #[derive(clap::Args)]
@@ -44,11 +44,11 @@ pub(crate) struct Options {
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let attacks: Vec<&Attack> = ATTACKS.iter().filter(|attack| attack.name.contains(&options.only)).collect();
-    ensure(!attacks.is_empty(), || format!("no attack is called {}", options.only))?;
+    ensure(!attacks.is_empty(), || format!("no attack has a name that contains {}", options.only))?;
     pin_to(None, CALLERS_CORE)?;
     let mut failed = Vec::new();
     for attack in attacks {
-        // Each against a fresh product: the budgets of one must not end another.
+        // Each attack gets a new demo, so that budgets used by one do not affect the next.
         let with = DemoOptions { workers: 1, core: Some(GATEWAY_CORE), slots: Some(SLOTS), ..Default::default() };
         let demo = Demo::start(gateway, &with)?;
         arrange(demo.pid())?;
@@ -61,9 +61,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     ensure(failed.is_empty(), || format!("failed: {}", failed.join(", ")))
 }
 
-/// What one attack does to the callers that mean well.
+/// Measures ordinary callers during one attack.
 fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure> {
-    // Warm: pools filled, code paged in.
+    // Warm-up: fills pools and pages in code.
     measure(demo, length / 3)?;
     let (mut quiet, mut attacked) = (Latency::MAX, Latency::MAX);
     let (rounds, ended) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -80,7 +80,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
                         schedule(gettid(), Class::Leftovers)?;
                         while !stop.load(Ordering::Relaxed) {
                             rounds.fetch_add(1, Ordering::Relaxed);
-                            // A failure is what should come of it: the product ended the connection.
+                            // A failure is the expected result: the product closed the connection.
                             if (attack.run)(&demo.target, number, stop).is_err() {
                                 ended.fetch_add(1, Ordering::Relaxed);
                             }
@@ -96,7 +96,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         })?;
         let busy = procfs::cpu(demo.pid()).saturating_sub(cpu).as_secs_f64() / began.elapsed().as_secs_f64();
         say(format_args!(
-            "{}: p50 {:.2} ms, p99 {:.2} ms beside it (product {:.0} % busy)",
+            "{}: p50 {:.2} ms, p99 {:.2} ms during the attack (product {:.0} % busy)",
             attack.name,
             millis(beside_it.p50),
             millis(beside_it.p99),
@@ -106,7 +106,7 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
     }
     let ratio = attacked.p99_over(quiet);
     say(format_args!(
-        "{}: best p99 {:.2} ms quiet, {:.2} ms beside it ({ratio:.2} times); {} rounds, {} ended by the product; {}",
+        "{}: best p99 {:.2} ms without, {:.2} ms with the attack ({ratio:.2} times); {} rounds, {} closed by the product; {}",
         attack.name,
         millis(quiet.p99),
         millis(attacked.p99),
@@ -114,13 +114,13 @@ fn beside(demo: &Demo, attack: &Attack, length: Duration) -> Result<(), Failure>
         ended.into_inner(),
         metrics::reasons(&demo.admin_url)?,
     ));
-    ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 is {ratio:.1} times the quiet one"))
+    ensure(ratio <= f64::from(SLOWER_MAX), || format!("p99 during the attack is {ratio:.1} times the p99 without"))
 }
 
-/// How callers fare that have a machine of their own, as far as one can be had here.
+/// Latency of callers whose threads have the highest scheduling class.
 fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
     let callers = || {
-        // The threads of the callers inherit it.
+        // The threads of the callers inherit the scheduling class.
         schedule(gettid(), Class::Callers)?;
         Latency::measure(&demo.target, length)
     };
@@ -128,17 +128,17 @@ fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
         .unwrap_or_else(|_| Err(Failure::new("the callers' thread panicked")))
 }
 
-/// What a thread gets of its core. All share two cores that would have a dozen, and the kernel lets an ordinary thread
-/// finish its slice of some milliseconds before it looks at another: that would be measured, and not the product.
+/// Scheduling class of a thread. All threads share two cores, and an ordinary thread keeps its core for a time slice of
+/// some milliseconds, which would dominate the measured latencies.
 #[derive(Clone, Copy)]
 enum Class {
-    /// Whenever it wants (`SCHED_FIFO`).
+    /// Callers: run whenever runnable (`SCHED_FIFO`).
     Callers,
-    /// Whenever no caller wants it.
+    /// Backend: runs when no caller is runnable.
     Backend,
-    /// Whenever neither of them wants it: gateway and agent.
+    /// Gateway and agent: run when neither callers nor backend are runnable.
     Product,
-    /// Whatever nobody else wants (`SCHED_IDLE`): attackers.
+    /// Attackers: run when no other thread is runnable (`SCHED_IDLE`).
     Leftovers,
 }
 
@@ -151,7 +151,7 @@ fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
     };
     let chrt = process::find("chrt", "util-linux")?;
     let status = Command::new(chrt).args(policy).arg(thread.as_raw_nonzero().to_string()).status()?;
-    ensure(status.success(), || format!("chrt ended with {status}: as root?"))
+    ensure(status.success(), || format!("chrt ended with {status}: run as root"))
 }
 
 fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
@@ -160,8 +160,8 @@ fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
     sched_setaffinity(thread, &cores).map_err(|error| Failure::during("pinning a thread", error))
 }
 
-/// Leaves the gateway's core to its worker, the demo runs agent and backend in the same process; and has all who are on
-/// a request's way run when they are wanted.
+/// Pins the threads of the demo, which has agent and backend in the gateway's process, so that the worker has its core
+/// alone. Sets the scheduling class of the threads on the request path.
 fn arrange(process: u32) -> Result<(), Failure> {
     for (thread, name) in procfs::threads(process)? {
         let is_worker = name.starts_with("gw-worker");
@@ -171,7 +171,7 @@ fn arrange(process: u32) -> Result<(), Failure> {
         match name.as_str() {
             "gw-echo" => schedule(thread, Class::Backend)?,
             name if is_worker || name == "gw-agent" => schedule(thread, Class::Product)?,
-            // Not on a request's way.
+            // Not on the request path.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! `h2load`: callers that speak HTTP/2, many requests at a time on few connections.
+//! `h2load`: HTTP/2 callers with many concurrent requests on few connections.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use super::load::{Load, Outcome, output};
 use crate::failure::Failure;
 use crate::process;
 
-/// Requests at a time on one connection.
+/// Concurrent requests on one connection.
 const STREAMS: u32 = 32;
 
 pub(super) fn find() -> Result<PathBuf, Failure> {
     process::find("h2load", "nghttp2-client")
 }
 
-/// Runs the load to its end: `callers` requests at a time.
+/// Runs the load with `callers` concurrent requests.
 pub(super) fn run(h2load: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
     let Load { target, core, callers, seconds } = load;
     let connections = callers.div_ceil(STREAMS);
@@ -26,7 +26,7 @@ pub(super) fn run(h2load: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
     parse(&text).ok_or_else(|| Failure::new(format!("h2load reports nothing to measure:\n{text}")))
 }
 
-/// `None` if there is something missing, or there were no requests.
+/// Parses a report; `None` if it is incomplete or has no requests.
 fn parse(text: &str) -> Option<Outcome> {
     let line = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
     let (_, rate) = line("finished in")?.split_once(", ")?;
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_are_read() {
+    fn reports_are_parsed() {
         let report = "starting benchmark...
 finished in 3.01s, 23456.70 req/s, 5.51MB/s
 requests: 70370 total, 70626 started, 70370 done, 70368 succeeded, 2 failed, 1 errored, 1 timeout

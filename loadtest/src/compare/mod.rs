@@ -1,4 +1,4 @@
-//! The product beside what a user would run instead: same load, same backend, same core, alternating.
+//! Comparison of the product with alternatives, in turns, with the same load, backend and core.
 
 mod h2load;
 mod load;
@@ -20,13 +20,13 @@ use crate::report::{median, say};
 use load::{Load, Outcome};
 pub(crate) use peers::{LARGE, MEGABYTE, Site};
 
-/// What can be changed about the comparison.
+/// Options of the comparison.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// Callers speak HTTP/2, up to 32 of them on one connection.
     #[arg(long)]
     http2: bool,
-    /// Callers (kept connections, or requests at a time with HTTP/2), one table each.
+    /// Callers (keep-alive connections, or concurrent requests with HTTP/2), one table each.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256],
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     callers: Vec<u32>,
@@ -41,14 +41,14 @@ pub(crate) struct Options {
     without: Vec<Peer>,
 }
 
-/// What the product is compared with.
+/// Alternatives that the product is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Peer {
     Haproxy,
     Nginx,
 }
 
-/// The program that makes the load.
+/// Load generator.
 enum Generator {
     Wrk(PathBuf),
     H2load(PathBuf),
@@ -63,10 +63,10 @@ impl Generator {
     }
 }
 
-/// The core of what is measured, and the one of backend and load.
+/// Core of the measured setup, and core of backend and load generator.
 const MEASURED_CORE: usize = 0;
 const LOAD_CORE: usize = 1;
-/// Slots enough that the agent never refuses; peers have no such limit.
+/// Enough slots that the agent never refuses; the peers have no such limit.
 const SLOTS: u32 = 1024;
 const WARM_UP_SECONDS: u32 = 1;
 const WARM_UP_CALLERS: u32 = 16;
@@ -103,10 +103,10 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
         print_table(callers, &rows);
         all_good &= rows.iter().all(|row| row.refused == 0 && row.socket_errors == 0);
     }
-    // How peers end is their own affair.
+    // Exit codes of the peers are ignored.
     let product = setups.swap_remove(0);
     product.processes.into_iter().try_for_each(Process::stop)?;
-    ensure(all_good, || "some requests failed: the figures of those runs say little".to_owned())
+    ensure(all_good, || "some requests failed, so the figures of those runs are not comparable".to_owned())
 }
 
 fn product(gateway: &Path, site: &Site) -> Result<Setup, Failure> {
@@ -121,22 +121,22 @@ fn product(gateway: &Path, site: &Site) -> Result<Setup, Failure> {
     Ok(Setup { name: "gw", target, processes: vec![process] })
 }
 
-/// One way from callers to the backend, running.
+/// A running path from callers to the backend.
 struct Setup {
     name: &'static str,
     target: Target,
-    /// Everything whose CPU time counts.
+    /// Processes whose CPU time is counted.
     processes: Vec<Process>,
 }
 
-/// What one run of one setup showed.
+/// Measurements of one run of one setup.
 struct Run {
     cpu_us_per_request: f64,
     outcome: Outcome,
 }
 
 impl Setup {
-    /// Every setup must give the same answer, or the comparison is none.
+    /// Checks that the setup gives the backend's answer.
     fn check(&self) -> Result<(), Failure> {
         let answer = self.target.connect()?.ask("/")?;
         let good = answer.head.status == 200 && answer.body == peers::ANSWER.as_bytes();
@@ -159,12 +159,12 @@ impl Setup {
     }
 }
 
-/// The medians of a setup's runs; failures of all of them.
+/// Medians of the runs of a setup, and the sum of their failures.
 struct Row {
     name: &'static str,
     cpu_us: f64,
     per_second: f64,
-    /// Median and 99th percentile, where they are known.
+    /// Median and 99th percentile, if known.
     latency_ms: Option<(f64, f64)>,
     refused: u64,
     socket_errors: u64,
@@ -203,10 +203,10 @@ fn print_table(callers: u32, rows: &[Row]) {
     }
 }
 
-/// `count` ports that nobody uses now.
+/// Unused ports.
 fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Failure> {
     let mut ports = [0; COUNT];
-    // All held until all are chosen, or two could be the same.
+    // Holds all ports until all are chosen, so that they differ.
     let mut held = Vec::with_capacity(COUNT);
     for port in &mut ports {
         let listener = TcpListener::bind("127.0.0.1:0")?;

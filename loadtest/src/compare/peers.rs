@@ -1,4 +1,4 @@
-//! The backend and the peers: nginx and haproxy, two hops each with TLS on both, configured from our templates.
+//! The backend and the peers: nginx and haproxy, two hops each with TLS on both, configured from the templates.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,24 +13,24 @@ use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::process::{self, Process};
 
-/// What the backend answers: 98 bytes.
+/// Response body of the backend: 98 bytes.
 pub(super) const ANSWER: &str =
     "The backend's answer: long enough to be a small document, short enough to cost next to nothing. OK";
 
-/// What the backend has besides: more than fits between it and a caller who does not read.
+/// Path of a file that is larger than all buffers between the backend and a caller that does not read.
 pub(crate) const LARGE: &str = "/large";
 const LARGE_BYTES: u64 = 100_000_000;
-/// 1 MB: fits into buffers that the kernel sizes itself.
+/// Path of a file of 1 MB, which fits into socket buffers sized by the kernel.
 pub(crate) const MEGABYTE: &str = "/megabyte";
 
-/// The peers' host name, as long as the one of a tenant.
+/// Host name of the peers, as long as a tenant's.
 const HOST: &str = "demo--echo.eu1.gw.localhost";
-/// Peers authenticate nobody; they get a key as long as the product's, so that requests are alike.
+/// A key as long as the product's, so that requests have equal sizes. The peers do not authenticate callers.
 const UNUSED_KEY: &str = "gw_sk_0000000000000000.0000000000000000000000000000000000000000000";
 const LISTEN_WITHIN: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(10);
 
-/// A folder with certificate and configurations, and the programs that use them.
+/// A folder with certificate and configurations of the servers.
 pub(crate) struct Site {
     folder: TempDir,
     nginx: PathBuf,
@@ -41,27 +41,27 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Makes a certificate and looks for the programs that `peers` need; the backend always is nginx.
+    /// Issues a certificate and finds the programs that `peers` need. The backend is always nginx.
     pub(super) fn prepare(peers: &[Peer]) -> Result<Self, Failure> {
         let site = Self::with_backend_alone()?;
         let haproxy = if peers.contains(&Peer::Haproxy) { Some(process::find("haproxy", "haproxy")?) } else { None };
         Ok(Self { haproxy, ..site })
     }
 
-    /// For those who want something to relay to, and no peers.
+    /// Prepares only the backend.
     pub(crate) fn with_backend_alone() -> Result<Self, Failure> {
         let nginx = process::find("nginx", "nginx")?;
         let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
         write_certificate(folder.path())?;
-        // Takes no room on the disk.
+        // A sparse file.
         File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
         File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
         let [backend_port] = free_ports()?;
         Ok(Self { folder, nginx, haproxy: None, backend_port, backend_buffers: "" })
     }
 
-    /// Starts the peers with a backend that keeps little in the kernel for each connection. With many stalled downloads
-    /// it would otherwise hold more than the product and use up the machine's TCP memory.
+    /// Prepares a backend with small socket send buffers. With default buffers, many stalled downloads would hold more
+    /// memory in the backend than in the product and exhaust the TCP memory of the machine.
     pub(crate) fn with_frugal_backend() -> Result<Self, Failure> {
         Ok(Self { backend_buffers: " sndbuf=8k", ..Self::with_backend_alone()? })
     }
@@ -128,7 +128,7 @@ impl Site {
     }
 }
 
-/// A server that is configured from a template.
+/// A server configured from a template.
 struct Server {
     name: &'static str,
     template: &'static str,
@@ -160,7 +160,7 @@ fn wait_until_listening(process: &mut Process, port: u16) -> Result<(), Failure>
     Ok(())
 }
 
-/// One certificate for both hops of every peer, with the same kind of key as the product's.
+/// Writes one certificate for both hops of every peer, with the key type of the product's.
 fn write_certificate(folder: &Path) -> Result<(), Failure> {
     let failed = |error| Failure::during("cannot make a certificate", error);
     let rcgen::CertifiedKey { cert, signing_key } =
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_are_filled_in_whole() {
+    fn templates_have_no_placeholders_left() {
         let folder = tempfile::tempdir().unwrap();
         let site = Site { folder, nginx: PathBuf::new(), haproxy: None, backend_port: 3, backend_buffers: "" };
         for server in NGINX.iter().chain(&HAPROXY).chain([&BACKEND]) {

@@ -1,4 +1,4 @@
-//! `wrk`: how it is run and what its report says.
+//! `wrk`: its arguments and its report.
 
 use std::path::{Path, PathBuf};
 
@@ -10,19 +10,19 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
     process::find("wrk", "wrk")
 }
 
-/// Runs the load to its end.
+/// Runs the load.
 pub(super) fn run(wrk: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
     let Load { target, core, callers, seconds } = load;
     let mut command = process::command(wrk, Some(*core))?;
     command.args(["--latency", "-t1", &format!("-c{callers}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
-    // All setups get the same bytes, the key that only the product reads included.
+    // All setups get the same bytes, including the key that only the product reads.
     command.args(["-H", &format!("Host: {}", target.host), "-H", &format!("X-Gw-Service-Key: {}", target.service_key)]);
     command.arg(format!("https://127.0.0.1:{}/", target.port));
     let text = output("wrk", &mut command, *seconds)?;
     parse(&text).ok_or_else(|| Failure::new(format!("wrk reports nothing to measure:\n{text}")))
 }
 
-/// `None` if there is something missing, or there were no requests.
+/// Parses a report; `None` if it is incomplete or has no requests.
 fn parse(text: &str) -> Option<Outcome> {
     let after = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
     let requests = text.lines().find_map(|line| line.trim().split_once(" requests in "))?.0.parse().ok()?;
@@ -39,7 +39,7 @@ fn parse(text: &str) -> Option<Outcome> {
 
 /// `1.50ms`, `900.00us` or `2.00s`, in milliseconds.
 fn millis(text: &str) -> Option<f64> {
-    // The longer units first: each ends like a shorter one.
+    // Longer units first, because each ends like a shorter one.
     let units = [("us", 1e-3), ("ms", 1.0), ("s", 1e3), ("m", 60e3)];
     units.into_iter().find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor))
 }
@@ -65,7 +65,7 @@ Transfer/sec:      8.00MB
 ";
 
     #[test]
-    fn reports_are_read() {
+    fn reports_are_parsed() {
         let expected = Outcome {
             requests: 30_000,
             per_second: 29_970.12,

@@ -1,5 +1,4 @@
-//! The request log alone: what writing costs, how long finding takes among a week's records, and that a day goes
-//! without being felt.
+//! The request log alone: CPU time of writes, duration of searches in a week of records, and expiry of a day.
 
 mod traffic;
 
@@ -20,31 +19,31 @@ use crate::failure::{Failure, ensure};
 use crate::procfs::cpu_of_thread;
 use crate::report::{mebibytes, millis, percentile, say};
 
-/// What must hold.
+/// Limits of the checks.
 const LOOKUP_MAX: Duration = Duration::from_millis(5);
 const HOUR_SEARCH_MAX: Duration = Duration::from_millis(300);
 const MICROS_PER_RECORD_MAX: f64 = 1.0;
 
 const DAYS: u64 = 7;
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// 2026-11-21T00:00:00Z: the day after those that are filled.
+/// 2026-11-21T00:00:00Z, the day after the filled ones.
 const TODAY_MS: u64 = 1_795_219_200_000;
 const LOOKUPS: usize = 200;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Records in all, over seven days.
+    /// Total number of records, over seven days.
     #[arg(long, default_value_t = 50_000_000)]
     records: u64,
     #[arg(long, default_value_t = 200)]
     services: usize,
-    /// How often what came is written, in milliseconds.
+    /// Interval of commits, in milliseconds.
     #[arg(long, default_value_t = 250)]
     flush_ms: u64,
-    /// Where a week of records is, or will be and stay; a temporary folder if not given.
+    /// Folder of the week of records, kept and reused; a temporary folder if not given
     #[arg(long)]
     folder: Option<PathBuf>,
-    /// Only what writing costs.
+    /// Measures only writes.
     #[arg(long)]
     only_writing: bool,
 }
@@ -54,7 +53,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for (services, per_second) in [(1, 20_000), (50, 20_000), (1000, 20_000), (1000, 4_000)] {
         let folder = temporary.path().join(format!("writing-{services}-{per_second}"));
         let micros = writing(&folder, services, per_second)?;
-        // Many services with few requests each: a row each, and far below the load that the bound is for.
+        // With many services and few requests each, every record is its own row, and the load is far below that of the
+        // limit.
         ensure(services > 10 || micros <= MICROS_PER_RECORD_MAX, || format!("{micros:.2} µs per record"))?;
         fs::remove_dir_all(&folder)?;
     }
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     expiring(&clock, &folder)
 }
 
-/// CPU time of the log's thread for each record, at full speed.
+/// CPU time of the log's thread per record, at full speed.
 fn writing(folder: &Path, services: usize, per_second: u64) -> Result<f64, Failure> {
     const FLUSH_MS: u64 = 250;
     const RECORDS: u64 = 2_000_000;
@@ -103,7 +103,7 @@ fn writing(folder: &Path, services: usize, per_second: u64) -> Result<f64, Failu
     Ok(micros)
 }
 
-/// Seven days of records, evenly.
+/// Writes seven days of records, evenly distributed.
 fn fill(log: &RequestLog, clock: &Clock, options: &Options) -> Result<(), Failure> {
     let began = Instant::now();
     let mut traffic = Traffic::new(options.services);
@@ -219,7 +219,7 @@ fn finding(clock: &Clock, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Searches with pages of 1000 to the end, or for the first 100.
+/// Searches to the end with pages of 1000, or only the first 100.
 fn searching(log: &RequestLog, what: &str, mut query: SearchQuery, allowed: Duration) -> Result<(), Failure> {
     let all = query.status.is_some() || query.path_prefix.is_some();
     query.limit = all.then_some(1000);
@@ -245,7 +245,7 @@ fn searching(log: &RequestLog, what: &str, mut query: SearchQuery, allowed: Dura
     ensure(took <= allowed, || format!("{what}: too long"))
 }
 
-/// A copy of the largest day goes: how long each round of the log's thread takes that removes a piece.
+/// Expires a copy of the largest day and measures each round in which the log's thread removes a piece.
 fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
     let old = folder.join("2026-11-01.sqlite");
     let mut largest = None;
@@ -254,7 +254,7 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         largest = largest.max(Some((entry.metadata()?.len(), entry.path())));
     }
     let Some((_, largest)) = largest else { return Ok(()) };
-    // Four gigabytes that are really there, and written to the disk.
+    // Four gigabytes with allocated blocks, written to the disk.
     let mut file = File::create(&old)?;
     let mut length = 0;
     while length < 4 << 30 {
@@ -262,7 +262,7 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
     }
     file.sync_all()?;
     drop(file);
-    // The thread looks when it begins.
+    // The thread checks for expired days at its start.
     let log = clock.open(folder)?;
     let mut rounds = Vec::new();
     let began = Instant::now();
@@ -274,7 +274,7 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         if !left.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("2026-11-01")) {
             break;
         }
-        ensure(began.elapsed() < Duration::from_secs(60), || "an expired day stays".to_owned())?;
+        ensure(began.elapsed() < Duration::from_secs(60), || "the expired day was not removed".to_owned())?;
     }
     rounds.sort();
     say(format_args!(
@@ -284,10 +284,10 @@ fn expiring(clock: &Clock, folder: &Path) -> Result<(), Failure> {
         millis(began.elapsed()),
         rounds.last().copied().map_or(0.0, millis)
     ));
-    ensure(!log.stats().failing, || "the log fails".to_owned())
+    ensure(!log.stats().failing, || "the log reports a failure".to_owned())
 }
 
-/// Makes the kernel read the log from the disk again.
+/// Drops the log from the page cache.
 fn forget(folder: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(folder)? {
         let file = File::open(entry?.path())?;
@@ -304,7 +304,7 @@ fn size_of(folder: &Path) -> Result<u64, Failure> {
     Ok(size)
 }
 
-/// The log's time, which is not ours.
+/// Clock of the log, set by the test.
 #[derive(Clone, Default)]
 struct Clock(Arc<AtomicI64>);
 
@@ -313,7 +313,7 @@ impl Clock {
         self.0.store((unix_ms / 1000) as i64, Ordering::Relaxed);
     }
 
-    /// With nothing of it in memory, neither here nor in the kernel.
+    /// Opens the log with nothing cached, in this process or in the kernel.
     fn open_cold(&self, folder: &Path) -> Result<RequestLog, Failure> {
         forget(folder)?;
         self.open(folder)

@@ -1,4 +1,4 @@
-//! Requests as services get them: few statuses, many paths, some of it traced.
+//! Synthetic records: few statuses, many paths, some with trace ids.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use gw_gateway::telemetry::request_log::{Batch, CallerId, Ended, Protocol, Recor
 use gw_shared::id::{AgentId, KeyId, RequestId};
 use http::Method;
 
-/// Makes records; the same each time for the same services.
+/// Generates records, deterministic for the same services.
 pub(super) struct Traffic {
     services: Vec<Service>,
     random: u64,
@@ -29,8 +29,8 @@ impl Traffic {
         Self { services: (0..services).map(service).collect(), random: 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// What two workers hand over of `count` requests that began in the `span_ms` from `begin_ms` on (Unix time). Low
-    /// numbered services have more of them: the first of 200 some 17 %.
+    /// Batches of two workers with `count` requests that began within `span_ms` from `begin_ms` on (Unix time).
+    /// Services with low numbers have more of them: the first of 200 has about 17 %.
     pub(super) fn batches(&mut self, begin_ms: u64, span_ms: u64, count: usize) -> [Batch; 2] {
         let mut records: Vec<[Vec<Record>; 2]> = vec![[Vec::new(), Vec::new()]; self.services.len()];
         for number in 0..count {
@@ -94,7 +94,7 @@ impl Traffic {
         }
     }
 
-    /// A UUIDv7.
+    /// A UUIDv7 (RFC 9562 §5.7).
     fn id(&mut self, unix_ms: u64) -> RequestId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&(unix_ms << 16 | 0x7000 | self.below(0x1000)).to_be_bytes());
@@ -106,7 +106,7 @@ impl Traffic {
         (self.next() >> 33) % end
     }
 
-    /// splitmix64
+    /// The next number of splitmix64.
     pub(super) fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

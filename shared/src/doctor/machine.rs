@@ -1,4 +1,4 @@
-//! What both programs need of the machine.
+//! Checks of the machine that both programs need.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,20 +10,20 @@ use rustix::process::{Resource, getrlimit};
 use super::Examination;
 use crate::runtime::{self, Driver};
 
-/// Oldest kernel that the programs are made for, and the oldest that counts no rings as locked memory.
+/// Oldest supported kernel, and the oldest one that does not count rings as locked memory.
 const KERNEL_FLOOR: (u32, u32) = (5, 11);
 const KERNEL_WITHOUT_MEMLOCK: (u32, u32) = (5, 12);
-/// Locked memory that rings need before that, in bytes: for each core, generously.
+/// Locked memory that the rings of all cores need on older kernels, in bytes; a generous estimate.
 const MEMLOCK: u64 = 64 * 1024 * 1024;
 
-/// Free space below which there is a warning, and below which it is too late, in bytes.
+/// Free space below which the verdict is a warning, or a failure, in bytes.
 const SPACE_WARNING: u64 = 1024 * 1024 * 1024;
 const SPACE_FAILED: u64 = 64 * 1024 * 1024;
 
-/// A clock before this was never set: when this was written, in seconds since the Unix epoch.
-const WRITTEN: Duration = Duration::from_secs(1_790_000_000);
+/// Time since the Unix epoch when this was written. A clock before it was never set.
+const CLOCK_MIN: Duration = Duration::from_secs(1_790_000_000);
 
-/// Kernel, reactor, limits and clock. `open_files` is how many the program wants to be able to have.
+/// Checks kernel, reactor, limits and clock. `open_files` is the number of files that the program may open.
 pub fn examine(out: &mut Examination, open_files: u64) {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let kernel = kernel_version(&release);
@@ -48,8 +48,8 @@ pub fn examine(out: &mut Examination, open_files: u64) {
 }
 
 fn reactor(out: &mut Examination) {
-    const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that lets io_uring_setup, \
-                        io_uring_enter and io_uring_register pass; on epoll each request costs more";
+    const HELP: &str = "allow io_uring: kernel.io_uring_disabled=0, and a seccomp profile that allows io_uring_setup, \
+                        io_uring_enter and io_uring_register; on epoll each request costs more";
     match Driver::choose() {
         Ok(driver @ Driver::IoUring(_)) => {
             let operations = runtime::ring_operations().unwrap_or_default();
@@ -64,7 +64,7 @@ fn reactor(out: &mut Examination) {
 
 fn locked_memory(out: &mut Examination, kernel: Option<(u32, u32)>) {
     if kernel.is_none_or(|version| version >= KERNEL_WITHOUT_MEMLOCK) {
-        return out.ok("locked memory", "not limited: this kernel counts no rings");
+        return out.ok("locked memory", "this kernel does not count rings");
     }
     match getrlimit(Resource::Memlock).current {
         Some(most) if most < MEMLOCK => out.warning(
@@ -78,18 +78,18 @@ fn locked_memory(out: &mut Examination, kernel: Option<(u32, u32)>) {
 
 fn clock(out: &mut Examination, now: SystemTime) {
     let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    if since_epoch < WRITTEN {
+    if since_epoch < CLOCK_MIN {
         out.failed(
             "clock",
-            format!("{} seconds since 1970: before this program was made", since_epoch.as_secs()),
-            "set it, and keep it right with NTP: certificates and tokens are checked by it",
+            format!("{} seconds since 1970: before this program was built", since_epoch.as_secs()),
+            "set it, and synchronise it with NTP: the validity of certificates and tokens depends on it",
         );
     } else {
-        out.ok("clock", "after this program was made");
+        out.ok("clock", "after this program was built");
     }
 }
 
-/// A setting of the kernel that should be at least so much. `file` is below `/proc/sys`; of several numbers the last
+/// Checks that a kernel setting is at least `least`. `file` is relative to `/proc/sys`; the last of several numbers
 /// counts.
 pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
     let name = file.replace('/', ".");
@@ -100,43 +100,43 @@ pub fn setting(out: &mut Examination, file: &str, least: u64, why: &str) {
             out.warning(&name, value.to_string(), format!("{why}: sysctl -w {name}={least} or more"));
         }
         Some(value) => out.ok(name, value.to_string()),
-        // Containers see few of them.
+        // Containers see few settings.
         None => out.ok(name, "cannot be read here"),
     }
 }
 
-/// A folder that the program keeps files in: who may read it, whether it can be written, how much space there is. One
-/// that is not there yet is made by the program, if it can be.
+/// Checks a folder of the program: its mode, write access and free space. The program creates a missing folder if it
+/// can.
 pub fn folder(out: &mut Examination, check: &str, path: &Path) {
     let name = path.display();
     let Ok(metadata) = fs::metadata(path) else {
         let parent = path.ancestors().skip(1).find(|parent| parent.exists());
         match parent {
             Some(parent) if rustix::fs::access(parent, rustix::fs::Access::WRITE_OK).is_ok() => {
-                out.ok(check, format!("{name}: will be made"));
+                out.ok(check, format!("{name}: will be created"));
             }
             _ => out.failed(
                 check,
-                format!("{name}: not there, and cannot be made"),
-                "make it, and give it to the user that runs this",
+                format!("{name}: does not exist and cannot be created"),
+                "create it, and give it to the user that runs this program",
             ),
         }
         return;
     };
     if !metadata.is_dir() {
-        return out.failed(check, format!("{name}: not a folder"), "name a folder");
+        return out.failed(check, format!("{name}: not a folder"), "set it to a folder");
     }
     if rustix::fs::access(path, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).is_err() {
-        let advice = "give it to the user that runs this (chown), or run this as that user";
+        let advice = "give it to the user that runs this program (chown), or run the program as its owner";
         return out.failed(check, format!("{name}: cannot be written"), advice);
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        let advice = format!("keys are in it: chmod 700 {name}");
-        out.warning(check, format!("{name}: others may look into it (mode {mode:03o})"), advice);
+        let advice = format!("it contains keys: chmod 700 {name}");
+        out.warning(check, format!("{name}: other users may read it (mode {mode:03o})"), advice);
     }
     match rustix::fs::statvfs(path) {
-        Err(error) => out.warning(check, format!("{name}: free space unknown: {error}"), "look at the file system"),
+        Err(error) => out.warning(check, format!("{name}: free space is unknown: {error}"), "check the file system"),
         Ok(space) => free_space(out, check, &name.to_string(), space.f_bavail.saturating_mul(space.f_frsize)),
     }
 }
@@ -144,13 +144,15 @@ pub fn folder(out: &mut Examination, check: &str, path: &Path) {
 fn free_space(out: &mut Examination, check: &str, name: &str, bytes: u64) {
     let found = format!("{name}: {} MiB free", bytes / 1024 / 1024);
     match bytes {
-        ..SPACE_FAILED => out.failed(check, found, "make room: nothing can be changed or logged on a full disk"),
-        SPACE_FAILED..SPACE_WARNING => out.warning(check, found, "make room before it is full"),
+        ..SPACE_FAILED => {
+            out.failed(check, found, "free some space: on a full disk the program can save and log nothing")
+        }
+        SPACE_FAILED..SPACE_WARNING => out.warning(check, found, "free some space before the disk is full"),
         _ => out.ok(check, found),
     }
 }
 
-/// Major and minor of `6.18.0-rc1+deb`.
+/// Major and minor version of a release such as `6.18.0-rc1+deb`.
 fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|character: char| !character.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_can_run_the_programs() {
+    fn this_machine_passes_every_check() {
         let mut out = Examination::default();
         examine(&mut out, 64);
         assert!(out.is_good(), "{out:?}");
@@ -188,25 +190,25 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_never_set_is_seen() {
+    fn a_clock_that_was_never_set_fails() {
         assert_eq!(verdict(|out| clock(out, UNIX_EPOCH)).0, Verdict::Failed);
-        assert_eq!(verdict(|out| clock(out, UNIX_EPOCH + WRITTEN)).0, Verdict::Ok);
+        assert_eq!(verdict(|out| clock(out, UNIX_EPOCH + CLOCK_MIN)).0, Verdict::Ok);
     }
 
     #[test]
-    fn before_5_12_rings_need_locked_memory() {
+    fn rings_need_locked_memory_before_linux_5_12() {
         assert_eq!(verdict(|out| locked_memory(out, Some((6, 1)))).0, Verdict::Ok);
         let old = verdict(|out| locked_memory(out, Some((5, 11))));
-        assert!(!old.1.contains("this kernel counts no rings"), "{old:?}");
+        assert!(!old.1.contains("does not count rings"), "{old:?}");
     }
 
     #[test]
-    fn folders_are_private_writable_and_not_full() {
+    fn folders_must_be_private_writable_and_not_full() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("data");
         assert_eq!(
             verdict(|out| folder(out, "data", &path)),
-            (Verdict::Ok, format!("{}: will be made", path.display()))
+            (Verdict::Ok, format!("{}: will be created", path.display()))
         );
         fs::write(&path, "").unwrap();
         assert_eq!(verdict(|out| folder(out, "data", &path)).0, Verdict::Failed);
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_the_kernel_are_compared() {
+    fn kernel_settings_below_the_minimum_are_warned_of() {
         assert_eq!(verdict(|out| setting(out, "kernel/pid_max", 1, "x")).0, Verdict::Ok);
         assert_eq!(verdict(|out| setting(out, "kernel/pid_max", u64::MAX, "x")).0, Verdict::Warning);
         assert_eq!(verdict(|out| setting(out, "no/such", 1, "x")).0, Verdict::Ok);

@@ -1,4 +1,4 @@
-//! Message bodies: finds their parts in a buffer that fills as bytes arrive (RFC 9112 §6, §7.1).
+//! Message bodies: decoding from a buffer that fills as bytes arrive, and chunked encoding (RFC 9112 §6, §7.1).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -17,13 +17,13 @@ const TRAILER_FIELDS_MAX: usize = 64;
 #[derive(Debug, PartialEq)]
 pub enum Part {
     Data(Bytes),
-    /// Trailer fields of a chunked body; comes before `End`, only when there are any.
+    /// Trailer fields of a chunked body; precede `End`, only if there are any.
     Trailers(HeaderMap),
-    /// The body is complete. Nothing of what follows in the buffer belongs to it.
+    /// End of the body. Bytes that remain in the buffer do not belong to it.
     End,
 }
 
-/// A body is not what its framing announced.
+/// Body that does not match its framing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidBody {
     #[error("malformed chunk: {0}")]
@@ -63,7 +63,7 @@ impl BodyDecoder {
         matches!(self.0, State::Done)
     }
 
-    /// Bytes still to come, where the framing tells.
+    /// Bytes still to come, if the framing tells.
     pub fn remaining(&self) -> Option<u64> {
         match self.0 {
             State::Length(remaining) => Some(remaining),
@@ -72,7 +72,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Takes the next part off the front of `buffer`; `None` when more bytes are needed.
+    /// Takes the next part off the front of `buffer`; `None` if it needs more bytes.
     pub fn decode(&mut self, buffer: &mut BytesMut) -> Result<Option<Part>, InvalidBody> {
         loop {
             match self.0 {
@@ -129,7 +129,7 @@ impl BodyDecoder {
         }
     }
 
-    /// The connection ended: is that the end of the body, or was it cut short?
+    /// Handles the end of the connection; an error if the body is incomplete.
     pub fn finish(&mut self) -> Result<(), InvalidBody> {
         match self.0 {
             State::UntilClose | State::Done => {
@@ -148,7 +148,7 @@ fn take(buffer: &mut BytesMut, most: u64) -> Bytes {
     buffer.split_to(length).freeze()
 }
 
-/// Takes a line that ends in CRLF, without it.
+/// Takes a line that ends in CRLF and returns it without CRLF.
 fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<Option<BytesMut>, InvalidBody> {
     match memchr::memchr(b'\n', &buffer[..buffer.len().min(most)]) {
         Some(0) => Err(error),
@@ -163,7 +163,7 @@ fn take_line(buffer: &mut BytesMut, most: usize, error: InvalidBody) -> Result<O
     }
 }
 
-/// `chunk-size [ chunk-ext ]`: hexadecimal digits; extensions are dropped, as §7.1.1 has an intermediary do.
+/// Parses `chunk-size [ chunk-ext ]`. Ignores extensions, as RFC 9112 §7.1.1 requires of an intermediary.
 fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
     if digits == 0 || digits > 16 {
@@ -174,7 +174,7 @@ fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     if !matches!(extension_starts, None | Some(b';')) || extension.contains(&b'\r') || extension.contains(&0) {
         return Err(InvalidBody::Chunk("size is followed by something that is not an extension"));
     }
-    // White space before the extension is tolerated by §7.1.1 (BWS); without an extension there is none to tolerate.
+    // RFC 9112 §7.1.1 allows white space (BWS) only before an extension.
     if extension_starts.is_none() && !extension.is_empty() {
         return Err(InvalidBody::Chunk("white space after the size"));
     }
@@ -182,7 +182,7 @@ fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
 }
 
 fn parse_trailers(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
-    // The same strictness as for heads: a bare CR or LF is a line end to some parser.
+    // As strict as for heads: some parsers read a bare CR or LF as a line end.
     let line_ends = section.windows(2).all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
     if !line_ends || section.first() == Some(&b'\n') || section.contains(&0) {
         return Err(InvalidBody::Trailers);
@@ -201,7 +201,7 @@ fn parse_trailers(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
     Ok(trailers)
 }
 
-/// The line before a chunk of `length` bytes, written into `buffer`. The chunk's data and [`CHUNK_END`] follow it.
+/// Writes the line that starts a chunk of `length` bytes into `buffer`. The chunk's data and [`CHUNK_END`] follow it.
 pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let digits = ((usize::BITS - length.leading_zeros()).div_ceil(4)).max(1) as usize;
@@ -212,13 +212,13 @@ pub fn chunk_start(length: usize, buffer: &mut [u8; 18]) -> &[u8] {
     &buffer[..digits + 2]
 }
 
-/// What follows the data of every chunk.
+/// Bytes after the data of every chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
 
-/// What follows the data of the last chunk that has any, where no trailers do: its end, and the last chunk.
+/// Bytes after the data of the last chunk with data, in a body without trailers: its end, and the empty chunk.
 pub const LAST_CHUNK_END: &[u8] = b"\r\n0\r\n\r\n";
 
-/// Appends the last chunk and the trailer section to `out`. Fields that frame are left out
+/// Appends the empty chunk and the trailer section to `out`. Leaves out fields that frame
 /// ([`is_framing`](super::framing::is_framing)).
 pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&HeaderMap>) {
     out.extend_from_slice(b"0\r\n");
@@ -234,7 +234,7 @@ mod tests {
 
     use super::*;
 
-    /// The data joined, the trailers, and what was left over.
+    /// Joined data, trailers, and the bytes after the body.
     type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
 
     /// Decodes `input`, given in pieces of `step` bytes.
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn chunked_bodies_in_any_pieces() {
+    fn chunked_bodies_split_anywhere_are_decoded() {
         let input = b"5\r\nhello\r\n1;ext=\"v\"\r\n!\r\nA \t;x\r\n0123456789\r\n0\r\nX-T: 1\r\n\r\nnext";
         for step in 1..=input.len() {
             let (data, trailers, rest) = decode_all(Framing::Chunked, input, step).unwrap();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_body_never_looks_complete() {
+    fn a_cut_off_body_is_never_complete() {
         let whole = b"5\r\nhello\r\n0\r\n\r\n";
         for end in 0..whole.len() {
             assert!(decode_all(Framing::Chunked, &whole[..end], 3).is_err(), "cut at {end}");
@@ -312,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(
+        fn encoded_chunks_decode_to_the_same_data(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..300), 0..8),
             step in 1usize..64,
         ) {

@@ -1,10 +1,10 @@
-//! What an intermediary does to header fields (RFC 9110 §7.6).
+//! Header fields: names, and the rules for relaying them (RFC 9110 §7.6).
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 use super::framing::is_of_connection;
 
-/// Prefix of the field names that belong to the gateway. A backend cannot set them, nor can a caller forge them.
+/// Prefix of the gateway's own field names. Neither clients nor backends can set them.
 const OWN_PREFIX: &str = "x-gw-";
 
 pub const X_GW_REQUEST_ID: HeaderName = HeaderName::from_static("x-gw-request-id");
@@ -12,25 +12,24 @@ pub const X_GW_STATUS: HeaderName = HeaderName::from_static("x-gw-status");
 pub const X_GW_AUTHORIZATION: HeaderName = HeaderName::from_static("x-gw-authorization");
 pub const X_GW_SERVICE_KEY: HeaderName = HeaderName::from_static("x-gw-service-key");
 pub const X_GW_VERSION: HeaderName = HeaderName::from_static("x-gw-version");
-/// On the tunnel only: the response is the agent's own error, and this is its code.
+/// Only on the tunnel: code of an error response or of a broken-off response of the agent.
 pub const X_GW_AGENT_ERROR: HeaderName = HeaderName::from_static("x-gw-agent-error");
-/// On the tunnel only: the backend has switched to this protocol, and what follows is its bytes.
+/// Only on the tunnel: protocol that the backend has switched to, whose bytes follow.
 pub const X_GW_UPGRADE: HeaderName = HeaderName::from_static("x-gw-upgrade");
-/// On the tunnel only: the method of a request to switch protocols, where that was not GET.
+/// Only on the tunnel: method of a request to switch protocols, if not GET.
 pub const X_GW_UPGRADE_METHOD: HeaderName = HeaderName::from_static("x-gw-upgrade-method");
-/// On the tunnel only: where the time of a request went at the agent ([`AgentTiming`](crate::tunnel::timing::AgentTiming)).
+/// Only on the tunnel: timing of a request at the agent ([`AgentTiming`](crate::tunnel::timing::AgentTiming)).
 pub const X_GW_TIMING: HeaderName = HeaderName::from_static("x-gw-timing");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// What of `headers` goes on to the next hop, in order: everything but the fields of RFC 9110 §7.6.1, those that
-/// `Connection` names, those that `drop` says, and names that some servers take for fields that frame
+/// Removes the fields that are not relayed, and keeps the order of the others: the fields of RFC 9110 §7.6.1, fields that
+/// `Connection` names, fields for which `drop` returns true, and names that some servers confuse with framing fields
 /// ([`is_framing`](super::framing::is_framing)).
 ///
-/// `Content-Length` stays: over HTTP/2 the stream marks the end of the body, and the field only describes it.
-/// `TE: trailers` stays: it is the one value that HTTP/2 carries (RFC 9113 §8.2.2). There is room for `added` fields
-/// more, where something was dropped.
+/// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`, the
+/// only value that HTTP/2 allows (RFC 9113 §8.2.2). If a field is removed, the result has room for `added` more fields.
 pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -38,23 +37,23 @@ pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added:
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // A sender cannot have us drop what frames or addresses the message.
+        // A sender must not remove the fields that frame or address the message.
         .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
         .collect();
-    let ends_here =
+    let is_dropped =
         |name: &HeaderName| is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name);
-    if !headers.keys().any(&ends_here) {
+    if !headers.keys().any(&is_dropped) {
         return headers;
     }
-    // `Connection: TE` is how a sender of `TE` announces it.
+    // A sender of `TE` names it in `Connection`, but `trailers` is kept.
     let trailers = accepts_trailers(&headers);
-    // Built anew: `HeaderMap::remove` moves the last field into the gap.
+    // A new map, since `HeaderMap::remove` moves the last field into the gap.
     let mut kept = HeaderMap::with_capacity(headers.len() - 1 + added);
     let mut keep = None;
     for (name, value) in headers {
-        // A field's further values come without its name.
+        // Further values of a field come without its name.
         if let Some(name) = name {
-            keep = (!ends_here(&name)).then_some(name);
+            keep = (!is_dropped(&name)).then_some(name);
         }
         if let Some(name) = &keep {
             kept.append(name, value);
@@ -75,7 +74,7 @@ fn accepts_trailers(headers: &HeaderMap) -> bool {
         .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
-/// Joins `Cookie` fields into one, as HTTP/1.1 wants them; HTTP/2 lets them come apart (RFC 9113 §8.2.3).
+/// Joins `Cookie` fields, which HTTP/2 may split, into one for HTTP/1.1 (RFC 9113 §8.2.3).
 pub fn join_cookies(headers: &mut HeaderMap) {
     let mut cookies = headers.get_all(header::COOKIE).iter();
     let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };
@@ -84,19 +83,26 @@ pub fn join_cookies(headers: &mut HeaderMap) {
         joined.extend_from_slice(b"; ");
         joined.extend_from_slice(cookie.as_bytes());
     }
-    // Valid, since its parts are.
+    // The joined value is valid, since its parts are.
     if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
         headers.insert(header::COOKIE, joined);
     }
 }
 
-/// Whether a field is one of the gateway's own, `X-Gw-*`, or one that servers which read `_` as `-` take for one.
+/// Whether a field is one of the gateway's own, `X-Gw-*`, or is for servers that read `_` as `-`.
 pub fn is_own(name: &HeaderName) -> bool {
     begins_as(name.as_str(), OWN_PREFIX)
 }
 
-/// Whether a field says where a request came from, as `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host` do.
-/// Includes names that servers which read `_` as `-` take for one of them.
+/// Whether a field may carry a credential: the credential fields of HTTP, and all of the gateway's own fields.
+pub fn is_credential(name: &HeaderName) -> bool {
+    const OF_HTTP: [HeaderName; 4] =
+        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
+    OF_HTTP.contains(name) || is_own(name)
+}
+
+/// Whether a field is `X-Forwarded-For`, `X-Forwarded-Proto` or `X-Forwarded-Host`, or is for servers that read `_` as
+/// `-`.
 pub fn is_forwarding(name: &HeaderName) -> bool {
     const ALL: [HeaderName; 3] = [X_FORWARDED_FOR, X_FORWARDED_PROTO, X_FORWARDED_HOST];
     let name = name.as_str();
@@ -110,8 +116,8 @@ fn begins_as(name: &str, prefix: &str) -> bool {
         && name.as_bytes().iter().map(as_read).zip(prefix.bytes()).all(|(read, byte)| read == byte)
 }
 
-/// Trailer fields that go on: all but those that a trailer section must not carry (RFC 9110 §6.5.1), those that say
-/// where a request came from, and the gateway's own.
+/// Removes the trailer fields that are not relayed: fields that a trailer section must not have (RFC 9110 §6.5.1),
+/// forwarding fields, and the gateway's own fields.
 pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
     const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
     let mut kept = end_to_end(trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name), 0);
@@ -128,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_fields_and_nominated_ones_end_here_and_the_rest_keeps_its_order() {
+    fn hop_by_hop_fields_are_removed_and_the_others_keep_their_order() {
         let mut headers = map(&[
             ("x-first", "1"),
             ("connection", "close, X-Secret, TE"),
@@ -164,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_fields_cannot_be_forged() {
+    fn the_gateways_own_fields_are_removed() {
         let headers = map(&[
             ("x-gw-status", "RateLimited"),
             ("x-gw-anything", "1"),
@@ -176,7 +182,17 @@ mod tests {
     }
 
     #[test]
-    fn trailers_carry_no_framing() {
+    fn credential_fields_include_the_gateways_own() {
+        let is_credential = |name| is_credential(&HeaderName::from_static(name));
+        assert!(
+            ["authorization", "proxy-authorization", "cookie", "set-cookie", "x-gw-service-key"].map(is_credential)
+                == [true; 5]
+        );
+        assert!(["x-authorization", "accept", "cookie2"].map(is_credential) == [false; 3]);
+    }
+
+    #[test]
+    fn framing_fields_are_removed_from_trailers() {
         let trailers = map(&[
             ("content-length", "3"),
             ("grpc-status", "0"),
@@ -189,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_say_nothing_of_where_a_request_came_from() {
+    fn forwarding_fields_are_removed_from_trailers() {
         let trailers = map(&[
             ("x-forwarded-for", "192.0.2.1"),
             ("x-forwarded-proto", "http"),
@@ -204,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_joined_where_the_first_was() {
+    fn cookies_are_joined_at_the_place_of_the_first() {
         let mut headers = map(&[("a", "1"), ("cookie", "x=1"), ("b", "2"), ("cookie", "y=2; z=3")]);
         join_cookies(&mut headers);
         assert_eq!(headers, map(&[("a", "1"), ("cookie", "x=1; y=2; z=3"), ("b", "2")]));

@@ -1,21 +1,21 @@
-//! How the ends of messages are found, and the fields that say it (RFC 9112 §6).
+//! Framing of message bodies, and the fields that determine it (RFC 9112 §6).
 //!
-//! A field that frames never travels as a field. What reads a message turns its fields into a [`Framing`]; what writes
-//! one over HTTP/1.1 ([`super::write`]) makes the fields of that alone. Over HTTP/2 streams frame: there
-//! [`set_content_length`] makes the one field that describes the body agree with it.
+//! Fields that frame a message are not relayed as fields. A reader converts them into a [`Framing`]; the HTTP/1.1 writer
+//! ([`super::write`]) generates them from it. Over HTTP/2 the stream frames the body, and [`set_content_length`] makes
+//! `Content-Length` agree with it.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
-use super::head::{InvalidHead, Version};
+use super::limits::InvalidHead;
+use super::version::Version;
 
-/// How the end of a message body is found (RFC 9112 §6.3).
+/// Framing of a message body (RFC 9112 §6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// There is no body.
+    /// No body.
     None,
-    /// There is no body, and `Content-Length` describes that of a response to GET: a response to HEAD, or 304
-    /// (RFC 9110 §8.6).
+    /// No body; `Content-Length` is that of the response to a GET. For responses to HEAD, and for 304 (RFC 9110 §8.6).
     Described(u64),
     /// `Content-Length`, in bytes.
     Length(u64),
@@ -25,12 +25,12 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Whether bytes of a body follow the head, or may follow.
+    /// Whether a body follows the head, or may follow.
     pub fn has_body(self) -> bool {
         !matches!(self, Self::None | Self::Described(_) | Self::Length(0))
     }
 
-    /// What `Content-Length` says.
+    /// Value of `Content-Length`.
     pub fn content_length(self) -> Option<u64> {
         match self {
             Self::Length(length) | Self::Described(length) => Some(length),
@@ -38,10 +38,10 @@ impl Framing {
         }
     }
 
-    /// The framing of a request over HTTP/2 that is followed by a body, or not.
+    /// Framing of an HTTP/2 request with or without a body.
     pub fn of_stream(headers: &HeaderMap, has_body: bool) -> Result<Self, InvalidHead> {
         Ok(match content_length(headers)? {
-            // A body of no bytes may still have trailers.
+            // An empty body may still have trailers.
             Some(0) => Self::Length(0),
             Some(length) if has_body => Self::Length(length),
             Some(_) => return Err(InvalidHead::Malformed("Content-Length without a body")),
@@ -50,8 +50,9 @@ impl Framing {
         })
     }
 
-    /// The framing of a response with `status` to a request with `method`, whose fields say `self` (RFC 9112 §6.3): some
-    /// have no body whatever their fields say, and 1xx and 204 nothing that describes one either (RFC 9110 §8.6).
+    /// Framing of a response with `status` to a request with `method`; `self` is the framing that its fields announce.
+    /// Some responses have no body regardless of their fields (RFC 9112 §6.3), and 1xx and 204 have no `Content-Length`
+    /// (RFC 9110 §8.6).
     #[must_use]
     pub fn of_response(self, status: StatusCode, method: &Method) -> Self {
         if status.is_informational() || status == StatusCode::NO_CONTENT {
@@ -64,13 +65,13 @@ impl Framing {
     }
 }
 
-/// Whether a field frames a message or concerns a single connection, so that what writes a head decides it: those of
-/// RFC 9110 §7.6.1, `Content-Length`, and names that a server which reads `_` as `-` (CGI, WSGI) takes for one that frames.
+/// Whether a field frames a message or belongs to a connection, so that only the writer of a head generates it: the fields
+/// of RFC 9110 §7.6.1, `Content-Length`, and names that servers which read `_` as `-` (CGI, WSGI) confuse with them.
 pub fn is_framing(name: &HeaderName) -> bool {
     *name == header::CONTENT_LENGTH || is_of_connection(name)
 }
 
-/// [`is_framing`] without `Content-Length`.
+/// As [`is_framing`], without `Content-Length`.
 pub(super) fn is_of_connection(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
@@ -85,10 +86,10 @@ pub(super) fn is_of_connection(name: &HeaderName) -> bool {
     )
 }
 
-/// The value of `Content-Length`.
+/// Parses `Content-Length`.
 ///
-/// RFC 9112 §6.3 lets a recipient take equal duplicates as one; refusing them leaves nothing to disagree about. Leading
-/// zeros are valid and are not passed on. More than 19 digits are refused, as they are in HTTP/2 by the h2 crate.
+/// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts leading
+/// zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
 pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
     const DIGITS_MAX: usize = 19;
     let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
@@ -106,7 +107,7 @@ pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
     Ok(Some(digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'))))
 }
 
-/// Sets `Content-Length` as `framing` says. For heads of messages that end with their stream.
+/// Sets `Content-Length` according to `framing`, in the head of an HTTP/2 message.
 pub fn set_content_length(headers: &mut HeaderMap, framing: Framing) {
     let Some(length) = framing.content_length() else {
         if headers.contains_key(header::CONTENT_LENGTH) {
@@ -115,19 +116,19 @@ pub fn set_content_length(headers: &mut HeaderMap, framing: Framing) {
         return;
     };
     let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
-    let says_so = match (values.next(), values.next()) {
+    let is_set = match (values.next(), values.next()) {
         (Some(value), None) => {
             let digits = value.as_bytes();
             content_length(headers) == Ok(Some(length)) && (digits.len() == 1 || !digits.starts_with(b"0"))
         }
         _ => false,
     };
-    if !says_so {
+    if !is_set {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
 }
 
-/// The framing that the fields of a message announce, if any; refused where they contradict each other.
+/// Returns the framing that the fields of a message announce; refuses fields that contradict each other.
 pub(super) fn announced(headers: &HeaderMap, version: Version) -> Result<Option<Framing>, InvalidHead> {
     let length = content_length(headers)?;
     if !headers.contains_key(header::TRANSFER_ENCODING) {
@@ -143,7 +144,7 @@ pub(super) fn announced(headers: &HeaderMap, version: Version) -> Result<Option<
     Ok(Some(Framing::Chunked))
 }
 
-/// `chunked`, alone and once, is the only coding that can be passed on without being understood differently.
+/// Refuses every transfer coding but a single `chunked`: recipients read others differently.
 fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     match (codings.next(), codings.next()) {
@@ -152,8 +153,8 @@ fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
     }
 }
 
-/// Checks of the fields of an HTTP/2 message what the h2 crate does not: no value begins or ends with white space
-/// (RFC 9113 §8.2.1).
+/// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113 §8.2.1), which the h2 crate
+/// does not check.
 pub fn check_values_of_http2(headers: &HeaderMap) -> Result<(), InvalidHead> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_one_decimal_number() {
+    fn content_length_is_one_decimal_number() {
         for (text, length) in [
             ("0", 0),
             ("5", 5),
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_a_message_on_a_stream_is_that_of_its_framing() {
+    fn content_length_of_an_http2_message_follows_its_framing() {
         for (before, framing, after) in [
             (&["5"][..], Framing::Length(5), Some("5")),
             (&["005"], Framing::Length(5), Some("5")),
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn framing_of_a_request_on_a_stream() {
+    fn framing_of_an_http2_request_follows_its_length_and_body() {
         let of = |values: &[&'static str], has_body| Framing::of_stream(&lengths(values), has_body);
         assert_eq!(of(&[], false), Ok(Framing::None));
         assert_eq!(of(&[], true), Ok(Framing::Chunked));

@@ -1,4 +1,4 @@
-//! Parts of a refused head, for logs. They are not trusted or relayed.
+//! Readable parts of a refused request head, for logs. They are neither trusted nor relayed.
 
 use std::fmt::Write;
 
@@ -8,26 +8,27 @@ use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 
 use super::fields::X_FORWARDED_FOR;
-use super::head::{self, Version};
+use super::head;
+use super::version::Version;
 
-/// Longest target that is kept, in received bytes.
+/// Longest kept target, in received bytes.
 const TARGET_MAX: usize = 8 * 1024;
 
-/// A request head that is refused, as far as it could be read.
+/// Parts of a refused request head that could be read.
 #[derive(Debug)]
 pub struct UnreadHead {
     pub version: Version,
     pub method: Option<Method>,
-    /// As received; bytes other than visible ASCII are percent-encoded.
+    /// Target as received; bytes other than visible ASCII are percent-encoded.
     pub target: Box<str>,
-    /// Host and optional port, if the head names exactly one.
+    /// Host and optional port, if the head has exactly one.
     pub authority: Option<Authority>,
     /// Fields; in HTTP/1 only `X-Forwarded-For`.
     pub headers: HeaderMap,
 }
 
 impl UnreadHead {
-    /// Reads the lines that are complete in `received`, whatever follows or is missing.
+    /// Reads the complete lines of `received`.
     pub fn of_http1(received: &[u8]) -> Self {
         let mut lines = received.split_inclusive(|byte| *byte == b'\n');
         let mut words = lines.next().unwrap_or_default().trim_ascii_end().splitn(3, |byte| *byte == b' ');
@@ -52,7 +53,7 @@ impl UnreadHead {
         Self { version, method, target: visible(target), authority, headers }
     }
 
-    /// Reads a head that the h2 crate took.
+    /// Reads a head that the h2 crate accepted.
     pub fn of_http2(parts: Parts) -> Self {
         let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
         Self {
@@ -65,7 +66,7 @@ impl UnreadHead {
     }
 }
 
-/// The values of `Host`: of several different ones, none counts.
+/// Value of `Host`; none if there are several different ones.
 #[derive(Default)]
 struct Hosts {
     only: Option<Authority>,
@@ -99,7 +100,7 @@ fn visible(target: &[u8]) -> Box<str> {
         if byte.is_ascii_graphic() {
             text.push(char::from(*byte));
         } else {
-            // Writing to a string does not fail.
+            // Writing to a String does not fail.
             let _ = write!(text, "%{byte:02X}");
         }
     }
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_complete_is_read() {
+    fn complete_lines_are_read() {
         let head = read(
             "PUT /a?b=\u{e4}\"# HTTP/1.0\r\nhOST:  a--b.eu1.example.com:443 \r\nX: \0\r\nX-Forwarded-For: 192.0.2.1\r\nCut: o",
         );
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_counts_if_it_is_the_only_one_and_whole() {
+    fn a_host_counts_if_it_is_complete_and_the_only_one() {
         let line = "GET / HTTP/1.1\r\n";
         assert_eq!(host(&format!("{line}Host: a.b\r\nHost: a.b\r\n\r\n")).as_deref(), Some("a.b"));
         for fields in [

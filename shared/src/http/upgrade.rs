@@ -1,18 +1,17 @@
-//! The protocol that a connection or a stream switches to (RFC 9110 §7.8, RFC 8441 §4).
+//! Protocols that a connection or stream can switch to (RFC 9110 §7.8, RFC 8441 §4).
 
 use http::header::HeaderValue;
 
-/// One protocol other than HTTP and TLS: a token, and a version after a slash where there is one.
+/// Name of a protocol other than HTTP and TLS, with an optional version after a slash.
 ///
-/// Another form of HTTP inside a tunnel would carry requests that the gateway does not see, and TLS would hide them.
-/// Each hop parses its own input: `Upgrade` and `:protocol` of callers at the gateway, `:protocol` of the tunnel at
-/// the agent, and the agent's answer at the gateway.
+/// Another form of HTTP would carry requests that the gateway does not see, and TLS would hide them. Each hop parses its
+/// own input: the gateway `Upgrade` and `:protocol` of clients and the agent's response, the agent `:protocol` of the
+/// tunnel.
 #[derive(Debug, Clone)]
 pub struct UpgradeProtocol(HeaderValue);
 
 impl UpgradeProtocol {
-    /// Parses the value of an `Upgrade` field or of `:protocol`; `None` for a list, for HTTP or TLS in any form, and for
-    /// values that are no protocol.
+    /// Parses the value of `Upgrade` or `:protocol`; `None` for a list, for any form of HTTP or TLS, and for an invalid name.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         is_acceptable(value.as_bytes()).then(|| Self(value.clone()))
     }
@@ -22,7 +21,7 @@ impl UpgradeProtocol {
         if is_acceptable(text.as_bytes()) { HeaderValue::from_str(text).ok().map(Self) } else { None }
     }
 
-    /// A protocol that is known when this is compiled.
+    /// Makes a protocol of a constant.
     ///
     /// # Panics
     ///
@@ -46,14 +45,14 @@ impl UpgradeProtocol {
         self.is(b"websocket")
     }
 
-    /// Whether `value` names the same protocol, whatever its case.
+    /// Whether `value` names the same protocol, regardless of case.
     pub fn is(&self, value: &[u8]) -> bool {
         self.0.as_bytes().eq_ignore_ascii_case(value)
     }
 }
 
 impl PartialEq for UpgradeProtocol {
-    /// Recipients compare protocol names without regard to case (RFC 9110 §7.8).
+    /// Protocol names are compared regardless of case (RFC 9110 §7.8).
     fn eq(&self, other: &Self) -> bool {
         self.is(other.0.as_bytes())
     }
@@ -61,7 +60,7 @@ impl PartialEq for UpgradeProtocol {
 
 impl Eq for UpgradeProtocol {}
 
-/// `protocol-name [ "/" protocol-version ]`, both tokens, and not HTTP or TLS.
+/// Whether `text` is `protocol-name [ "/" protocol-version ]`, both tokens, and not HTTP or TLS.
 const fn is_acceptable(text: &[u8]) -> bool {
     let mut slash = None;
     let mut at = 0;
@@ -80,8 +79,8 @@ const fn is_acceptable(text: &[u8]) -> bool {
     is_whole && !is_http_or_tls(text)
 }
 
-/// `HTTP/2.0`, `http2`, `h2`, `h2c`, drafts such as `h2c-14` and `h3-29`, and TLS: by their beginnings, so that no form
-/// of one is missed.
+/// Whether `text` begins like a form of HTTP or TLS: `HTTP/2.0`, `http2`, `h2`, `h2c`, drafts such as `h2c-14` and `h3-29`,
+/// `tls`, `ssl`.
 const fn is_http_or_tls(text: &[u8]) -> bool {
     let is_numbered = text.len() >= 2 && text[0].eq_ignore_ascii_case(&b'h') && text[1].is_ascii_digit();
     is_numbered || starts_with(text, b"http") || starts_with(text, b"tls") || starts_with(text, b"ssl")
@@ -91,7 +90,7 @@ const fn starts_with(text: &[u8], beginning: &[u8]) -> bool {
     text.len() >= beginning.len() && text.split_at(beginning.len()).0.eq_ignore_ascii_case(beginning)
 }
 
-/// `tchar` (RFC 9110 §5.6.2).
+/// Whether `byte` is a `tchar` (RFC 9110 §5.6.2).
 const fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
@@ -105,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_protocol_that_is_not_http_is_accepted() {
+    fn a_protocol_other_than_http_is_accepted() {
         for text in ["websocket", "WebSocket", "SPDY/3.1", "connect-udp", "gw-tunnel", "x", "hh2", "websocket/13", "h"]
         {
             let protocol = UpgradeProtocol::parse_str(text).unwrap();
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn http_tls_lists_and_what_is_no_protocol_are_not() {
+    fn http_tls_lists_and_invalid_names_are_refused() {
         for text in [
             "",
             "/",

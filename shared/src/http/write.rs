@@ -1,7 +1,7 @@
-//! Writes heads of HTTP/1.1 messages. The only writer of relayed messages, in either direction.
+//! Writing of HTTP/1.1 heads. All relayed HTTP/1.1 messages, in both directions, are written here.
 //!
-//! The framing is decided here from [`Framing`] and [`Connection`] alone. Fields in the map that frame, or concern a
-//! connection ([`is_framing`]), are never written: whatever a peer sent in them, the next hop does not see it.
+//! Only [`Framing`] and [`Connection`] determine the framing. Fields of the map that frame or belong to a connection
+//! ([`is_framing`]) are never written, so a peer's framing fields cannot reach the next hop.
 
 use std::io::Write;
 
@@ -12,20 +12,20 @@ use http::{Method, StatusCode};
 use super::framing::{Framing, is_framing};
 use super::upgrade::UpgradeProtocol;
 
-/// What a head says of its connection (RFC 9110 §7.6.1).
+/// The `Connection` field of a head (RFC 9110 §7.6.1).
 #[derive(Debug, Clone, Copy)]
 pub enum Connection<'a> {
-    /// Nothing: in HTTP/1.1 it persists.
+    /// No field: an HTTP/1.1 connection persists.
     Persists,
-    /// It persists, in a response to HTTP/1.0.
+    /// `keep-alive`: the connection persists after a response to HTTP/1.0.
     KeepAlive,
-    /// It ends after this message, or after the response to it.
+    /// `close`: the connection ends after this message, or after the response to it.
     Close,
-    /// A request asks to switch to this protocol, or a response agrees.
+    /// `upgrade`: a request to switch to this protocol, or the response that accepts it.
     Upgrade(&'a UpgradeProtocol),
 }
 
-/// Appends a request head to `out`: the line, `Host`, the given fields, and what the framing needs. The empty line too.
+/// Appends a request head to `out`: request line, `Host`, the given fields, fields of the framing, and the empty line.
 pub fn write_request(
     out: &mut Vec<u8>,
     method: &Method,
@@ -40,14 +40,14 @@ pub fn write_request(
     out.extend_from_slice(target.as_str().as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\n");
     write_line(out, b"host", host);
-    // A request to switch protocols has no body: one that is declined leaves the connection at the next request.
+    // A request to switch protocols has no body, so that the connection stays usable if the server declines.
     let framing = if matches!(connection, Connection::Upgrade(_)) { Framing::None } else { framing };
-    write_fields(out, headers, framing, Host::Written);
+    write_fields(out, headers, framing, Host::Skip);
     write_connection(out, connection);
     out.extend_from_slice(b"\r\n");
 }
 
-/// Appends a response head to `out`: status line, the given fields, and what the framing needs. The empty line too.
+/// Appends a response head to `out`: status line, the given fields, fields of the framing, and the empty line.
 pub fn write_response(
     out: &mut Vec<u8>,
     status: StatusCode,
@@ -60,33 +60,33 @@ pub fn write_response(
     out.push(b' ');
     out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
     out.extend_from_slice(b"\r\n");
-    write_fields(out, headers, framing.of_response(status, &Method::GET), Host::IsAField);
+    write_fields(out, headers, framing.of_response(status, &Method::GET), Host::Write);
     write_connection(out, connection);
     out.extend_from_slice(b"\r\n");
 }
 
 /// Appends the fields of a trailer section as lines.
 pub(super) fn write_trailers(out: &mut Vec<u8>, trailers: &HeaderMap) {
-    write_fields(out, trailers, Framing::None, Host::Written);
+    write_fields(out, trailers, Framing::None, Host::Skip);
 }
 
-/// What `Host` in a map of fields is.
+/// Treatment of `Host` in a map of fields.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Host {
-    /// Written already, or nothing that may be.
-    Written,
-    /// A field as any other.
-    IsAField,
+    /// Already written, or not allowed.
+    Skip,
+    /// Written like any other field.
+    Write,
 }
 
-/// Appends fields as lines, with those that `framing` says in place of those that frame.
+/// Appends fields as lines; replaces fields that frame by those of `framing`.
 fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, framing: Framing, host: Host) {
     let mut length = framing.content_length();
     for (name, value) in headers {
         if *name == header::CONTENT_LENGTH {
-            // Where the sender had it.
+            // At its place in the received head.
             length.take().into_iter().for_each(|length| write_length(out, length));
-        } else if !is_framing(name) && (host == Host::IsAField || *name != header::HOST) {
+        } else if !is_framing(name) && (host == Host::Write || *name != header::HOST) {
             write_line(out, name.as_str().as_bytes(), value.as_bytes());
         }
     }
@@ -104,7 +104,7 @@ fn write_line(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
 }
 
 fn write_length(out: &mut Vec<u8>, length: u64) {
-    // Writing to a Vec cannot fail.
+    // Writing to a Vec does not fail.
     drop(write!(out, "content-length: {length}\r\n"));
 }
 
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// Every field that frames or concerns a connection, with a lie in it.
+    /// Every field that frames a message or belongs to a connection, with a false value.
     fn hostile() -> HeaderMap {
         let fields = [
             ("x-first", "1"),
@@ -152,7 +152,7 @@ mod tests {
     const UPGRADES: &str = "connection: upgrade\r\nupgrade: websocket\r\n";
 
     #[test]
-    fn the_framing_of_a_request_is_decided_here() {
+    fn received_framing_fields_do_not_reach_a_written_request() {
         let websocket = UpgradeProtocol::from_static("websocket");
         let mut headers = hostile();
         headers.append(header::HOST, HeaderValue::from_static("elsewhere"));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_framing_of_a_response_is_decided_here() {
+    fn received_framing_fields_do_not_reach_a_written_response() {
         let websocket = UpgradeProtocol::from_static("websocket");
         let persists = Connection::Persists;
         for (status, framing, connection, length, rest) in [
@@ -198,14 +198,14 @@ mod tests {
             assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
             assert_eq!(fields, format!("x-first: 1\r\n{length}x-last: 2\r\n{rest}\r\n"), "{status} {framing:?}");
         }
-        // A length that the sender did not give.
+        // A length that the received head did not have.
         let mut out = Vec::new();
         write_response(&mut out, StatusCode::OK, &HeaderMap::new(), Framing::Length(3), persists);
         assert_eq!(out, b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
     }
 
     #[test]
-    fn a_trailer_section_frames_nothing() {
+    fn framing_fields_and_host_are_left_out_of_trailers() {
         let mut trailers = hostile();
         trailers.append(header::HOST, HeaderValue::from_static("elsewhere"));
         let mut out = Vec::new();

@@ -1,4 +1,4 @@
-//! Secrets, and the messages of an enrollment.
+//! Secrets, and messages of an enrollment.
 
 pub mod enrollment;
 pub mod secret;

@@ -1,4 +1,4 @@
-//! Secrets: values that print nothing, are wiped when dropped and compared in constant time.
+//! Secrets: their values are never printed, are wiped on drop and are compared in constant time.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use aws_lc_rs::{constant_time, digest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
-/// A secret in clear, for as long as it takes to hand it over or hash it.
+/// A secret in clear text. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<String>);
 
@@ -15,13 +15,13 @@ impl Secret {
         Self(Zeroizing::new(clear))
     }
 
-    /// The secret itself. The one way to it: search for this name to see who looks.
+    /// The secret's text. Calls to this method are the only places that see it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// Out of what somebody sent. There is no way back: see [`revealed`].
+/// Parses a received secret. To write one, see [`revealed`].
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer).map(Self::new)
@@ -34,8 +34,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// SHA-256 of a secret of 256 random bits: all that is stored of it. Without low-entropy input there is nothing for a
-/// slow hash to protect.
+/// SHA-256 of a secret of 256 random bits, stored in its place. A slow hash protects only secrets of low entropy.
 #[derive(Clone, Eq)]
 pub struct SecretHash([u8; digest::SHA256_OUTPUT_LEN]);
 
@@ -54,20 +53,20 @@ impl SecretHash {
         &self.0
     }
 
-    /// Whether `candidate` is the secret, in time that depends on its length only.
+    /// Whether `candidate` is the secret. The time depends only on the length of `candidate`.
     pub fn matches(&self, candidate: &str) -> bool {
         *self == Self::of(candidate)
     }
 }
 
-/// In constant time.
+/// Compares in constant time.
 impl PartialEq for SecretHash {
     fn eq(&self, other: &Self) -> bool {
         constant_time::verify_slices_are_equal(&self.0, &other.0).is_ok()
     }
 }
 
-/// As 64 hexadecimal digits.
+/// Writes 64 hexadecimal digits.
 impl Serialize for SecretHash {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use fmt::Write;
@@ -88,7 +87,8 @@ impl<'de> Deserialize<'de> for SecretHash {
     }
 }
 
-/// For `#[serde(with = "…")]`: writes a [`Secret`] out in clear. Only for what is kept where only its owner can read.
+/// Module for `#[serde(with = "…")]` that writes a [`Secret`] in clear text. Use it only for files that only their owner can
+/// read.
 pub mod revealed {
     use super::{Deserialize, Deserializer, Secret, Serializer};
 
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_secret_itself_matches_and_nothing_prints_it() {
+    fn only_the_secret_matches_and_debug_does_not_print_it() {
         let hash = SecretHash::of("s3cret");
         assert!(hash.matches("s3cret"));
         assert!(!hash.matches("s3creT") && !hash.matches("") && !hash.matches("s3cret "));

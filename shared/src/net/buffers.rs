@@ -1,7 +1,7 @@
-//! What the kernel holds for one socket, and the limits on it.
+//! Kernel buffers of a socket: their use and their limits.
 //!
-//! A peer that stops reading or sending leaves bytes in the kernel, where autotuning lets each connection keep megabytes
-//! (`tcp_wmem`, `tcp_rmem`). All sockets of a machine share one limit (`tcp_mem`), and near it every connection is slow.
+//! A peer that stops reading or sending leaves bytes in the kernel, which lets each connection keep megabytes
+//! (`tcp_wmem`, `tcp_rmem`). All sockets of a machine share one limit (`tcp_mem`); near it every connection is slow.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,29 +13,29 @@ use rustix::net::Shutdown;
 use super::raw_fd;
 use super::socket::Connected;
 
-/// Bytes that a socket's buffers hold or may hold, bookkeeping of the kernel included (`SO_MEMINFO`, Linux 4.12).
+/// Use and limits of a socket's buffers in bytes, with the kernel's overhead (`SO_MEMINFO`, Linux 4.12).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BufferUse {
-    /// Sent by us: waiting to be sent, or sent and not acknowledged.
+    /// Bytes that wait to be sent, or are sent and not acknowledged.
     pub to_send: usize,
-    /// Received and not read by us.
+    /// Bytes that are received and not read.
     pub to_read: usize,
-    /// Reserved by the socket and not in use now.
+    /// Bytes that the socket has reserved and does not use now.
     pub reserved: usize,
-    /// Most that the receive buffer may grow to without further autotuning.
+    /// Limit of the receive buffer, which autotuning may raise.
     pub receive_limit: usize,
     /// Limit of the send buffer.
     pub send_limit: usize,
 }
 
 impl BufferUse {
-    /// All that the kernel counts for this socket now.
+    /// All bytes that the kernel counts for this socket.
     pub fn total(&self) -> usize {
         self.to_send + self.to_read + self.reserved
     }
 }
 
-/// The kernel buffers of a connection that another task reads from or writes to.
+/// Handle to the kernel buffers of a connection that another task reads from or writes to.
 #[derive(Clone)]
 pub struct Buffers(Rc<Connected>);
 
@@ -44,32 +44,31 @@ impl Buffers {
         Self(connected)
     }
 
-    /// Bytes that were sent and received so far.
+    /// Bytes sent and received so far.
     pub fn carried(&self) -> u64 {
         self.0.sent.get() + self.0.received.get()
     }
 
-    /// Bytes that the kernel took for sending so far.
+    /// Bytes that the kernel has accepted for sending so far.
     pub fn sent(&self) -> u64 {
         self.0.sent.get()
     }
 
-    /// Asks the kernel: one system call.
+    /// Reads the use of the buffers, with one system call.
     pub fn measure(&self) -> io::Result<BufferUse> {
         raw_fd::memory_info(raw_fd::borrow(&self.0.stream))
     }
 
-    /// Bounds the bytes that wait to be sent: the kernel takes no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and at
-    /// most `bytes` at once. Bytes that are sent and not acknowledged come on top and follow the path.
+    /// Bounds the bytes that wait to be sent: the kernel accepts no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and at
+    /// most `bytes` at once. Does not bound bytes that are sent and not acknowledged, which depend on the path.
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         self.0.send_at_once.set(bytes as usize);
         socket2::SockRef::from(&self.0.as_fd()).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Bounds the send buffer, acknowledged bytes excepted, and ends its autotuning. The kernel's own limit
-    /// (`net.core.wmem_max`) may make it smaller.
+    /// Bounds the send buffer and ends its autotuning. The kernel's own limit (`net.core.wmem_max`) may make it smaller.
     pub fn limit_send_buffer(&self, bytes: usize) -> io::Result<()> {
-        // The kernel doubles the value, for its bookkeeping (socket(7)).
+        // The kernel doubles the value, for its overhead (socket(7)).
         socket2::SockRef::from(&self.0.as_fd()).set_send_buffer_size(bytes / 2)
     }
 
@@ -79,16 +78,16 @@ impl Buffers {
         socket2::SockRef::from(&self.0.as_fd()).set_recv_buffer_size(bytes / 2)
     }
 
-    /// Has the kernel give up on a connection that makes no progress for `within`, also after it was closed with bytes
-    /// that the peer does not take (`TCP_USER_TIMEOUT`, RFC 5482).
+    /// Makes the kernel end the connection if sent bytes are not acknowledged within `within`, also after it was closed
+    /// (`TCP_USER_TIMEOUT`, RFC 5482).
     pub fn give_up_within(&self, within: Duration) {
-        // Fails only where the connection is gone already.
+        // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_tcp_user_timeout(Some(within));
     }
 
-    /// Ends the connection with a reset and frees its buffers once its owner has dropped it, which fails on it at once.
+    /// Ends the connection: it fails for its owner at once, and the drop by its owner sends a reset and frees the buffers.
     pub fn reset(&self) {
-        // Fails only where the connection is gone already.
+        // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_linger(Some(Duration::ZERO));
         let _ = rustix::net::shutdown(raw_fd::borrow(&self.0.stream), Shutdown::Both);
     }
@@ -115,7 +114,7 @@ mod tests {
             .unwrap();
     }
 
-    /// Sends until the kernel takes no more; returns how much it took.
+    /// Sends until the kernel accepts no more; returns the number of bytes.
     fn fill(socket: &Socket) -> usize {
         let (data, mut taken) = (vec![7; 128 * 1024], 0);
         while let Ok(sent) = socket.try_send(&[IoSlice::new(&data[..1000]), IoSlice::new(&data)]) {
@@ -127,15 +126,15 @@ mod tests {
     #[test]
     fn unsent_bytes_are_bounded_and_counted() {
         with_pair(|socket, mut peer| async move {
-            // A small receive buffer at the peer, so that bytes wait on our side.
+            // With a small receive buffer at the peer, bytes wait on this side.
             socket2::SockRef::from(&peer).set_recv_buffer_size(16 * 1024).unwrap();
             let buffers = socket.buffers();
             buffers.limit_unsent(16 * 1024).unwrap();
             let taken = fill(&socket);
-            let held = buffers.measure().unwrap();
+            let usage = buffers.measure().unwrap();
             assert_eq!(buffers.sent(), taken as u64);
-            // At most the limit once below it and once at once; the rest is the kernel's bookkeeping.
-            assert!((16 * 1024..64 * 1024).contains(&held.to_send), "{held:?}");
+            // At most the limit, one send beyond it, and the kernel's overhead.
+            assert!((16 * 1024..64 * 1024).contains(&usage.to_send), "{usage:?}");
             let mut received = vec![0; taken];
             peer.read_exact(&mut received).unwrap();
             assert!(received.iter().all(|byte| *byte == 7));
@@ -152,20 +151,20 @@ mod tests {
             while let Ok(more) = std::io::Write::write(&mut &peer, &[1; 64 * 1024]) {
                 sent += more;
             }
-            let held = buffers.measure().unwrap();
-            assert!(sent > 0 && held.to_read > 0, "{held:?}");
-            assert_eq!(held.receive_limit, 64 * 1024);
+            let usage = buffers.measure().unwrap();
+            assert!(sent > 0 && usage.to_read > 0, "{usage:?}");
+            assert_eq!(usage.receive_limit, 64 * 1024);
         });
     }
 
     #[test]
-    fn a_reset_reaches_the_peer_and_its_owner() {
+    fn a_reset_ends_the_connection_for_peer_and_owner() {
         with_pair(|socket, mut peer| async move {
             fill(&socket);
             socket.buffers().reset();
             assert!(socket.try_send(&[IoSlice::new(b"x")]).is_err());
             drop(socket);
-            // The reactor closes the descriptor in its next turn.
+            // The reactor closes the descriptor on its next turn.
             crate::runtime::yield_now().await;
             let error = std::io::copy(&mut peer, &mut std::io::sink()).unwrap_err();
             assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);

@@ -1,7 +1,6 @@
-//! A listening socket: readiness comes from the ring, the connections from `accept4(2)` that does not block.
+//! A listening socket: the ring reports readiness, and a non-blocking `accept4(2)` takes the connections.
 //!
-//! Waiting for readiness can be given up without losing a connection, and so can the socket: another process may go on
-//! listening on it.
+//! Cancelling the wait loses no connection, nor does closing the socket if another process also listens on it.
 
 use std::cell::Cell;
 use std::io;
@@ -14,12 +13,12 @@ use rustix::net::{Shutdown, SocketFlags};
 use super::raw_fd;
 use crate::runtime;
 
-/// Accepts in a row that may succeed before others get their turn.
+/// Accepts in a row before other tasks get their turn.
 const ACCEPTS_PER_TURN: u8 = 4;
 
-/// A listening socket on this thread's reactor. Dropping it closes this process's hold on it, no other's.
+/// A listening socket on this thread's reactor. Dropping it closes only its own descriptor of the socket.
 pub struct Listener {
-    /// Not a stream; but monoio lets one wait for readiness only on those, and asks nothing else of the descriptor.
+    /// Not a stream, but monoio reports readiness only for streams.
     socket: TcpStream,
     accepts_in_a_row: Cell<u8>,
 }
@@ -31,7 +30,7 @@ impl Listener {
         Ok(Self { socket, accepts_in_a_row: Cell::new(0) })
     }
 
-    /// The next connection and its other end. Can be dropped and called again.
+    /// Accepts a connection and returns it with its peer's address. Cancellation loses no connection.
     pub async fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
         if self.accepts_in_a_row.get() >= ACCEPTS_PER_TURN {
             self.accepts_in_a_row.set(0);
@@ -47,7 +46,7 @@ impl Listener {
         }
     }
 
-    /// A connection that is there already, if any.
+    /// Accepts a connection that is waiting, if any.
     pub fn try_accept(&self) -> io::Result<Option<(OwnedFd, SocketAddr)>> {
         loop {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -63,9 +62,9 @@ impl Listener {
         }
     }
 
-    /// Has the kernel refuse connections from now on, for every process that has the socket.
+    /// Makes the kernel refuse connections from now on, for every process that has the socket.
     pub fn shut(&self) {
-        // Fails only if that was done before.
+        // Fails only if the socket is already shut down.
         let _ = rustix::net::shutdown(raw_fd::borrow(&self.socket), Shutdown::Both);
     }
 }
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
     use crate::runtime::Driver;
 
-    /// Runs `test` on each driver, with a listener and another hold on the same socket.
+    /// Runs `test` on each driver with a listener and a second descriptor of its socket.
     fn with_listener<F: Future<Output = ()>>(test: impl Fn(Listener, TcpListener) -> F) {
         for driver in [Driver::choose().unwrap(), Driver::Epoll { reason: "test".into() }] {
             let kept = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -89,15 +88,15 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_accepted_before_and_after_the_wait_for_them_was_given_up() {
+    fn connections_are_accepted_after_a_wait_was_cancelled() {
         with_listener(|listener, kept| async move {
             let address = kept.local_addr().unwrap();
             for _ in 0..3 {
                 assert!(runtime::timeout(Duration::from_millis(5), listener.accept()).await.is_err());
-                let callers: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
-                for caller in &callers {
+                let clients: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+                for client in &clients {
                     let (_, peer) = listener.accept().await.unwrap();
-                    assert_eq!(peer, caller.local_addr().unwrap());
+                    assert_eq!(peer, client.local_addr().unwrap());
                 }
                 assert!(listener.try_accept().unwrap().is_none());
             }
@@ -105,29 +104,29 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_wakes_who_waits_for_it() {
+    fn a_connection_wakes_a_pending_accept() {
         with_listener(|listener, kept| async move {
             let mut accept = pin!(listener.accept());
             assert!(futures_util::poll!(accept.as_mut()).is_pending());
-            let _caller = TcpStream::connect(kept.local_addr().unwrap()).unwrap();
+            let _client = TcpStream::connect(kept.local_addr().unwrap()).unwrap();
             accept.await.unwrap();
         });
     }
 
     #[test]
-    fn who_leaves_takes_the_socket_from_nobody_else() {
+    fn dropping_a_listener_leaves_the_socket_to_other_listeners() {
         with_listener(|listener, kept| async move {
             assert!(runtime::timeout(Duration::from_millis(5), listener.accept()).await.is_err());
             drop(listener);
             runtime::sleep(Duration::from_millis(5)).await;
-            let _caller = TcpStream::connect(kept.local_addr().unwrap()).unwrap();
+            let _client = TcpStream::connect(kept.local_addr().unwrap()).unwrap();
             let other = Listener::new(kept).unwrap();
             other.accept().await.unwrap();
         });
     }
 
     #[test]
-    fn a_socket_that_was_shut_ends_the_wait_and_refuses() {
+    fn shutting_a_socket_ends_pending_accepts_and_refuses_connections() {
         with_listener(|listener, kept| async move {
             let mut accept = pin!(listener.accept());
             assert!(futures_util::poll!(accept.as_mut()).is_pending());

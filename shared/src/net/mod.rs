@@ -1,4 +1,4 @@
-//! Sockets and TLS on the reactor.
+//! Sockets, listeners, TLS and name resolution on the reactor.
 
 pub mod buffers;
 pub mod listener;

@@ -1,5 +1,4 @@
-//! The one place where raw file descriptors become borrowed or owned ones.
-//! And the two socket options that no safe crate reads.
+//! Conversion of raw file descriptors into borrowed and owned ones, and the socket options that no safe crate reads.
 #![allow(
     unsafe_code,
     reason = "monoio's sockets implement AsRawFd/IntoRawFd but neither AsFd nor Into<OwnedFd>; TCP_INFO and SO_MEMINFO need libc"
@@ -14,46 +13,45 @@ use monoio::net::TcpStream;
 
 use super::buffers::BufferUse;
 
-/// The descriptor of `stream`, borrowed for as long as the stream is.
+/// Borrows the descriptor of `stream`.
 pub(crate) fn borrow(stream: &TcpStream) -> BorrowedFd<'_> {
     // SAFETY: the stream owns the descriptor and stays borrowed for the lifetime of the result.
     unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) }
 }
 
-/// Takes the descriptor out of `stream`, to hand it to another thread.
+/// Takes the descriptor out of `stream`, for another thread.
 ///
-/// monoio panics if an operation is in flight on the stream: call this only once every wait on it has ended.
+/// monoio panics if an operation is in flight on the stream: call this only after every wait on it has ended.
 pub fn own(stream: TcpStream) -> OwnedFd {
     // SAFETY: into_raw_fd gives up ownership, which passes to the OwnedFd.
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
 }
 
-/// The sockets that the service manager started this process with, and their names (sd_listen_fds(3)). Whoever asks
-/// first gets them; nobody else does.
+/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Further calls
+/// return none.
 pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
     }
     let sockets = sd_notify::listen_fds_with_names()?;
-    // SAFETY: they were open when this process began, were seen to be open still, and are by contract for whoever
-    // calls this; nobody calls it twice.
+    // SAFETY: the service manager passed the descriptors open and for this process to own, and `TAKEN` lets only one call
+    // take them.
     Ok(sockets.map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name)).collect())
 }
 
-/// What the kernel says about a TCP connection.
+/// State of a TCP connection in the kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct TcpInfo {
-    /// Bytes of what was sent that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting socket counts
-    /// as one.
+    /// Sent bytes that the peer's kernel has acknowledged (Linux 4.2). The SYN of a connecting socket counts as one.
     pub acknowledged: u64,
-    /// Nothing that was sent waits to be acknowledged (Linux 4.6).
+    /// Whether all sent bytes are acknowledged (Linux 4.6).
     pub all_acknowledged: bool,
-    /// Bytes that arrived in order, read or not (Linux 4.2).
+    /// Bytes that have arrived in order, read or not (Linux 4.2).
     pub received: u64,
-    /// Shortest round trip of the last minutes (Linux 4.6); `None` before the first.
+    /// Shortest round-trip time of the last minutes (Linux 4.6); `None` before the first measurement.
     pub shortest_rtt: Option<Duration>,
-    /// Round trip of late, smoothed (RFC 6298); `None` before the first.
+    /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub smoothed_rtt: Option<Duration>,
 }
 
@@ -74,7 +72,7 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
         acknowledged: info.tcpi_bytes_acked,
         all_acknowledged: info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0,
         received: info.tcpi_bytes_received,
-        // All bits set: not measured yet.
+        // All bits are set before the first measurement.
         shortest_rtt: Some(info.tcpi_min_rtt)
             .filter(|rtt| (1..u32::MAX).contains(rtt))
             .map(|rtt| Duration::from_micros(rtt.into())),
@@ -82,8 +80,8 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     })
 }
 
-/// Numbers of `SO_MEMINFO` that are read (linux/sock_diag.h): bytes received, the receive buffer's limit, the send
-/// buffer's limit, bytes reserved ahead, bytes queued for sending, bytes received while the socket was in use.
+/// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the receive buffer and of the
+/// send buffer, bytes reserved, bytes queued for sending, bytes received while the socket was in use.
 const RECEIVED: usize = 0;
 const RECEIVE_LIMIT: usize = 1;
 const SEND_LIMIT: usize = 3;
@@ -129,7 +127,7 @@ mod tests {
     use crate::runtime::Driver;
 
     #[test]
-    fn an_owned_descriptor_still_reaches_its_peer() {
+    fn an_owned_descriptor_stays_connected() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let fd = Driver::choose()
@@ -147,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_bytes_are_those_sent_and_the_syn() {
+    fn acknowledged_bytes_include_the_syn() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 1);
         stream.write_all(b"12345").unwrap();
         let mut accepted = listener.accept().unwrap().0;
         accepted.read_exact(&mut [0; 5]).unwrap();
-        // Its answer carries the acknowledgement.
+        // The reply carries the acknowledgement.
         accepted.write_all(b"x").unwrap();
         stream.read_exact(&mut [0; 1]).unwrap();
         let info = tcp_info(stream.as_fd()).unwrap();
@@ -162,7 +160,7 @@ mod tests {
         assert!(info.shortest_rtt.unwrap() < Duration::from_secs(30));
         assert!(info.smoothed_rtt.unwrap() < Duration::from_secs(30));
         assert_eq!(tcp_info(stream.as_fd()).unwrap().acknowledged, 6);
-        // A peer that closed before anything more was sent acknowledges nothing of it.
+        // A peer that has closed acknowledges no further bytes.
         drop(accepted);
         assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
         stream.write_all(b"late").unwrap();

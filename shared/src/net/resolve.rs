@@ -1,4 +1,4 @@
-//! Name resolution and connecting, off the reactor where they block.
+//! Name resolution, on threads of its own since it blocks, and connecting.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,46 +18,47 @@ use crate::runtime;
 /// Head start of one connection attempt over the next (RFC 8305 §5 recommends 250 ms).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Threads that ask, for the whole process: getaddrinfo(3) blocks. A name is asked for once at a time by each reactor,
-/// so one whose servers do not answer holds up one of them.
-const ASKING_THREADS: usize = 4;
+/// Threads of the process that call getaddrinfo(3), which blocks. A reactor resolves a name only once at a time, so a name
+/// whose servers do not answer occupies one thread of each reactor at most.
+const LOOKUP_THREADS: usize = 4;
 
-/// How long [`resolve_lately`] is content with an answer, and how long with one that cannot be had anew.
+/// How long [`resolve_cached`] uses an answer, and how long if resolving again fails.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 const STALE_FOR: Duration = Duration::from_secs(3600);
-/// Most names whose answers are kept. They come from configuration, so there are few.
+/// Most names in the cache. Names come from configuration, so there are few.
 const ANSWERS_MAX: usize = 256;
 
-/// Resolves `host`, anew each time. Addresses alternate between families, as RFC 8305 §4 asks; never empty. Names of
-/// loopback are not asked for: not every resolver knows them.
+/// Resolves `host` without the cache. Addresses alternate between families (RFC 8305 §4); never empty. Loopback names are
+/// resolved here, since not every resolver knows them.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    match without_asking(host) {
+    match without_lookup(host) {
         Some(addresses) => Ok(with_port(&addresses, port)),
-        None => Ok(with_port(&ask(host).await?, port)),
+        None => Ok(with_port(&look_up(host).await?, port)),
     }
 }
 
-/// Like [`resolve`], but an answer of the last seconds will do, and an older one where there is none now.
-pub async fn resolve_lately(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    if let Some(addresses) = without_asking(host) {
+/// Resolves `host` as [`resolve`] does; uses an answer of the last seconds, or an older one if resolving fails.
+pub async fn resolve_cached(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Some(addresses) = without_lookup(host) {
         return Ok(with_port(&addresses, port));
     }
-    let kept = |within| KEPT.with_borrow(|kept| kept.of(host, within, Instant::now()).map(|it| with_port(it, port)));
-    if let Some(addresses) = kept(FRESH_FOR) {
+    let cached =
+        |within| CACHE.with_borrow(|cache| cache.get(host, within, Instant::now()).map(|it| with_port(it, port)));
+    if let Some(addresses) = cached(FRESH_FOR) {
         return Ok(addresses);
     }
-    match ask(host).await {
+    match look_up(host).await {
         Ok(addresses) => {
             let answer = with_port(&addresses, port);
-            KEPT.with_borrow_mut(|kept| kept.keep(host, addresses, Instant::now()));
+            CACHE.with_borrow_mut(|cache| cache.insert(host, addresses, Instant::now()));
             Ok(answer)
         }
-        Err(error) => kept(STALE_FOR).ok_or(error),
+        Err(error) => cached(STALE_FOR).ok_or(error),
     }
 }
 
-/// Connects to the first of `addresses` that answers, starting the next attempt when one fails or lags. `receive_buffer`
-/// is as of [`Socket::connect`].
+/// Connects to the first of `addresses` that accepts; starts the next attempt when one fails or is slow. See
+/// [`Socket::connect`] for `receive_buffer`.
 pub async fn connect_any(addresses: &[SocketAddr], receive_buffer: Option<usize>) -> io::Result<Socket> {
     let mut attempts = FuturesUnordered::new();
     let mut waiting = addresses.iter().copied();
@@ -80,8 +81,8 @@ pub async fn connect_any(addresses: &[SocketAddr], receive_buffer: Option<usize>
     }
 }
 
-/// The addresses of literals and of names of loopback.
-fn without_asking(host: &str) -> Option<Vec<IpAddr>> {
+/// Addresses of literals and of loopback names.
+fn without_lookup(host: &str) -> Option<Vec<IpAddr>> {
     match host.trim_matches(['[', ']']).parse() {
         Ok(address) => Some(vec![address]),
         Err(_) if is_loopback_name(host) => Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
@@ -99,7 +100,7 @@ fn is_loopback_name(host: &str) -> bool {
     host.rsplit('.').next().is_some_and(|label| label.eq_ignore_ascii_case("localhost"))
 }
 
-/// In the order given, but alternately of the family of the first and of the other.
+/// Reorders addresses so that families alternate, beginning with the family of the first address.
 fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
     let (first, second): (Vec<IpAddr>, Vec<IpAddr>) =
         addresses.iter().partition(|address| address.is_ipv6() == addresses[0].is_ipv6());
@@ -113,17 +114,17 @@ fn alternate_families(addresses: &[IpAddr]) -> Vec<IpAddr> {
     }
 }
 
-/// What all who wait for one answer get; an [`io::Error`] cannot be cloned.
-type Answer = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
+/// Result of a lookup, for all tasks that wait for it. An [`io::Error`] cannot be cloned.
+type Lookup = Result<Vec<IpAddr>, (io::ErrorKind, String)>;
 
 thread_local! {
-    static KEPT: RefCell<Answers> = RefCell::default();
-    /// Who waits for the answer about a name that is being asked for.
-    static WAITING: RefCell<HashMap<String, Vec<oneshot::Sender<Answer>>>> = RefCell::default();
+    static CACHE: RefCell<AddressCache> = RefCell::default();
+    /// Tasks that wait for a lookup under way, by name.
+    static WAITING: RefCell<HashMap<String, Vec<oneshot::Sender<Lookup>>>> = RefCell::default();
 }
 
-/// Asks for `host`, or waits with those who have.
-async fn ask(host: &str) -> io::Result<Vec<IpAddr>> {
+/// Looks `host` up, or waits for a lookup of it that is under way.
+async fn look_up(host: &str) -> io::Result<Vec<IpAddr>> {
     let (answer, answered) = oneshot::channel();
     let is_first = WAITING.with_borrow_mut(|waiting| {
         let of_host = waiting.entry(host.to_owned()).or_default();
@@ -132,55 +133,56 @@ async fn ask(host: &str) -> io::Result<Vec<IpAddr>> {
     });
     if is_first {
         let host = host.to_owned();
-        // A task of its own: whoever asked first may give up.
+        // A separate task, since the first caller may be cancelled.
         runtime::spawn(async move {
-            let answer = ask_thread(host.clone()).await;
+            let answer = look_up_on_thread(host.clone()).await;
             let waiting = WAITING.with_borrow_mut(|waiting| waiting.remove(&host)).unwrap_or_default();
             for waiter in waiting {
-                // Fails for who gave up.
+                // Fails if the caller was cancelled.
                 let _ = waiter.send(answer.clone());
             }
         });
     }
-    let answer = answered.await.map_err(|_| io::Error::other("the resolver died"))?;
+    let answer = answered.await.map_err(|_| io::Error::other("the lookup ended without an answer"))?;
     answer.map_err(|(kind, message)| io::Error::new(kind, message))
 }
 
-struct Question {
+/// A host name to look up, and where to send the answer.
+struct LookupRequest {
     host: String,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<Lookup>,
 }
 
-async fn ask_thread(host: String) -> Answer {
-    static THREADS: OnceLock<mpsc::Sender<Question>> = OnceLock::new();
-    let died = || (io::ErrorKind::Other, "no thread to resolve names with".to_owned());
+async fn look_up_on_thread(host: String) -> Lookup {
+    static THREADS: OnceLock<mpsc::Sender<LookupRequest>> = OnceLock::new();
+    let died = || (io::ErrorKind::Other, "no thread resolves names".to_owned());
     let (reply, answered) = oneshot::channel();
-    THREADS.get_or_init(start_threads).send(Question { host, reply }).map_err(|_| died())?;
+    THREADS.get_or_init(start_threads).send(LookupRequest { host, reply }).map_err(|_| died())?;
     answered.await.map_err(|_| died())?
 }
 
-fn start_threads() -> mpsc::Sender<Question> {
-    let (questions, asked) = mpsc::channel::<Question>();
-    let asked = Arc::new(Mutex::new(asked));
-    for _ in 0..ASKING_THREADS {
-        let asked = Arc::clone(&asked);
+fn start_threads() -> mpsc::Sender<LookupRequest> {
+    let (requests, receiver) = mpsc::channel::<LookupRequest>();
+    let receiver = Arc::new(Mutex::new(receiver));
+    for _ in 0..LOOKUP_THREADS {
+        let receiver = Arc::clone(&receiver);
         let serve = move || {
             loop {
-                let next = asked.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(Question { host, reply }) = next else { return };
-                // Fails when nobody waits any more.
-                let _ = reply.send(lookup(&host));
+                let next = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(LookupRequest { host, reply }) = next else { return };
+                // Fails if no task waits any more.
+                let _ = reply.send(getaddrinfo(&host));
             }
         };
         if let Err(error) = std::thread::Builder::new().name("gw-resolve".into()).spawn(serve) {
-            tracing::error!(%error, "a thread to resolve names with cannot be started");
+            tracing::error!(%error, "cannot start a thread that resolves names");
         }
     }
-    questions
+    requests
 }
 
-/// Blocks.
-fn lookup(host: &str) -> Answer {
+/// Calls the system's resolver. Blocks.
+fn getaddrinfo(host: &str) -> Lookup {
     let found = (host, 0).to_socket_addrs().map_err(|error| (error.kind(), error.to_string()))?;
     let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     if addresses.is_empty() {
@@ -189,18 +191,18 @@ fn lookup(host: &str) -> Answer {
     Ok(alternate_families(&addresses))
 }
 
-/// The last answer about each name. Pure: takes the time.
+/// Last answer for each name. The time is an argument.
 #[derive(Default)]
-struct Answers(HashMap<String, (Instant, Vec<IpAddr>)>);
+struct AddressCache(HashMap<String, (Instant, Vec<IpAddr>)>);
 
-impl Answers {
-    /// The answer about `host`, if it came not longer than `within` before `now`.
-    fn of(&self, host: &str, within: Duration, now: Instant) -> Option<&[IpAddr]> {
+impl AddressCache {
+    /// Addresses of `host` that were stored less than `within` before `now`.
+    fn get(&self, host: &str, within: Duration, now: Instant) -> Option<&[IpAddr]> {
         let (since, addresses) = self.0.get(host)?;
         (now.saturating_duration_since(*since) < within).then_some(addresses)
     }
 
-    fn keep(&mut self, host: &str, addresses: Vec<IpAddr>, now: Instant) {
+    fn insert(&mut self, host: &str, addresses: Vec<IpAddr>, now: Instant) {
         if self.0.len() >= ANSWERS_MAX && !self.0.contains_key(host) {
             let oldest = self.0.iter().min_by_key(|(_, (since, _))| *since).map(|(host, _)| host.clone());
             oldest.and_then(|oldest| self.0.remove(&oldest));
@@ -215,14 +217,14 @@ mod tests {
     use crate::runtime::Driver;
 
     #[test]
-    fn families_alternate_and_the_first_choice_of_the_resolver_stays_first() {
+    fn families_alternate_and_the_first_address_stays_first() {
         let parse = |list: &[&str]| list.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
         let ordered = alternate_families(&parse(&["::1", "::2", "::3", "127.0.0.1"]));
         assert_eq!(ordered, parse(&["::1", "127.0.0.1", "::2", "::3"]));
     }
 
     #[test]
-    fn a_refusing_address_is_passed_over() {
+    fn a_refusing_address_is_skipped() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         // Bound but not listening: connections are refused and the port stays reserved.
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn literals_and_names_of_loopback_resolve() {
+    fn literals_and_loopback_names_resolve() {
         let loopback: [SocketAddr; 2] = ["127.0.0.1:8".parse().unwrap(), "[::1]:8".parse().unwrap()];
         Driver::choose()
             .unwrap()
@@ -256,31 +258,31 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_kept_for_a_while_and_only_so_many() {
-        let (mut answers, now) = (Answers::default(), Instant::now());
+    fn cached_answers_expire_and_are_bounded() {
+        let (mut cache, now) = (AddressCache::default(), Instant::now());
         let addresses = vec![IpAddr::from(Ipv4Addr::LOCALHOST)];
-        answers.keep("a", addresses.clone(), now);
+        cache.insert("a", addresses.clone(), now);
         let after = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(answers.of("a", FRESH_FOR, after(4)), Some(&addresses[..]));
-        assert_eq!(answers.of("a", FRESH_FOR, after(5)), None);
-        assert_eq!(answers.of("a", STALE_FOR, after(5)), Some(&addresses[..]));
+        assert_eq!(cache.get("a", FRESH_FOR, after(4)), Some(&addresses[..]));
+        assert_eq!(cache.get("a", FRESH_FOR, after(5)), None);
+        assert_eq!(cache.get("a", STALE_FOR, after(5)), Some(&addresses[..]));
         for n in 0..ANSWERS_MAX {
-            answers.keep(&n.to_string(), addresses.clone(), after(1));
+            cache.insert(&n.to_string(), addresses.clone(), after(1));
         }
-        assert_eq!((answers.0.len(), answers.of("a", STALE_FOR, after(1))), (ANSWERS_MAX, None));
+        assert_eq!((cache.0.len(), cache.get("a", STALE_FOR, after(1))), (ANSWERS_MAX, None));
     }
 
     #[test]
-    fn who_asks_at_the_same_time_shares_an_answer_and_may_give_up() {
+    fn concurrent_callers_share_a_lookup_and_can_be_cancelled() {
         Driver::choose()
             .unwrap()
             .block_on(async {
-                // Not a name that any resolver knows (RFC 6761 §6.4).
-                let ask_again = || async { ask("gw.invalid").await.unwrap_err().to_string() };
-                let mut first = Box::pin(ask_again());
+                // No resolver knows this name (RFC 6761 §6.4).
+                let look_up_again = || async { look_up("gw.invalid").await.unwrap_err().to_string() };
+                let mut first = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut first).is_pending());
-                let second = ask_again();
-                let mut third = Box::pin(ask_again());
+                let second = look_up_again();
+                let mut third = Box::pin(look_up_again());
                 assert!(futures_util::poll!(&mut third).is_pending());
                 assert_eq!(WAITING.with_borrow(|waiting| waiting["gw.invalid"].len()), 2);
                 drop(first);

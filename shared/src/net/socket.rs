@@ -1,7 +1,7 @@
-//! A connected stream socket: readiness comes from the ring, the bytes from `recv(2)` and `sendmsg(2)` that do not block.
+//! A connected stream socket: the ring reports readiness, non-blocking `recv(2)` and `sendmsg(2)` carry the bytes.
 //!
-//! Waiting for readiness holds no buffer (an idle connection costs none), loses nothing when it is cancelled, and lets
-//! `sendmsg` take the pieces of a message where they lie. kernel-notes/readiness-or-completion.md has the figures.
+//! Waiting for readiness needs no buffer, so an idle connection has none. A cancelled wait loses no bytes. `sendmsg` takes
+//! the pieces of a message without a copy. kernel-notes/readiness-or-completion.md has measurements.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
@@ -25,27 +25,27 @@ use super::buffers::Buffers;
 use super::raw_fd::{self, TcpInfo};
 use crate::runtime;
 
-/// Reads in a row that may succeed without going back to the ring: bounds what one fast peer takes of a turn.
+/// Reads in a row without a wait for readiness: bounds the share of a turn that one fast peer takes.
 const READS_PER_TURN: u8 = 16;
 
-/// Room for one receive into a growing buffer, in bytes: for a message, and for a stream that has filled that.
+/// Room for one receive into a growing buffer, in bytes: at first, and after the peer has filled it.
 const RECEIVE_SMALL: usize = 8 * 1024;
 const RECEIVE_LARGE: usize = 64 * 1024;
 
-/// How soon a Unix socket whose queue of connections was full is tried again.
+/// Pause before connecting again to a Unix socket whose queue of connections is full.
 const QUEUE_FULL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Longest time between two looks at what a peer has acknowledged.
+/// Longest pause between two checks of the acknowledged bytes.
 const ACKNOWLEDGED_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A connected stream and its byte counts.
 pub(super) struct Connected {
     pub(super) stream: TcpStream,
-    /// Bytes that the kernel has taken for sending.
+    /// Bytes that the kernel has accepted for sending.
     pub(super) sent: Cell<u64>,
-    /// Bytes that were read.
+    /// Bytes that have been read.
     pub(super) received: Cell<u64>,
-    /// Most bytes that the kernel is given at once.
+    /// Most bytes of one system call.
     pub(super) send_at_once: Cell<usize>,
 }
 
@@ -55,17 +55,17 @@ impl AsFd for Connected {
     }
 }
 
-/// A connected, non-blocking stream socket of this thread's reactor.
+/// A connected, non-blocking stream socket on this thread's reactor.
 pub struct Socket {
     connected: Rc<Connected>,
     read: RefCell<Wait>,
     write: RefCell<Wait>,
-    /// The last read took all there was: the next one waits for readiness before it tries.
+    /// The last read emptied the receive buffer: the next one waits for readiness first.
     drained: Cell<bool>,
     reads_in_a_row: Cell<u8>,
-    /// Room that [`Self::poll_recv_buf`] takes next.
+    /// Room of the next [`Self::poll_recv_buf`].
     room: Cell<usize>,
-    /// There once somebody asked for it: most sockets are spared reading the clock.
+    /// Set on first use, so that most sockets need not read the clock.
     last_received: OnceCell<Rc<Cell<Instant>>>,
 }
 
@@ -86,7 +86,7 @@ impl Wait {
 }
 
 impl Socket {
-    /// Takes over a connected stream: sets `TCP_NODELAY` and close-on-exec, neither of which monoio does.
+    /// Wraps a connected stream. Sets `TCP_NODELAY` and close-on-exec, which monoio does not.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         rustix::io::fcntl_setfd(raw_fd::borrow(&stream), rustix::io::FdFlags::CLOEXEC)?;
@@ -110,12 +110,12 @@ impl Socket {
         }
     }
 
-    /// Takes over a socket that another thread accepted.
+    /// Wraps a socket that another thread accepted.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         Self::new(TcpStream::from_std(std::net::TcpStream::from(fd))?)
     }
 
-    /// Gives the socket up, to hand it to another thread; `None` while a [`Closer`] or a wait still refers to it.
+    /// Converts the socket into a descriptor for another thread; `None` while a [`Closer`] or a wait refers to it.
     pub fn into_fd(self) -> Option<OwnedFd> {
         if self.read.borrow().0.is_some() || self.write.borrow().0.is_some() {
             return None;
@@ -123,17 +123,17 @@ impl Socket {
         Rc::try_unwrap(self.connected).ok().map(|connected| raw_fd::own(connected.stream))
     }
 
-    /// Connects to `address`. No time limit: the caller sets one by dropping the future.
+    /// Connects to `address`. Has no time limit: drop the future to cancel.
     ///
-    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on: the
-    /// window that a peer was once told cannot be taken back. `None` leaves it to autotuning.
+    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on, since
+    /// an advertised window cannot shrink. `None` leaves it to autotuning.
     pub async fn connect(address: SocketAddr, receive_buffer: Option<usize>) -> io::Result<Self> {
         let Some(receive_buffer) = receive_buffer else {
             return Self::new(TcpStream::connect_addr(address).await?);
         };
         let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
-        // The kernel doubles the value, for its bookkeeping (socket(7)).
+        // The kernel doubles the value, for its overhead (socket(7)).
         socket.set_recv_buffer_size(receive_buffer / 2)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
@@ -147,16 +147,16 @@ impl Socket {
         }
     }
 
-    /// Connects to the Unix socket at `path`. What is of TCP alone fails on it or, like
-    /// [`Self::was_acknowledged_beyond`], answers with caution.
+    /// Connects to the Unix socket at `path`. Methods that need TCP fail on it, and [`Self::was_acknowledged_beyond`]
+    /// returns true.
     pub async fn connect_unix(path: &Path) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         loop {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // Does not wait, unlike with TCP: it succeeds or fails at once.
+            // Unlike TCP, this succeeds or fails at once.
             match rustix::net::connect(&fd, &address) {
-                // monoio has a type for Unix sockets too; this one does all that is needed, whatever the family.
+                // monoio's TCP type does all that is needed for a Unix socket too.
                 Ok(()) => return Ok(Self::wrap(TcpStream::from_std(std::net::TcpStream::from(fd))?)),
                 Err(rustix::io::Errno::AGAIN) => runtime::sleep(QUEUE_FULL_PAUSE).await,
                 Err(error) => return Err(error.into()),
@@ -164,34 +164,33 @@ impl Socket {
         }
     }
 
-    /// A handle that can end this connection from elsewhere on the same thread.
+    /// Handle that ends this connection from another task of the thread.
     pub fn closer(&self) -> Closer {
         Closer(Rc::clone(&self.connected))
     }
 
-    /// When bytes last arrived; shared, so that a watchdog can look without the socket.
+    /// Time when bytes last arrived, shared with a task that watches the connection.
     pub fn last_received(&self) -> Rc<Cell<Instant>> {
         Rc::clone(self.last_received.get_or_init(|| Rc::new(Cell::new(Instant::now()))))
     }
 
-    /// What the kernel says about this connection, to ask from elsewhere on the same thread.
+    /// Handle that reads the connection's state in the kernel from another task of the thread.
     pub fn gauge(&self) -> Gauge {
         Gauge(Rc::clone(&self.connected))
     }
 
-    /// What the kernel holds for this connection, to ask and to bound from elsewhere on the same thread.
+    /// Handle that reads and bounds the connection's kernel buffers from another task of the thread.
     pub fn buffers(&self) -> Buffers {
         Buffers::new(Rc::clone(&self.connected))
     }
 
-    /// Takes no more for sending while `bytes` that the network has not taken yet wait in the kernel: what is written
-    /// next is decided as late as that.
+    /// Bounds unsent bytes in the kernel, so that the choice of what to write next is made late (`TCP_NOTSENT_LOWAT`).
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         socket2::SockRef::from(self).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Lets the kernel find a dead peer: keep-alive probes while idle, `TCP_USER_TIMEOUT` while data is unacknowledged
-    /// (RFC 5482).
+    /// Makes the kernel detect a dead peer, with keep-alive probes while idle and `TCP_USER_TIMEOUT` while sent bytes are
+    /// not acknowledged (RFC 5482).
     pub fn detect_dead_peer(&self, after: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(self);
         let probes = socket2::TcpKeepalive::new().with_time(after / 2).with_interval(after / 4).with_retries(2);
@@ -199,20 +198,20 @@ impl Socket {
         socket.set_tcp_user_timeout(Some(after))
     }
 
-    /// Has the kernel probe an idle peer (RFC 9293 §3.8.4), so that one that vanished is noticed. Data that a living
-    /// peer is slow to take has no time limit.
+    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone. Sets no time limit for bytes that
+    /// a live peer is slow to take.
     pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
         let probes = socket2::TcpKeepalive::new().with_time(after).with_interval(after / 4).with_retries(4);
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
     }
 
-    /// Makes the end of this socket a reset: the peer learns of it at once, also where it does not read what was sent.
+    /// Makes dropping the socket send a reset: the peer notices at once, even if it does not read what was sent.
     pub fn reset_when_dropped(&self) {
-        // Fails only when the connection is gone already.
+        // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(self).set_linger(Some(Duration::ZERO));
     }
 
-    /// Waits until a read would not block: there are bytes, the end of the stream, or an error.
+    /// Waits until a read does not block: on bytes, the end of the stream or an error.
     pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let connected = &self.connected;
         self.read.borrow_mut().poll(cx, || {
@@ -221,7 +220,7 @@ impl Socket {
         })
     }
 
-    /// Reads what is there into `buffer`; `Ok(0)` is the end of the stream.
+    /// Reads arrived bytes into `buffer`; `Ok(0)` is the end of the stream.
     pub fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             if self.drained.get() {
@@ -247,13 +246,13 @@ impl Socket {
         }
     }
 
-    /// Has the next read wait for readiness, even if there is more: others come first.
+    /// Makes the next read wait for readiness even if bytes have arrived, so that other tasks run first.
     pub fn end_turn(&self) {
         self.drained.set(true);
     }
 
-    /// Appends what is there to `buffer`; `Ok(0)` is the end of the stream. Takes room in `buffer` only once there is
-    /// something to put into it: little at first, more while the peer keeps filling it.
+    /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in `buffer` only when bytes have
+    /// arrived: little at first, more while the peer fills it.
     pub fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         if self.drained.get() {
             ready!(self.poll_readable(cx))?;
@@ -269,19 +268,19 @@ impl Socket {
         result
     }
 
-    /// Whether nothing has arrived, not even the end: an idle connection that can be used again.
+    /// Whether neither bytes nor the end of the stream have arrived: an idle connection can be reused.
     pub fn is_quiet(&self) -> bool {
         let peeked = rustix::net::recv(self.as_fd(), &mut [0u8; 1][..], RecvFlags::DONTWAIT | RecvFlags::PEEK);
         peeked.is_err_and(|error| error == rustix::io::Errno::AGAIN)
     }
 
-    /// Sends as much of `pieces` as the kernel takes now, without waiting. `WouldBlock` when it takes nothing.
+    /// Sends as much of `pieces` as the kernel accepts now, without waiting; `WouldBlock` if it accepts nothing.
     pub fn try_send(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let (pieces, most) = within(pieces, self.connected.send_at_once.get());
         loop {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let sent = match pieces {
-                // Spares the kernel reading the message's header and the list of pieces.
+                // Cheaper than `sendmsg`, which reads a header and a list of pieces.
                 [piece] => rustix::net::send(self.as_fd(), &piece[..piece.len().min(most)], flags),
                 _ => rustix::net::sendmsg(self.as_fd(), pieces, &mut SendAncillaryBuffer::default(), flags),
             };
@@ -296,12 +295,12 @@ impl Socket {
         }
     }
 
-    /// Bytes that the kernel has taken for sending so far.
+    /// Bytes that the kernel has accepted for sending so far.
     pub fn sent(&self) -> u64 {
         self.connected.sent.get()
     }
 
-    /// Waits until the kernel takes bytes again (or the connection failed).
+    /// Waits until the kernel accepts bytes again or the connection fails.
     pub fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let connected = &self.connected;
         self.write.borrow_mut().poll(cx, || {
@@ -326,15 +325,14 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether the peer's kernel has acknowledged more than the first `sent` bytes of what was sent on this connection.
-    /// If it cannot be told, it may have.
+    /// Whether the peer's kernel has acknowledged more than the first `sent` bytes of this connection; true if unknown.
     pub fn was_acknowledged_beyond(&self, sent: u64) -> bool {
         const SYN: u64 = 1;
         raw_fd::tcp_info(self.as_fd()).ok().is_none_or(|info| info.acknowledged > sent + SYN)
     }
 
-    /// Resolves when the peer's kernel has acknowledged all that was sent, or the connection is gone. The kernel reports
-    /// that to no waiter: it is asked at growing intervals.
+    /// Waits until the peer's kernel has acknowledged all sent bytes or the connection has ended. Polls at growing
+    /// intervals, since the kernel does not report acknowledgements.
     pub async fn acknowledged(&self) {
         let mut pause = Duration::from_millis(1);
         while raw_fd::tcp_info(self.as_fd()).is_ok_and(|info| !info.all_acknowledged) {
@@ -343,14 +341,14 @@ impl Socket {
         }
     }
 
-    /// Ends the sending direction: the peer reads the end of the stream after what was sent.
+    /// Ends the sending direction: the peer reads the end of the stream after the sent bytes.
     pub fn shutdown_write(&self) {
         self.closer().shutdown(Shutdown::Write);
     }
 }
 
-/// The pieces that are at most `most` bytes together, and at least one: of a first one that is larger, `most` bytes are
-/// to be taken.
+/// Returns the first pieces that have at most `most` bytes together, and at least one piece; the caller cuts a single
+/// larger piece to `most` bytes.
 fn within<'a, 'b>(pieces: &'a [IoSlice<'b>], most: usize) -> (&'a [IoSlice<'b>], usize) {
     let mut total = 0;
     let count = pieces.iter().take_while(|piece| {
@@ -366,7 +364,7 @@ impl AsFd for Socket {
     }
 }
 
-/// Measures a connection that another task is reading from or writing to.
+/// Reads the state of a connection that another task reads from or writes to.
 pub struct Gauge(Rc<Connected>);
 
 impl Gauge {
@@ -375,24 +373,24 @@ impl Gauge {
     }
 }
 
-/// Ends a connection that another task is reading from or writing to.
+/// Ends a connection that another task reads from or writes to.
 #[derive(Clone)]
 pub struct Closer(Rc<Connected>);
 
 impl Closer {
-    /// The owner reads the end of the stream, and can still write what it has to say.
+    /// Ends the reading direction: the owner reads the end of the stream and can still write.
     pub fn stop_reading(&self) {
         self.shutdown(Shutdown::Read);
     }
 
-    /// Both directions fail at once.
+    /// Ends both directions: they fail for the owner at once.
     pub fn abort(&self) {
         self.shutdown(Shutdown::Both);
     }
 
-    /// Ends our direction, then reads on and throws away until the peer has ended its own, or `most` bytes: with bytes
-    /// unread, closing is a reset (RFC 1122 §4.2.2.13), and the peer may never see what was sent to it last. For when
-    /// nobody else reads any more.
+    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or `most` bytes have
+    /// been discarded. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not receive the
+    /// last sent bytes. Call this only after the owner has stopped reading.
     pub async fn linger(&self, most: usize) {
         self.shutdown(Shutdown::Write);
         let mut discarded = 0;
@@ -407,31 +405,31 @@ impl Closer {
         }
     }
 
-    /// Reads what is there and throws it away. Not part of a future, which would have room for the buffer.
+    /// Reads and discards arrived bytes. Not async: a future would contain the buffer.
     fn discard(&self) -> rustix::io::Result<usize> {
         let (_, received) =
             rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 16 * 1024][..], RecvFlags::DONTWAIT)?;
         Ok(received)
     }
 
-    /// Round trip of late, as the kernel has measured it (RFC 6298); `None` before the first.
+    /// Smoothed round-trip time (RFC 6298); `None` before the first measurement.
     pub fn round_trip(&self) -> Option<Duration> {
         raw_fd::tcp_info(raw_fd::borrow(&self.0.stream)).ok()?.smoothed_rtt
     }
 
-    /// Whether bytes have arrived that the owner has not read yet.
+    /// Whether bytes have arrived that the owner has not read.
     pub fn has_unread(&self) -> bool {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         rustix::net::recv(raw_fd::borrow(&self.0.stream), &mut [0u8; 1][..], flags)
             .is_ok_and(|(_, received)| received > 0)
     }
 
-    /// Whether the peer has ended its direction or lost the connection, seen past bytes that nobody has read.
+    /// Whether the peer has ended its direction or the connection is lost, even if bytes before the end are unread.
     pub fn is_hung_up(&self) -> bool {
         self.polls(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
     }
 
-    /// Whether both directions are ended, or the connection is lost.
+    /// Whether both directions have ended or the connection is lost.
     pub fn is_broken(&self) -> bool {
         self.polls(PollFlags::HUP | PollFlags::ERR)
     }
@@ -443,7 +441,7 @@ impl Closer {
     }
 
     fn shutdown(&self, direction: Shutdown) {
-        // Fails only when the peer is gone already, which is what was wanted.
+        // Fails only if the connection has ended.
         let _ = rustix::net::shutdown(raw_fd::borrow(&self.0.stream), direction);
     }
 }

@@ -1,4 +1,4 @@
-//! Masks the gateway's secrets in text that is kept or sent on: a caller may have put one where it does not belong.
+//! Masking of the gateway's secrets in text that is stored or sent on. A client may put a secret anywhere, such as in a path.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,20 +8,20 @@ use memchr::memmem::{self, Finder};
 
 use crate::identity::secret::Secret;
 
-/// Prefixes of the gateway's own secrets.
+/// Prefixes of the gateway's secrets.
 const CLIENT_SECRET: &[u8] = b"gw_cs_";
 const ENROLLMENT_SECRET: &[u8] = b"gw_es_";
 const SERVICE_KEY: &[u8] = b"gw_sk_";
 const ENROLLMENT_TOKEN: &[u8] = b"gw_et_";
-/// `{"` in base64url: how header and claims of a JSON Web Token begin (RFC 7519 §3.1).
+/// `{"` in base64url, with which header and claims of a JSON Web Token begin (RFC 7519 §3.1).
 const JSON: &[u8] = b"eyJ";
 const MASK: &[u8] = b"***";
-/// Stands for a known secret: [`is_masked`] finds it by the full stop.
+/// Mask of a known secret. [`is_masked`] recognises it by the full stop.
 const MASKED_KNOWN: &[u8] = b"gw_admin.***";
-/// Shortest known secret that is searched for, in bytes: shorter ones would mask ordinary text.
+/// Shortest known secret to search for, in bytes: shorter ones would match ordinary text.
 const KNOWN_MIN: usize = 8;
 
-/// Masks secrets that are recognised by their form, and secrets without one that are known by their value.
+/// Masks secrets that it recognises by their form, and secrets whose values it knows.
 #[derive(Clone, Default)]
 pub struct Masker {
     known: Vec<Finder<'static>>,
@@ -34,17 +34,19 @@ impl fmt::Debug for Masker {
 }
 
 impl Masker {
-    /// Masks `known` beside secrets that are recognised by their form.
+    /// Creates a masker of `known` secrets and of secrets recognised by their form.
     pub fn new<'a>(known: impl IntoIterator<Item = &'a Secret>) -> Self {
         let known = known.into_iter().map(|secret| secret.reveal().as_bytes());
         let known = known.filter(|secret| secret.len() >= KNOWN_MIN);
         Self { known: known.map(|secret| Finder::new(secret).into_owned()).collect() }
     }
 
-    /// `text` with the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`, `gw_et_…`), of clients and
-    /// enrollments (`gw_cs_<secret>`, `gw_es_…`) and the signatures of JSON Web Tokens replaced by `***`, and known
-    /// secrets by `gw_admin.***`; `None` if there are none. Also finds secrets of which any characters are
-    /// percent-encoded, even more than once. Takes time in proportion to the length of any `text`.
+    /// Masks the secrets in `text`; `None` if there are none.
+    ///
+    /// `***` replaces the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`, `gw_et_…`), of clients and
+    /// enrollments (`gw_cs_<secret>`, `gw_es_…`), and the signatures of JSON Web Tokens; `gw_admin.***` replaces known
+    /// secrets. Also finds secrets with percent-encoded characters, even if encoded several times. The time is proportional
+    /// to the length of `text`.
     pub fn mask(&self, text: &[u8]) -> Option<Vec<u8>> {
         let decoded = Decoded::of(text);
         let mut found = secrets_by_form(&decoded.bytes);
@@ -60,7 +62,7 @@ impl Masker {
         let (mut copied, mut masked_to) = (0, 0);
         for (secret, mask) in found {
             let source = decoded.source(&secret, text.len());
-            // A known secret may lie within another one.
+            // A known secret may be part of another secret.
             if secret.start >= masked_to {
                 masked.extend_from_slice(&text[copied..source.start]);
                 masked.extend_from_slice(mask);
@@ -73,12 +75,12 @@ impl Masker {
     }
 }
 
-/// As [`Masker::mask`], without known secrets.
+/// Masks secrets recognised by their form; see [`Masker::mask`].
 pub fn mask(text: &[u8]) -> Option<Vec<u8>> {
     Masker::default().mask(text)
 }
 
-/// Whether something in `text` was replaced by [`mask`]. Also true of text that looks as if it were.
+/// Whether `text` contains a mask, or text that looks like one.
 pub fn is_masked(text: &[u8]) -> bool {
     if memmem::find(text, MASK).is_none() {
         return false;
@@ -90,7 +92,7 @@ pub fn is_masked(text: &[u8]) -> bool {
     })
 }
 
-/// Secrets that are recognised by their form, in order.
+/// Finds secrets by their form, in order.
 fn secrets_by_form(text: &[u8]) -> Vec<(Range<usize>, &'static [u8])> {
     let mut found = Vec::new();
     if memmem::find(text, b"gw_").is_none() && memmem::find(text, JSON).is_none() {
@@ -111,7 +113,7 @@ fn secrets_by_form(text: &[u8]) -> Vec<(Range<usize>, &'static [u8])> {
     found
 }
 
-/// Where the secret is in a word that follows two others, each after a full stop.
+/// Finds the secret in a word. `last` and `before_last` are the words before it, if full stops separate them.
 fn secret_in(this: &[u8], last: &[u8], before_last: &[u8]) -> Option<Range<usize>> {
     let has = |word: &[u8], mark: &[u8]| memmem::find(word, mark).is_some();
     let is_secret = has(last, SERVICE_KEY) || has(last, ENROLLMENT_TOKEN);
@@ -125,22 +127,22 @@ fn secret_in(this: &[u8], last: &[u8], before_last: &[u8]) -> Option<Range<usize
     (start < this.len()).then_some(start..this.len())
 }
 
-/// Length of the letters, digits, `-` and `_` at the start of `text`.
+/// Length of the word of letters, digits, `-` and `_` at the start of `text`.
 fn word(text: &[u8]) -> usize {
     let outside = |byte: &u8| !(byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
     text.iter().position(outside).unwrap_or(text.len())
 }
 
-/// Text without percent-encoding (RFC 3986 §2.1).
+/// Text after removal of percent-encoding (RFC 3986 §2.1).
 struct Decoded<'a> {
     bytes: Cow<'a, [u8]>,
-    /// Where each byte begins in the source; `None` if the bytes are the source.
+    /// Position of each byte in the source; `None` if the text has no escapes.
     starts: Option<Vec<usize>>,
 }
 
 impl<'a> Decoded<'a> {
-    /// Decodes until no escape is left: `%2567` is `%67` is `g`. Each step takes away two bytes, so that the time is in
-    /// proportion to the length.
+    /// Decodes until no escape is left: `%2567` becomes `%67` and then `g`. Each step removes two bytes, so the time is
+    /// proportional to the length.
     fn of(text: &'a [u8]) -> Self {
         if !memchr::memchr_iter(b'%', text).any(|at| escaped(&text[at..]).is_some()) {
             return Self { bytes: Cow::Borrowed(text), starts: None };
@@ -160,7 +162,7 @@ impl<'a> Decoded<'a> {
         Self { bytes: Cow::Owned(bytes), starts: Some(starts) }
     }
 
-    /// Where `range` is in the source, which has `length` bytes.
+    /// Converts a range of the decoded text into a range of the source, which has `length` bytes.
     fn source(&self, range: &Range<usize>, length: usize) -> Range<usize> {
         match &self.starts {
             None => range.clone(),
@@ -169,7 +171,7 @@ impl<'a> Decoded<'a> {
     }
 }
 
-/// The byte that the escape at the start of `text` stands for.
+/// Decodes the escape at the start of `text`.
 fn escaped(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = text else { return None };
     let digit = |byte: u8| char::from(byte).to_digit(16);
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_masked_and_nothing_else_is() {
+    fn only_secrets_are_masked() {
         for (text, expected) in [
             ("/a?key=gw_sk_abc.secret", "/a?key=gw_sk_abc.***"),
             ("/a?key=gw_sk_abc.secret&b=gw_cs_123/gw_et_x%2Eyy z", "/a?key=gw_sk_abc.***&b=gw_cs_***/gw_et_x%2E*** z"),
@@ -194,7 +196,7 @@ mod tests {
             ("?access_token=eyJhbGc.eyJpc3M.c2ln-_x&a=b", "?access_token=eyJhbGc.eyJpc3M.***&a=b"),
             ("%20eyJhbGc%2EeyJpc3M%2ec2ln", "%20eyJhbGc%2EeyJpc3M%2e***"),
             ("/enroll?x=gw_es_abc&y", "/enroll?x=gw_es_***&y"),
-            // Any character may be encoded, in either case, and more than once.
+            // Any character may be encoded, in upper or lower case, and several times.
             ("?k=gw%5Fsk_abc.secret&b", "?k=gw%5Fsk_abc.***&b"),
             ("?k=%67w%5fcs_%73ecret%74+b", "?k=%67w%5fcs_***+b"),
             ("?k=Bearer+%65%79J%61.%65%79J%62.%63%64", "?k=Bearer+%65%79J%61.%65%79J%62.***"),
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn known_secrets_are_masked_however_they_are_written() {
+    fn known_secrets_are_masked_also_when_encoded() {
         let masker = Masker::new([&Secret::new("0123456789abcXYZ".to_owned()), &Secret::new("short".to_owned())]);
         for (text, expected) in [
             ("?t=0123456789abcXYZ&b", Some("?t=gw_admin.***&b")),
@@ -230,7 +232,7 @@ mod tests {
         }
     }
 
-    /// A scan in quadratic time would take hours for these.
+    /// A scan in quadratic time would take hours for these texts.
     #[test]
     fn nested_escapes_are_decoded_in_one_pass() {
         for unit in ["%25", "%", "%2", "%67", "gw%5Fsk%5F%2E", ".", "eyJ.", "%2525252567"] {
@@ -243,9 +245,9 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Each word is looked at once, so nothing that is masked is left, and masking once is enough.
+        /// A second pass finds no further secret.
         #[test]
-        fn what_is_masked_has_nothing_to_mask(
+        fn masked_text_has_nothing_to_mask(
             text in "(gw_sk_|gw_et_|gw_cs_|gw_es_|eyJ|\\.|%2E|%25|2|5|%|a|-|/| ){0,60}",
         ) {
             if let Some(once) = masked(&text) {
@@ -257,7 +259,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// However a secret is encoded, nothing of it is left.
+        /// No part of an encoded secret is left.
         #[test]
         fn an_encoded_secret_is_masked(how in proptest::collection::vec(0..4u8, 64)) {
             let secret = "gw_sk_abcdef.SECRETsecret0123456789";

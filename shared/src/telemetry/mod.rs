@@ -1,4 +1,4 @@
-//! Logs, masks of secrets, metrics and traces of both programs.
+//! Logs, metrics, traces and masking of secrets, for both programs.
 
 pub mod logging;
 pub mod mask;

@@ -1,4 +1,4 @@
-//! The control stream: newline-delimited JSON in both directions on one long HTTP/2 stream.
+//! Messages of the control stream: newline-delimited JSON in both directions on one HTTP/2 stream.
 
 use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -6,41 +6,40 @@ use serde::{Deserialize, Serialize};
 use super::text::error_line;
 use crate::identity::enrollment::CertificateReply;
 
-/// `:authority` of the control stream. Not a host name anybody can have: no account is called `gw.control`.
+/// `:authority` of the control stream. Not a valid hostname of a service.
 pub const AUTHORITY: &str = "gw.control";
 
-/// Longest message, its newline included, in bytes.
+/// Longest message with its newline, in bytes.
 pub const MESSAGE_MAX: usize = 64 * 1024;
 
-/// Longest message from an agent, its newline included, in bytes: a certificate request is the largest, with less than
-/// 1 KiB.
+/// Longest message of an agent with its newline, in bytes. The largest, a certificate request, has less than 1 KiB.
 pub const TO_GATEWAY_MAX: usize = 16 * 1024;
 
-/// Gateway to agent.
+/// Message from gateway to agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToAgent {
-    /// The tunnel is registered: requests can arrive from now on.
+    /// The tunnel is registered: requests can arrive.
     Ready { agent_id: String, generation: u64 },
-    /// The gateway is going away: connect anew, and keep this tunnel, on which requests may still come.
+    /// The gateway is stopping: connect again, and keep this tunnel, since requests may still arrive on it.
     Drain,
-    /// No request comes after this: end the tunnel when those it has are over. The answer to the agent's `Drain`, and
-    /// the end of the gateway's own.
+    /// No request arrives after this: end the tunnel when its requests have ended. Answers the agent's `Drain`, and ends the
+    /// gateway's own.
     Drained,
-    /// A newer tunnel of this agent has taken over; do not reconnect for this one.
+    /// A newer tunnel of this agent replaces this one: do not reconnect.
     Replaced,
-    /// The services that this agent serves: when the tunnel becomes ready, and again whenever they change.
+    /// Services of this agent. Sent when the tunnel is ready and when they change.
     Services { hostnames: Vec<String> },
-    /// The answer to `Renew`.
+    /// Answer to `Renew`.
     Certificate(CertificateReply),
-    /// The other answer to `Renew`: what is wrong with the request.
+    /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
-    /// The flow-control window that uploads may have now, in bytes, or less if the agent holds too much for that. Not
-    /// sent again before the answer: of two ends that both wait to write SETTINGS or their acknowledgement neither reads.
+    /// Flow-control window of request bodies, in bytes; the agent uses a smaller one if it has too many unread bytes. Sent
+    /// again only after the answer: two ends that both wait to write SETTINGS or an acknowledgement would read nothing.
     Window { bytes: u32 },
 }
 
-/// Agent to gateway.
+/// Message from agent to gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToGateway {
@@ -51,25 +50,25 @@ pub enum ToGateway {
     },
     /// The agent is stopping: send no new requests on this tunnel.
     Drain,
-    /// A certificate for a new key is wanted: `csr` is a PEM certificate request signed by it (RFC 2986).
+    /// Request for a certificate: `csr` is a PEM certificate request signed with the new key (RFC 2986).
     Renew {
         csr: String,
     },
-    /// The answer to the gateway's `Window`.
+    /// Answer to the gateway's `Window`.
     Window,
 }
 
-/// A control stream carried something that is not a message.
+/// Invalid message on a control stream.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidMessage {
     #[error("control message is longer than {0} bytes")]
     TooLong(usize),
-    /// Quotes the message.
+    /// The error may quote the message.
     #[error("control message: {}", error_line(.0))]
     Json(#[from] serde_json::Error),
 }
 
-/// One message as a line.
+/// Encodes a message as a line.
 pub fn encode(message: &impl Serialize) -> Result<Bytes, InvalidMessage> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
@@ -91,7 +90,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Decoder of messages of at most `longest` bytes.
+    /// Creates a decoder of messages of at most `longest` bytes.
     pub fn new(longest: usize) -> Self {
         Self { buffer: BytesMut::new(), scanned: 0, longest }
     }
@@ -100,7 +99,7 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole message, if there is one.
+    /// Takes the next complete message, if there is one.
     pub fn next_message<M: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<M>, InvalidMessage> {
         let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
             self.scanned = self.buffer.len();
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive_any_split() {
+    fn messages_split_anywhere_are_decoded() {
         let sent = [ToAgent::Ready { agent_id: "ag_1\n".into(), generation: 7 }, ToAgent::Drain, ToAgent::Replaced];
         let bytes: Vec<u8> = sent.iter().flat_map(|message| encode(message).unwrap()).collect();
         for step in 1..bytes.len() {
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_and_foreign_lines_are_refused() {
+    fn long_and_unknown_messages_are_refused() {
         for longest in [TO_GATEWAY_MAX, MESSAGE_MAX] {
             let mut decoder = Decoder::new(longest);
             decoder.push(&vec![b' '; longest - 1]);
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_quote_a_peer_in_one_short_line() {
+    fn errors_quote_a_message_in_one_short_line() {
         let mut decoder = Decoder::new(TO_GATEWAY_MAX);
         decoder.push(format!("{{\"type\":\"x\\nWARN forged{}\"}}\n", "y".repeat(10_000)).as_bytes());
         let error = decoder.next_message::<ToGateway>().unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The upgrade that turns an agent's TLS connection into a tunnel (RFC 9110 §7.8): parsing and writing, no I/O.
+//! Messages of the upgrade from an agent's TLS connection to a tunnel (RFC 9110 §7.8), without I/O.
 
 use std::time::SystemTime;
 
@@ -14,18 +14,18 @@ use crate::http::{Connection, Framing, UpgradeProtocol};
 use crate::tunnel::text::printable;
 use crate::version::VERSION;
 
-/// Path that the upgrade is requested on.
+/// Path of the upgrade request.
 pub const PATH: &str = "/tunnel";
-/// Protocol name in `Upgrade`.
+/// Name of the tunnel protocol in `Upgrade`.
 pub const PROTOCOL: &str = "gw-tunnel";
 
-/// [`PROTOCOL`] as a parsed protocol.
+/// [`PROTOCOL`], parsed.
 const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 
-/// Bounds on the heads of the handshake, either way.
+/// Bounds on the heads of the handshake in both directions.
 pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 64 };
 
-/// Why a gateway refuses an upgrade request before it looks at who asks.
+/// Error of an upgrade request that is refused before authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUpgrade {
     #[error("a tunnel begins with `GET {PATH}` and `Upgrade: {PROTOCOL}`")]
@@ -34,42 +34,42 @@ pub enum BadUpgrade {
     VersionMismatch { agent: String },
 }
 
-/// What an agent answers a challenge with, where the gateway asks for no client certificate in the TLS handshake:
-/// `Authorization: Gw-Agent certificate="…", signature="…"`, both base64url without padding (RFC 9110 §11.4).
+/// Response to a challenge, by which an agent authenticates if the gateway requests no client certificate in the TLS
+/// handshake: `Authorization: Gw-Agent certificate="…", signature="…"`, both in base64url without padding (RFC 9110 §11.4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
     /// The agent's certificate, DER.
     pub certificate: Vec<u8>,
-    /// By the certificate's key over [`challenge_message`]: ECDSA P-256 with SHA-256 (DER), or Ed25519.
+    /// Signature of [`challenge_message`] with the certificate's key: ECDSA P-256 with SHA-256 (DER), or Ed25519.
     pub signature: Vec<u8>,
 }
 
 /// Name of the authentication scheme.
 const SCHEME: &str = "Gw-Agent";
 
-/// The value of `WWW-Authenticate` that asks for a [`Proof`] over `challenge`.
+/// Value of `WWW-Authenticate` that asks for a [`Proof`] over `challenge`.
 pub fn challenge_field(challenge: &str) -> String {
     format!("{SCHEME} challenge=\"{challenge}\"")
 }
 
-/// The challenge in a value of `WWW-Authenticate`, if there is one.
+/// Parses the challenge in a value of `WWW-Authenticate`.
 pub fn parse_challenge(field: &str) -> Option<&str> {
     parameters(field)?.strip_prefix("challenge=\"")?.strip_suffix('"')
 }
 
-/// What is signed: bound to this use, this service, and the challenge, which the gateway draws anew for each connection.
+/// Message that the agent signs: bound to its purpose, the service and the challenge, which is random for each connection.
 pub fn challenge_message(host: &str, challenge: &str) -> Vec<u8> {
     format!("gw-tunnel agent authentication\0{host}\0{challenge}").into_bytes()
 }
 
 impl Proof {
-    /// The value of `Authorization`.
+    /// Value of `Authorization`.
     pub fn field(&self) -> String {
         let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         format!("{SCHEME} certificate=\"{}\", signature=\"{}\"", encode(&self.certificate), encode(&self.signature))
     }
 
-    /// Reads a value of `Authorization`.
+    /// Parses a value of `Authorization`.
     pub fn parse(field: &str) -> Option<Self> {
         let (certificate, signature) = parameters(field)?.split_once(',')?;
         let value = |parameter: &str, name: &str| {
@@ -85,11 +85,11 @@ fn parameters(field: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case(SCHEME).then(|| parameters.trim())
 }
 
-/// The head of an agent's request for a tunnel of the service at `host`, with the proof that a challenge asked for.
+/// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was challenged.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     let mut headers = HeaderMap::new();
     if let Some(proof) = proof {
-        // base64url and ASCII words: always a valid value.
+        // Base64url and ASCII words are a valid value.
         headers.extend(HeaderValue::try_from(proof.field()).ok().map(|value| (header::AUTHORIZATION, value)));
     }
     headers.insert(X_GW_VERSION, HeaderValue::from_static(VERSION));
@@ -100,9 +100,9 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     out
 }
 
-/// Checks that a parsed head asks for a tunnel, in our version.
+/// Checks that a request head asks for a tunnel in this version.
 pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
-    // None of a request with a body.
+    // `upgrade` is `None` for a request with a body.
     let upgrades = request.upgrade.as_ref().is_some_and(|protocol| *protocol == UPGRADE);
     if request.method != Method::GET || request.target != PATH || !upgrades {
         return Err(BadUpgrade::NotAnUpgrade);
@@ -114,8 +114,8 @@ pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
     Ok(())
 }
 
-/// The head with which a gateway agrees; HTTP/2 begins right after it. `Date` tells the agent the gateway's time, by
-/// which its certificate is issued and checked.
+/// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's clock, by which its
+/// certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
     let mut headers = HeaderMap::new();
     let date = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()));
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agents_request_is_accepted_by_the_gateway_and_the_answer_by_the_agent() {
+    fn request_and_acceptance_parse_back() {
         let head = head::parse_request(&request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
         assert_eq!(check(&head), Ok(()));
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_and_proofs_come_back_as_they_were() {
+    fn challenges_and_proofs_parse_back() {
         assert_eq!(parse_challenge(&challenge_field("abc_-9")), Some("abc_-9"));
         assert_eq!(parse_challenge("Bearer challenge=\"x\""), None);
         let proof = Proof { certificate: vec![0, 255, 7], signature: b"signed".to_vec() };
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_other_requests_are_told_apart() {
+    fn other_versions_and_other_requests_are_refused() {
         let text = String::from_utf8(request("h", None)).unwrap();
         let check_text = |text: String| check(&head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap());
         let older = check_text(text.replace(VERSION, "0.0.9")).unwrap_err();

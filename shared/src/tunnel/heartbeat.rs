@@ -1,4 +1,4 @@
-//! When to ping and when a silent tunnel is dead. Pure: takes the time.
+//! Pings on a silent tunnel, and detection of a dead one. The decision takes the time as an argument.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 use crate::net::Closer;
 use crate::runtime;
 
-/// Silence after which each end sends an HTTP/2 PING, and again after each further one.
+/// Silence after which each end sends an HTTP/2 PING, and interval of further ones.
 ///
-/// Only into silence: h2 reads nothing while a PING or its answer waits for room to be written, so two ends that are
-/// both full and both ping would wait for each other.
+/// Only on a silent tunnel: h2 reads nothing while a PING or its acknowledgement waits to be written, so two ends with full
+/// buffers that both ping would block each other.
 pub const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Silence after which a tunnel is dead: two pings and their answers lost.
+/// Silence after which a tunnel is dead: two PINGs or their acknowledgements were lost.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
-/// Given to TCP keep-alive and `TCP_USER_TIMEOUT`, which see what pings cannot: unacknowledged data.
+/// Time limit of TCP keep-alive and `TCP_USER_TIMEOUT`, which also detect unacknowledged data.
 pub const TCP_DEAD_AFTER: Duration = Duration::from_secs(20);
 
-/// What to do now.
+/// Next action of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beat {
-    /// Bytes arrived lately: look again after this long.
+    /// Bytes arrived recently: check again after this time.
     Alive(Duration),
-    /// Send a ping, look again after this long.
+    /// Send a PING, and check again after this time.
     Ping(Duration),
     Dead,
 }
 
-/// Decides from the time since anything arrived. Any byte counts as life.
+/// Decides by the time since bytes last arrived.
 pub fn beat(now: Instant, last_received: Instant) -> Beat {
     let silent = now.saturating_duration_since(last_received);
     if silent >= DEAD_AFTER {
@@ -39,24 +39,24 @@ pub fn beat(now: Instant, last_received: Instant) -> Beat {
     Beat::Ping(PING_INTERVAL.min(DEAD_AFTER - silent))
 }
 
-/// Pings through `ping_pong` until the connection is silent for too long, which it then aborts, or its driver is gone.
+/// Sends PINGs on a silent connection and aborts a dead one. Returns then, or when the connection has ended.
 pub async fn keep(mut ping_pong: h2::PingPong, last_received: Rc<Cell<Instant>>, closer: Closer) {
     loop {
         match beat(Instant::now(), last_received.get()) {
             Beat::Dead => {
-                tracing::warn!(silent_for = ?DEAD_AFTER, "tunnel is dead: nothing arrived");
+                tracing::warn!(silent_for = ?DEAD_AFTER, "the tunnel is dead: closing it");
                 closer.abort();
                 return;
             }
             Beat::Alive(next) => runtime::sleep(next).await,
             Beat::Ping(next) => {
-                // Anything but an I/O error says that a ping is under way already.
+                // Any other error means that a PING is already under way.
                 if let Err(error) = ping_pong.send_ping(h2::Ping::opaque())
                     && error.is_io()
                 {
                     return;
                 }
-                // The pong itself matters to nobody: whatever arrives renews `last_received`.
+                // The acknowledgement is ignored: any received byte updates `last_received`.
                 let pong = std::future::poll_fn(|cx| ping_pong.poll_pong(cx));
                 match runtime::timeout(next, pong).await {
                     Ok(Err(_)) => return,
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_tunnel_is_declared_dead_within_25_seconds_and_not_before() {
+    fn a_silent_tunnel_is_dead_after_25_seconds() {
         let start = Instant::now();
         let (mut now, mut pings) = (start, Vec::new());
         loop {
@@ -90,12 +90,12 @@ mod tests {
     }
 
     #[test]
-    fn any_byte_is_life() {
+    fn received_bytes_delay_pings() {
         let start = Instant::now();
         let now = start + Duration::from_secs(3600);
         assert_eq!(beat(now, now - Duration::from_secs(9)), Beat::Alive(Duration::from_secs(1)));
         assert_eq!(beat(now, now - Duration::from_secs(24)), Beat::Ping(Duration::from_secs(1)));
-        // A reading taken a moment later than `now` is no reason to panic.
+        // `last_received` may be later than `now`.
         assert_eq!(beat(start, now), Beat::Alive(PING_INTERVAL));
     }
 }

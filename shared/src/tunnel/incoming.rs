@@ -1,7 +1,7 @@
-//! Bodies as they arrive on HTTP/2 streams, for a next hop that may not take them.
+//! Bodies received on HTTP/2 streams, buffered while the next hop is slow.
 //!
-//! h2 keeps a frame of one byte in some 250 bytes, and ends connections on which too many such frames wait. What waits
-//! for a next hop is therefore taken out of h2 and put together. Its bytes stay in the stream's window, which bounds them.
+//! h2 needs about 250 bytes for a frame of one byte, and ends connections on which too many such frames wait. Frames that
+//! wait for the next hop are therefore taken out of h2 and merged. The stream's window still bounds their bytes.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -13,10 +13,10 @@ use h2::RecvStream;
 
 use super::stream::{self, Received, StreamClosed};
 
-/// A received body, and what of it waits for the next hop.
+/// A received body, with the data that waits for the next hop.
 pub struct Incoming {
     stream: RecvStream,
-    /// Nothing as long as no next hop was waited for.
+    /// `None` until the next hop was waited for.
     waiting: Option<Box<Waiting>>,
 }
 
@@ -25,7 +25,7 @@ impl Incoming {
         Self { stream, waiting: None }
     }
 
-    /// Receives the next piece; an error means that the body was cut short. What arrived before comes first.
+    /// Receives the next piece, waiting data first. An error means that the body was cut off.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
         match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
             Some(data) => Poll::Ready(Ok(Received::Data(data))),
@@ -37,17 +37,17 @@ impl Incoming {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
-    /// Waits for `next_hop`. What arrives meanwhile is taken out of h2, and not released.
+    /// Waits for `next_hop`; takes data that arrives meanwhile out of h2 without releasing its window.
     pub async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
         let gather = std::pin::pin!(std::future::poll_fn(|cx| self.poll_gather(cx)));
-        // Polled second: a next hop that does not make us wait costs nothing.
+        // Polled second, so that a next hop that is ready costs nothing.
         match select(std::pin::pin!(next_hop), gather).await {
             Either::Left((done, _)) => done,
             Either::Right((never, _)) => match never {},
         }
     }
 
-    /// Takes data that has arrived out of h2. The end, trailers and errors stay: h2 reports them again.
+    /// Takes arrived data out of h2. End, trailers and errors stay: h2 reports them again.
     fn poll_gather(&mut self, cx: &mut Context<'_>) -> Poll<Infallible> {
         while let Poll::Ready(Some(Ok(data))) = self.stream.poll_data(cx) {
             if !data.is_empty() {
@@ -57,34 +57,34 @@ impl Incoming {
         Poll::Pending
     }
 
-    /// Nothing follows what was received, as far as that is known already.
+    /// Whether the body is known to have ended and no data waits.
     pub fn is_done(&self) -> bool {
         self.waiting.as_ref().is_none_or(|waiting| waiting.is_empty()) && self.stream.is_end_stream()
     }
 
-    /// Gives `bytes` that were passed on back to the sender's window.
+    /// Returns `bytes` to the sender's window after they were relayed.
     pub fn release(&mut self, bytes: usize) {
         stream::release(&mut self.stream, bytes);
     }
 }
 
-/// Pieces in order. Small ones are put together: each takes as much memory as a larger one.
+/// Pieces in order. Small ones are merged, since each needs as much memory as a larger one.
 #[derive(Default)]
 struct Waiting {
     pieces: VecDeque<Bytes>,
-    /// Small ones behind those.
+    /// Merged small pieces after `pieces`.
     last: BytesMut,
 }
 
 impl Waiting {
-    /// Pieces below this, in bytes, are copied.
+    /// Pieces below this size, in bytes, are merged.
     const SMALL: usize = 1024;
-    /// Bytes that small pieces are put together to at most.
-    const TOGETHER: usize = 16 * 1024;
+    /// Most bytes of merged pieces.
+    const MERGED_MAX: usize = 16 * 1024;
 
     fn push(&mut self, data: Bytes) {
         let is_small = data.len() < Self::SMALL;
-        if !self.last.is_empty() && (!is_small || self.last.len() + data.len() > Self::TOGETHER) {
+        if !self.last.is_empty() && (!is_small || self.last.len() + data.len() > Self::MERGED_MAX) {
             self.pieces.push_back(std::mem::take(&mut self.last).freeze());
         }
         if is_small {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_keep_their_order_and_small_ones_become_few() {
+    fn pieces_keep_their_order_and_small_ones_are_merged() {
         let mut waiting = Waiting::default();
         let sizes = (0..40_000).map(|number| if number % 10_000 == 5000 { 2000 } else { 1 + number % 3 });
         let mut sent = Vec::new();
@@ -123,12 +123,12 @@ mod tests {
         }
         let (mut received, mut pieces) = (Vec::new(), 0);
         while let Some(piece) = waiting.next() {
-            assert!(!piece.is_empty() && piece.len() <= Waiting::TOGETHER);
+            assert!(!piece.is_empty() && piece.len() <= Waiting::MERGED_MAX);
             received.extend_from_slice(&piece);
             pieces += 1;
         }
         assert!(received == sent && waiting.is_empty());
-        // Each large one, and what is between them.
-        assert!(pieces <= 4 + 5 + sent.len() / (Waiting::TOGETHER - Waiting::SMALL), "{pieces}");
+        // Each large piece, and the merged pieces between them.
+        assert!(pieces <= 4 + 5 + sent.len() / (Waiting::MERGED_MAX - Waiting::SMALL), "{pieces}");
     }
 }

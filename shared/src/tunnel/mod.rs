@@ -1,12 +1,12 @@
-//! The tunnel protocol: a TLS connection from agent to gateway, upgraded from HTTP/1.1, on which HTTP/2 then runs with
-//! the roles turned round: the gateway is the HTTP/2 client.
+//! The tunnel protocol. A tunnel is a TLS connection from agent to gateway that is upgraded from HTTP/1.1 to HTTP/2 with
+//! reversed roles: the gateway is the HTTP/2 client.
 //!
-//! A relayed request is a stream. One that asks for another protocol is an extended CONNECT (RFC 8441), whether its
-//! caller speaks HTTP/1.1 or HTTP/2: `:protocol` is what `Upgrade` said, [`X_GW_UPGRADE_METHOD`] the method where that
-//! was not GET. If the backend switches, the agent answers 200 with [`X_GW_UPGRADE`], and the bytes of the protocol
-//! follow both ways until each side ends its stream. Any other response is an ordinary one.
+//! A relayed request is a stream. A request to switch protocols is an extended CONNECT (RFC 8441), whether its client uses
+//! HTTP/1.1 or HTTP/2: `:protocol` has the value of `Upgrade`, and [`X_GW_UPGRADE_METHOD`] the method if it is not GET. If
+//! the backend switches, the agent answers 200 with [`X_GW_UPGRADE`], and the protocol's bytes follow in both directions
+//! until each end closes its half of the stream. Any other response is relayed like that of an ordinary request.
 //!
-//! Every response head says in [`X_GW_TIMING`] where the time went at the agent.
+//! The agent adds [`X_GW_TIMING`] to every response head.
 //!
 //! [`X_GW_TIMING`]: crate::http::fields::X_GW_TIMING
 //! [`X_GW_UPGRADE`]: crate::http::fields::X_GW_UPGRADE
@@ -24,5 +24,5 @@ pub mod timing;
 pub mod unread;
 pub mod window;
 
-/// ALPN protocol of the tunnel (RFC 7301). Only connections that offer it are asked for a client certificate.
+/// ALPN protocol of the tunnel (RFC 7301). The gateway requests a client certificate only of connections that offer it.
 pub const ALPN: &[u8] = b"gw-tunnel/1";

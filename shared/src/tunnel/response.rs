@@ -1,28 +1,28 @@
-//! Bounds on responses: the agent applies them to its backends, and the gateway to its agents, which may be modified.
+//! Bounds on responses. The agent applies them to its backends, and the gateway to its agents, which may be modified.
 
 use http::header::HeaderMap;
 use http::{StatusCode, header};
 
 use crate::http::HeadLimits;
 
-/// A final or interim head, or a trailer section. Generous, because it bounds what a backend's owner sends to its own
-/// callers; fits [`HEADER_LIST`](super::settings::HEADER_LIST) with what agent and gateway add.
+/// Bounds on a final or interim head, and on a trailer section. Fits into [`HEADER_LIST`](super::settings::HEADER_LIST)
+/// with the fields that agent and gateway add.
 pub const HEAD: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 0 };
 
-/// Interim responses (1xx) to one request.
+/// Most interim responses (1xx) to one request.
 pub const INTERIM_MAX: u32 = 1000;
 
-/// Bytes of all interim responses to one request: they are not subject to flow control, so each hop may have to hold
-/// all of them for a peer that does not read.
+/// Most bytes of all interim responses to one request. They have no flow control, so each hop may have to buffer all of them
+/// for a peer that does not read.
 pub const INTERIM_BYTES: usize = 64 * 1024;
 
-/// What a head takes beyond its names and values, and a field of it (RFC 9113 §6.5.2).
+/// Overhead of a head and of each of its fields, in bytes (RFC 9113 §6.5.2).
 const OVERHEAD: usize = 32;
 
-/// A response is not one that a backend may give.
+/// Response that a backend must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    #[error("its status is {}", .0.as_u16())]
+    #[error("its status {} is not allowed", .0.as_u16())]
     Status(StatusCode),
     #[error("more than {} header fields", HEAD.fields)]
     TooManyFields,
@@ -30,9 +30,9 @@ pub enum InvalidResponse {
     HeadTooLarge,
     #[error("more than {INTERIM_MAX} interim responses, or {INTERIM_BYTES} bytes of them")]
     TooManyInterim,
-    #[error("it switches protocols unasked")]
+    #[error("it switches protocols without a request to do so")]
     Unasked,
-    #[error("it does not switch to the protocol that was asked for")]
+    #[error("it does not switch to the requested protocol")]
     OtherProtocol,
     #[error("HTTP/2 does not allow it")]
     Http2,
@@ -53,7 +53,7 @@ pub fn check_status(status: StatusCode) -> Result<(), InvalidResponse> {
     if (200..600).contains(&status.as_u16()) { Ok(()) } else { Err(InvalidResponse::Status(status)) }
 }
 
-/// The interim responses that a request may still get.
+/// Interim responses that a request may still receive.
 #[derive(Debug)]
 pub struct InterimBudget {
     responses: u32,
@@ -67,7 +67,7 @@ impl Default for InterimBudget {
 }
 
 impl InterimBudget {
-    /// Checks an interim response, counts it, and removes what no interim response has: a length (RFC 9110 §8.6).
+    /// Checks and counts an interim response, and removes its `Content-Length` (RFC 9110 §8.6).
     pub fn take(&mut self, status: StatusCode, fields: &mut HeaderMap) -> Result<(), InvalidResponse> {
         if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Err(InvalidResponse::Status(status));
@@ -81,7 +81,7 @@ impl InterimBudget {
     }
 }
 
-// As many as there may be fit, if they carry nothing.
+// The byte limit allows the full number of interim responses without fields.
 const _: () = assert!(INTERIM_MAX as usize * OVERHEAD <= INTERIM_BYTES);
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_have_so_many_fields_and_bytes() {
+    fn fields_are_bounded_in_number_and_bytes() {
         assert_eq!(check_fields(&fields(HEAD.fields, "")), Ok(()));
         assert_eq!(check_fields(&fields(HEAD.fields + 1, "")), Err(InvalidResponse::TooManyFields));
         let rest = HEAD.head - "x-0: \r\n".len();
@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn final_statuses_are_those_of_http() {
+    fn final_statuses_are_200_to_599() {
         let is_final = |status: u16| check_status(StatusCode::from_u16(status).unwrap()).is_ok();
         assert!([200, 204, 404, 599].into_iter().all(is_final));
         assert!(![100, 101, 103, 199, 600, 999].into_iter().any(is_final));
     }
 
     #[test]
-    fn interim_responses_are_counted_in_number_and_bytes() {
+    fn interim_responses_are_bounded_in_number_and_bytes() {
         let mut budget = InterimBudget::default();
         for _ in 0..INTERIM_MAX {
             budget.take(StatusCode::PROCESSING, &mut HeaderMap::new()).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn interim_responses_switch_nothing_and_frame_nothing() {
+    fn interim_responses_with_101_are_refused_and_lose_their_length() {
         let mut budget = InterimBudget::default();
         for status in [StatusCode::SWITCHING_PROTOCOLS, StatusCode::OK] {
             assert_eq!(budget.take(status, &mut HeaderMap::new()), Err(InvalidResponse::Status(status)));

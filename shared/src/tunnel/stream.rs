@@ -1,14 +1,14 @@
-//! Bodies on HTTP/2 streams, with flow control both ways.
+//! Sending and receiving of bodies on HTTP/2 streams, with flow control.
 
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 
-/// The stream ended before its body did.
+/// Error of a stream that ended before its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamClosed {
-    /// This stream alone: the connection goes on.
+    /// Only the stream has ended: the connection continues.
     pub is_reset: bool,
 }
 
@@ -18,12 +18,12 @@ impl From<h2::Error> for StreamClosed {
     }
 }
 
-/// Sends all of `data` as the peer's window and our send buffer allow; `last` ends the stream with it.
+/// Sends all of `data` as the peer's window and the send buffer allow; `last` also ends the stream.
 pub async fn send(stream: &mut h2::SendStream<Bytes>, mut data: Bytes, last: bool) -> Result<(), StreamClosed> {
     std::future::poll_fn(|cx| poll_send(stream, cx, &mut data, last)).await
 }
 
-/// Sends what it can of `data`, taking it away; ready when nothing is left.
+/// Sends as much of `data` as possible and removes it from `data`; ready when `data` is empty.
 pub fn poll_send(
     stream: &mut h2::SendStream<Bytes>,
     cx: &mut Context<'_>,
@@ -47,7 +47,7 @@ pub fn poll_send(
     Poll::Ready(Ok(()))
 }
 
-/// Ends the stream, with trailers if there are any.
+/// Ends the stream, with trailers if given.
 pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -> Result<(), StreamClosed> {
     match trailers {
         Some(trailers) => stream.send_trailers(trailers),
@@ -59,24 +59,24 @@ pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -
 /// A piece of a received body.
 #[derive(Debug)]
 pub enum Received {
-    /// Give its length to [`release`] once it has been passed on.
+    /// Data; call [`release`] with its length after relaying it.
     Data(Bytes),
     Trailers(HeaderMap),
     End,
 }
 
-/// Pieces below this, in bytes, are put together with those that have arrived behind them, up to so many bytes: each
-/// costs every hop as much as a large one.
-const GATHERED_BELOW: usize = 1024;
-const GATHERED_MAX: usize = 16 * 1024;
+/// Pieces below the first size are merged with pieces that arrived after them, up to the second size, in bytes: a small
+/// piece costs every hop as much as a large one.
+const MERGED_BELOW: usize = 1024;
+const MERGED_MAX: usize = 16 * 1024;
 
-/// Receives the next piece; an error means that the body was cut short.
+/// Receives the next piece; an error means that the body was cut off.
 pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
     while let Some(data) = ready!(stream.poll_data(cx)) {
         match data {
             Ok(data) if data.is_empty() => {}
-            Ok(data) if data.len() < GATHERED_BELOW && !stream.is_end_stream() => {
-                return Poll::Ready(Ok(Received::Data(gather(stream, cx, data))));
+            Ok(data) if data.len() < MERGED_BELOW && !stream.is_end_stream() => {
+                return Poll::Ready(Ok(Received::Data(merge(stream, cx, data))));
             }
             Ok(data) => return Poll::Ready(Ok(Received::Data(data))),
             Err(error) => return Poll::Ready(Err(error.into())),
@@ -89,24 +89,24 @@ pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<R
     })
 }
 
-/// `first` and what has arrived behind it. The end, trailers and errors are for the next time: h2 says them again.
-fn gather(stream: &mut h2::RecvStream, cx: &mut Context<'_>, first: Bytes) -> Bytes {
-    let mut gathered = BytesMut::new();
-    while gathered.len() < GATHERED_MAX
+/// Merges `first` with data that has arrived after it. End, trailers and errors stay: h2 reports them again.
+fn merge(stream: &mut h2::RecvStream, cx: &mut Context<'_>, first: Bytes) -> Bytes {
+    let mut merged = BytesMut::new();
+    while merged.len() < MERGED_MAX
         && let Poll::Ready(Some(Ok(more))) = stream.poll_data(cx)
     {
-        if gathered.is_empty() {
-            gathered.reserve(first.len() + more.len());
-            gathered.extend_from_slice(&first);
+        if merged.is_empty() {
+            merged.reserve(first.len() + more.len());
+            merged.extend_from_slice(&first);
         }
-        gathered.extend_from_slice(&more);
+        merged.extend_from_slice(&more);
     }
-    if gathered.is_empty() { first } else { gathered.freeze() }
+    if merged.is_empty() { first } else { merged.freeze() }
 }
 
-/// Gives `bytes` that were passed on back to the sender's window.
+/// Returns `bytes` to the sender's window after they were relayed.
 pub fn release(stream: &mut h2::RecvStream, bytes: usize) {
-    // Fails only for more than was received.
+    // Fails only for more bytes than were received.
     let released = stream.flow_control().release_capacity(bytes);
     debug_assert!(released.is_ok());
 }

@@ -1,9 +1,9 @@
-//! Text from the other end that is shown to people: in errors, logs and pages.
+//! Text from a peer, made safe for errors, logs and pages.
 
 use std::fmt::Display;
 
-/// `bytes` as one line of at most `most` bytes. Characters that control a terminal, a line or the direction of text
-/// become spaces, as do invisible ones; bytes that are not UTF-8 become U+FFFD.
+/// Converts `bytes` into one line of at most `most` bytes. Control characters, invisible characters and characters that
+/// change the direction of text become spaces; bytes that are not UTF-8 become U+FFFD.
 pub fn printable(bytes: &[u8], most: usize) -> String {
     let mut line = String::new();
     for character in String::from_utf8_lossy(bytes).chars() {
@@ -16,15 +16,16 @@ pub fn printable(bytes: &[u8], most: usize) -> String {
     line
 }
 
-/// Bytes of an error in a log line: some quote what a peer sent.
+/// Longest error in a log line, in bytes.
 const ERROR_MAX: usize = 300;
 
-/// `error` as one short line, for errors that may quote what a peer sent.
+/// Converts `error`, which may quote a peer, into one short line.
 pub fn error_line(error: &impl Display) -> String {
     printable(error.to_string().as_bytes(), ERROR_MAX)
 }
 
-/// Controls (Unicode category Cc), line separators, and format characters that reorder or hide text.
+/// Whether `character` is a control (Unicode category Cc), a line separator, or a format character that reorders or hides
+/// text.
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_becomes_one_harmless_line() {
+    fn control_and_invisible_characters_become_spaces() {
         assert_eq!(printable("Grüße, 世界".as_bytes(), 100), "Grüße, 世界");
         assert_eq!(printable(b"a\r\nb\x1b[2J\0\x7f\xff", 100), "a  b [2J  \u{fffd}");
         assert_eq!(printable("x\u{202e}y\u{2028}z\u{85}\u{feff}".as_bytes(), 100), "x y z  ");
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn text_is_cut_between_characters() {
         assert_eq!(printable("ééé".as_bytes(), 5), "éé");
-        // An invalid byte is one byte, and three when it is shown.
+        // U+FFFD, which replaces an invalid byte, has three bytes.
         assert_eq!(printable(&[0xff; 10], 7), "\u{fffd}\u{fffd}");
     }
 }

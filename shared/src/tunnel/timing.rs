@@ -1,21 +1,20 @@
-//! Where the time of a request went at the agent, as the agent tells its gateway with the response head, its own
-//! errors included: `X-Gw-Timing`.
+//! Timing of a request at the agent, sent with every response head: `X-Gw-Timing`.
 
 use std::io::Write;
 use std::time::Duration;
 
 use http::HeaderValue;
 
-/// Two stages, in microseconds.
+/// Durations of two stages, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AgentTiming {
-    /// From having the request until a connection to the backend was had, or given up.
+    /// From the arrival of the request until the agent has a backend connection, or has given up.
     pub agent_us: u32,
-    /// From there until the backend's final response began, if it did.
+    /// From then until the backend's final response begins, if it does.
     pub backend_first_byte_us: Option<u32>,
 }
 
-/// Digits of the largest figure.
+/// Digits of the largest number.
 const DIGITS: usize = 10;
 
 impl AgentTiming {
@@ -23,7 +22,7 @@ impl AgentTiming {
         Self { agent_us: micros(agent), backend_first_byte_us: backend_first_byte.map(micros) }
     }
 
-    /// What of it can be true of a request that took `whole`: the agent's clock or word may be wrong.
+    /// Limits the stages to the duration of the whole request: the agent may report wrong values.
     pub fn within(self, whole: Duration) -> Self {
         let whole = micros(whole);
         let agent_us = self.agent_us.min(whole);
@@ -31,13 +30,13 @@ impl AgentTiming {
         Self { agent_us, backend_first_byte_us }
     }
 
-    /// `<agent_us>,<backend_first_byte_us>`, without the second where there is none.
+    /// Field value: `<agent_us>,<backend_first_byte_us>`, or only `<agent_us>`.
     ///
-    /// Sensitive for HPACK's sake: no two are alike, and none is to push others out of the table.
+    /// Marked sensitive: each value is different and must not evict others from HPACK's table (RFC 7541 §7.1.3).
     pub fn to_value(self) -> HeaderValue {
         let mut text = [0; 2 * DIGITS + 1];
         let mut rest = &mut text[..];
-        // There is room for the largest.
+        // The buffer has room for the largest values.
         let _ = match self.backend_first_byte_us {
             Some(first_byte) => write!(rest, "{},{first_byte}", self.agent_us),
             None => write!(rest, "{}", self.agent_us),
@@ -50,24 +49,24 @@ impl AgentTiming {
         value
     }
 
-    /// What [`Self::to_value`] wrote; `None` of anything else.
+    /// Parses a value of [`Self::to_value`]; `None` for any other.
     pub fn parse(value: &HeaderValue) -> Option<Self> {
         let text = value.to_str().ok()?;
         let (agent, first_byte) = match text.split_once(',') {
-            Some((agent, first_byte)) => (agent, Some(figure(first_byte)?)),
+            Some((agent, first_byte)) => (agent, Some(number(first_byte)?)),
             None => (text, None),
         };
-        Some(Self { agent_us: figure(agent)?, backend_first_byte_us: first_byte })
+        Some(Self { agent_us: number(agent)?, backend_first_byte_us: first_byte })
     }
 }
 
-/// In microseconds. What is longer than 71 minutes counts as that: a stage that takes longer has taken long.
+/// Converts to microseconds, at most `u32::MAX` (71 minutes).
 pub fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// Digits only: `parse` alone would take a sign.
-fn figure(text: &str) -> Option<u32> {
+/// Parses digits. `parse` alone would accept a sign.
+fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
@@ -78,14 +77,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_two_figures_says_nothing() {
+    fn malformed_values_are_ignored() {
         for bad in ["", ",", "1,", ",1", "1,2,3", "+1", "-1,2", "1, 2", "4294967296", "a", "1,b"] {
             assert_eq!(AgentTiming::parse(&HeaderValue::from_static(bad)), None, "{bad}");
         }
     }
 
     #[test]
-    fn figures_have_an_end() {
+    fn durations_are_limited_to_u32() {
         let longest = AgentTiming::new(Duration::from_secs(1 << 40), Some(Duration::MAX));
         assert_eq!(longest.to_value(), "4294967295,4294967295");
         assert!(longest.to_value().is_sensitive());
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stage_takes_longer_than_the_whole() {
+    fn stages_are_limited_to_the_duration_of_the_request() {
         let timing = |agent_us, backend_first_byte_us| AgentTiming { agent_us, backend_first_byte_us };
         let whole = Duration::from_micros(100);
         assert_eq!(timing(10, Some(90)).within(whole), timing(10, Some(90)));
@@ -104,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(agent_us: u32, backend_first_byte_us: Option<u32>) {
+        fn values_parse_back(agent_us: u32, backend_first_byte_us: Option<u32>) {
             let timing = AgentTiming { agent_us, backend_first_byte_us };
             prop_assert_eq!(AgentTiming::parse(&timing.to_value()), Some(timing));
         }

@@ -1,4 +1,4 @@
-//! What the streams of one connection hold: bytes that were received and not yet passed on.
+//! Unread bytes of a connection's streams: received and not yet relayed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,37 +6,38 @@ use std::rc::Rc;
 use h2::{FlowControl, RecvStream};
 use slab::Slab;
 
-/// The received bodies of one connection.
+/// Received bodies of a connection and their unread bytes.
 #[derive(Default)]
-pub struct Held(Rc<RefCell<Slab<FlowControl>>>);
+pub struct UnreadBodies(Rc<RefCell<Slab<FlowControl>>>);
 
-/// A body that counts. Drop it with the body: until then its stream stays open.
-pub struct Watched {
+/// Counts one body. Keeps its stream open, so drop it with the body.
+pub struct UnreadBody {
     bodies: Rc<RefCell<Slab<FlowControl>>>,
     key: usize,
 }
 
-impl Held {
-    pub fn watch(&self, body: &mut RecvStream) -> Watched {
+impl UnreadBodies {
+    /// Counts the unread bytes of `body` from now on.
+    pub fn watch(&self, body: &mut RecvStream) -> UnreadBody {
         let key = self.0.borrow_mut().insert(body.flow_control().clone());
-        Watched { bodies: Rc::clone(&self.0), key }
+        UnreadBody { bodies: Rc::clone(&self.0), key }
     }
 
-    /// How many bodies there are.
+    /// Number of bodies.
     pub fn streams(&self) -> usize {
         self.0.borrow().len()
     }
 
-    /// Bytes that each body holds, without those that hold none.
+    /// Unread bytes of each body that has any.
     pub fn bytes(&self) -> Vec<usize> {
-        self.0.borrow().iter().map(|(_, flow)| flow.used_capacity()).filter(|held| *held > 0).collect()
+        self.0.borrow().iter().map(|(_, flow)| flow.used_capacity()).filter(|unread| *unread > 0).collect()
     }
 }
 
-impl Drop for Watched {
+impl Drop for UnreadBody {
     fn drop(&mut self) {
         let flow = self.bodies.borrow_mut().try_remove(self.key);
-        // Not while the others are borrowed: the last reference to a stream ends it.
+        // Dropped outside the borrow: dropping the last reference to a stream ends it.
         drop(flow);
     }
 }

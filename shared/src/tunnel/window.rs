@@ -1,56 +1,56 @@
-//! How large the flow-control windows of a tunnel's streams are. Pure: takes the time and what was measured.
+//! Size of the flow-control windows of a tunnel's streams. Time and measurements are arguments.
 //!
-//! All streams of a tunnel have the same window, both ways. It grows while it is what limits the tunnel, that is while
-//! about a window of bytes is under way (rate x round-trip time), and shrinks as soon as all open streams, were they to
-//! stall now, could hold more than the budget.
+//! All streams of a tunnel have the same window, in both directions. The window grows while it limits the tunnel: while
+//! about a window of bytes is in flight (rate × round-trip time). It shrinks as soon as the open streams could have more
+//! unread bytes than the budget if all of them stalled.
 
 use std::time::{Duration, Instant};
 
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * KIB;
 
-/// Window of a new tunnel's streams, in bytes.
+/// Window of the streams of a new tunnel, in bytes.
 pub const FIRST: u32 = 512 * KIB;
-/// Smallest window there is: what a stalled stream may hold however many there are.
+/// Smallest window, in bytes, regardless of the number of streams.
 pub const LEAST: u32 = 64 * KIB;
-/// Largest window: 100 Mbit/s over 400 ms, with the headroom that growing needs.
+/// Largest window, in bytes: 100 Mbit/s over 400 ms, with the headroom that growth needs.
 pub const MOST: u32 = 8 * MIB;
-/// What the streams of one tunnel may hold together, each way, in bytes: 128 of them a window of the first size.
+/// Budget for unread bytes of all streams of a tunnel in each direction, in bytes: 128 windows of the first size.
 pub const TUNNEL_BUDGET: usize = 64 * MIB as usize;
 
-/// How often it is worth looking while bytes flow.
+/// Shortest interval between two measurements.
 pub const INTERVAL: Duration = Duration::from_millis(50);
-/// A window that was not needed for so long is halved.
+/// Time after which a window that was not needed is halved.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// What a connection has carried so far, and how long its path is.
+/// Bytes that a connection has carried, and its round-trip time.
 #[derive(Debug, Clone, Copy)]
 pub struct Traffic {
     pub received: u64,
     pub sent: u64,
-    /// Without what queues add: a queue that our own window filled must not ask for a larger window.
+    /// Round-trip time without queueing delay: a queue that a large window filled must not enlarge the window.
     pub rtt: Duration,
 }
 
-/// The open streams of one direction.
+/// Open streams of one direction.
 pub struct Demand<'a> {
     pub streams: usize,
-    /// Bytes that streams hold now, received and not passed on. Streams that hold none need not be there.
-    pub held: &'a [usize],
+    /// Unread bytes of each stream: received and not relayed. Streams without unread bytes may be left out.
+    pub unread: &'a [usize],
 }
 
 impl Demand<'_> {
-    /// What the streams hold once each has filled `window`; one that holds more already keeps it.
+    /// Unread bytes once every stream has filled `window`; a stream that has more keeps them.
     pub fn committed(&self, window: u32) -> usize {
         self.streams * window as usize + self.excess(window)
     }
 
-    /// What streams hold beyond `window`: filled before it shrank.
+    /// Unread bytes of streams beyond `window`, received before it shrank.
     pub fn excess(&self, window: u32) -> usize {
-        self.held.iter().map(|held| held.saturating_sub(window as usize)).sum()
+        self.unread.iter().map(|unread| unread.saturating_sub(window as usize)).sum()
     }
 
-    /// `wanted`, or the largest smaller window whose streams cannot hold more than `budget`.
+    /// Returns `wanted`, or the largest smaller window with which unread bytes stay within `budget`.
     pub fn fit(&self, wanted: u32, budget: usize) -> u32 {
         let mut window = wanted.clamp(LEAST, MOST);
         while window > LEAST && self.committed(window) > budget {
@@ -60,12 +60,12 @@ impl Demand<'_> {
     }
 }
 
-/// Decides on the window of one tunnel.
+/// Decides the window of a tunnel.
 #[derive(Debug)]
 pub struct WindowTuner {
     window: u32,
     before: Option<(Instant, Traffic)>,
-    /// When a window of this size was last needed.
+    /// Time when a window of this size was last needed.
     needed: Option<Instant>,
 }
 
@@ -76,21 +76,21 @@ impl Default for WindowTuner {
 }
 
 impl WindowTuner {
-    /// The window as of the last [`Self::set`].
+    /// Window of the last [`Self::set`].
     pub fn window(&self) -> u32 {
         self.window
     }
 
-    /// The window to have now. It is not in force until [`Self::set`] says so.
+    /// Decides the window. The caller applies it and then calls [`Self::set`].
     pub fn look(&mut self, now: Instant, traffic: Traffic, demand: &Demand<'_>, budget: usize) -> u32 {
         let mut wanted = self.window;
-        match self.under_way(now, traffic) {
-            // Two thirds: a window is never quite full, since its updates come in pieces.
-            Some(under_way) if under_way * 3 >= u64::from(self.window) * 2 => {
+        match self.in_flight(now, traffic) {
+            // Two thirds, since window updates keep a window from being quite full.
+            Some(in_flight) if in_flight * 3 >= u64::from(self.window) * 2 => {
                 self.needed = Some(now);
                 wanted *= 2;
             }
-            Some(under_way) if under_way * 4 >= u64::from(self.window) => self.needed = Some(now),
+            Some(in_flight) if in_flight * 4 >= u64::from(self.window) => self.needed = Some(now),
             _ => {}
         }
         let needed = *self.needed.get_or_insert(now);
@@ -98,20 +98,20 @@ impl WindowTuner {
             self.needed = Some(now);
             wanted = self.window / 2;
         }
-        // Back from pressure with room to spare, or the next stream would bring it back.
+        // Grow only with room to spare: the next stream must not shrink the window again.
         if self.window < FIRST && demand.committed(self.window * 2) <= budget / 2 {
             wanted = self.window * 2;
         }
         demand.fit(wanted, budget)
     }
 
-    /// `window` is in force.
+    /// Records that `window` is in force.
     pub fn set(&mut self, window: u32) {
         self.window = window;
     }
 
-    /// Bytes under way in the busier direction, once there is a measurement over at least a round trip.
-    fn under_way(&mut self, now: Instant, traffic: Traffic) -> Option<u64> {
+    /// Bytes in flight in the busier direction; `None` before a measurement over at least a round trip.
+    fn in_flight(&mut self, now: Instant, traffic: Traffic) -> Option<u64> {
         let Some((at, before)) = self.before else {
             self.before = Some((now, traffic));
             return None;
@@ -122,8 +122,8 @@ impl WindowTuner {
         }
         self.before = Some((now, traffic));
         let bytes = (traffic.received - before.received).max(traffic.sent - before.sent);
-        let under_way = u128::from(bytes) * traffic.rtt.as_micros() / elapsed.as_micros();
-        Some(u64::try_from(under_way).unwrap_or(u64::MAX))
+        let in_flight = u128::from(bytes) * traffic.rtt.as_micros() / elapsed.as_micros();
+        Some(u64::try_from(in_flight).unwrap_or(u64::MAX))
     }
 }
 
@@ -131,7 +131,7 @@ impl WindowTuner {
 mod tests {
     use super::*;
 
-    /// A tunnel on virtual time whose bulk stream gets through what window and link allow.
+    /// A tunnel on virtual time. Its one stream carries as much as window and link allow.
     struct Path {
         now: Instant,
         rtt: Duration,
@@ -167,10 +167,10 @@ mod tests {
         }
     }
 
-    const ONE: Demand<'_> = Demand { streams: 1, held: &[] };
+    const ONE: Demand<'_> = Demand { streams: 1, unread: &[] };
 
     #[test]
-    fn one_stream_comes_to_fill_a_long_path_and_no_more() {
+    fn the_window_grows_to_fill_the_path_and_no_further() {
         for (rtt, mbit) in [(1, 100), (20, 100), (100, 100), (100, 400), (300, 100)] {
             let mut path = Path::new(rtt, mbit);
             let window = u64::from(path.run(5, true, &ONE));
@@ -184,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn no_path_is_too_long_for_the_largest_window() {
+    fn the_window_of_the_longest_path_is_the_largest() {
         assert_eq!(Path::new(600, 10_000).run(30, true, &ONE), MOST);
     }
 
     #[test]
-    fn a_window_that_is_not_needed_any_more_goes_back() {
+    fn a_window_that_is_no_longer_needed_shrinks() {
         let mut path = Path::new(100, 400);
         let grown = path.run(5, true, &ONE);
         assert!(grown > 4 * FIRST);
@@ -199,42 +199,41 @@ mod tests {
     }
 
     #[test]
-    fn more_streams_have_smaller_windows_and_fewer_get_them_back() {
+    fn the_window_shrinks_with_more_streams_and_grows_with_fewer() {
         let mut path = Path::new(300, 1000);
         for (streams, window) in [(8, MOST), (9, MOST / 2), (128, FIRST), (129, FIRST / 2), (5000, LEAST)] {
-            assert_eq!(path.run(5, true, &Demand { streams, held: &[] }), window, "{streams}");
+            assert_eq!(path.run(5, true, &Demand { streams, unread: &[] }), window, "{streams}");
         }
         assert_eq!(path.run(5, false, &ONE), FIRST);
     }
 
     #[test]
-    fn streams_that_come_and_go_about_a_limit_change_nothing() {
+    fn streams_that_come_and_go_at_a_limit_change_nothing() {
         let mut path = Path::new(1, 1);
-        path.run(1, false, &Demand { streams: 129, held: &[] });
+        path.run(1, false, &Demand { streams: 129, unread: &[] });
         let changes = path.changes;
         for streams in (0..100).map(|turn| 120 + turn % 16) {
-            path.run(1, false, &Demand { streams, held: &[] });
+            path.run(1, false, &Demand { streams, unread: &[] });
         }
         assert_eq!((path.changes, path.tuner.window()), (changes, FIRST / 2));
     }
 
     #[test]
-    fn what_stalled_streams_hold_already_counts() {
+    fn unread_bytes_of_stalled_streams_count() {
         let stalled = [MOST as usize; 7];
-        let demand = Demand { streams: 7 + 16, held: &stalled };
+        let demand = Demand { streams: 7 + 16, unread: &stalled };
         let window = demand.fit(MOST, TUNNEL_BUDGET);
         assert_eq!(window, FIRST);
         assert!(demand.committed(window) <= TUNNEL_BUDGET && demand.committed(window * 2) > TUNNEL_BUDGET);
     }
 
-    /// Whatever order streams come in, and all stall at once: budget and least windows bound what they hold.
     #[test]
-    fn streams_that_all_stall_cannot_hold_more_than_budget_and_least_windows() {
-        let (mut held, mut window) = (Vec::new(), MOST);
+    fn unread_bytes_of_stalled_streams_stay_within_budget_and_smallest_windows() {
+        let (mut unread, mut window) = (Vec::new(), MOST);
         for streams in 1..=2000 {
-            window = Demand { streams, held: &held }.fit(window, TUNNEL_BUDGET);
-            held.push(window as usize);
-            assert!(held.iter().sum::<usize>() <= TUNNEL_BUDGET + streams * LEAST as usize, "{streams}");
+            window = Demand { streams, unread: &unread }.fit(window, TUNNEL_BUDGET);
+            unread.push(window as usize);
+            assert!(unread.iter().sum::<usize>() <= TUNNEL_BUDGET + streams * LEAST as usize, "{streams}");
         }
     }
 }

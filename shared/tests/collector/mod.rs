@@ -1,6 +1,6 @@
-//! A stand-in for a collector of spans: takes OTLP/HTTP, decodes it with OpenTelemetry's own types, answers as told.
+//! A fake collector of spans: accepts OTLP/HTTP, decodes it with OpenTelemetry's types, and gives scripted answers.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(dead_code, reason = "each test binary uses only some of it")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 
-/// Longest wait for what happens in milliseconds; only a failing test waits so long.
+/// Timeout for events that normally take milliseconds. Only a failing test reaches it.
 const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nContent-Length: 0\r\n\r\n";
@@ -24,19 +24,19 @@ pub(crate) const TAKEN: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/x-p
 pub(crate) struct Collector {
     pub(crate) address: SocketAddr,
     exports: Receiver<Export>,
-    /// Spans that came before those that were looked for.
+    /// Received spans that no call has returned yet.
     early: Vec<Received>,
 }
 
-/// One request to it.
+/// One export request.
 #[derive(Debug)]
 pub(crate) struct Export {
-    /// Request line and fields, names in lower case.
+    /// Request line and fields, with names in lower case.
     pub(crate) head: Vec<String>,
     pub(crate) spans: Vec<Received>,
 }
 
-/// A span as it came.
+/// A received span with its resource.
 #[derive(Debug, Clone)]
 pub(crate) struct Received {
     pub(crate) resource: BTreeMap<String, String>,
@@ -45,7 +45,7 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// `service.name`
+    /// Value of the resource attribute `service.name`.
     pub(crate) fn service(&self) -> &str {
         &self.resource["service.name"]
     }
@@ -55,17 +55,17 @@ impl Received {
     }
 }
 
-/// Starts a collector that takes everything.
+/// Starts a collector that accepts all spans.
 pub(crate) fn start() -> Collector {
     start_with(|stream| stream, |_| TAKEN.to_owned())
 }
 
-/// Starts a collector that gives its requests, by their number, these answers.
+/// Starts a collector that answers each request, by its number, with `answer`.
 pub(crate) fn answering(answer: impl Fn(usize) -> String + Send + 'static) -> Collector {
     start_with(|stream| stream, answer)
 }
 
-/// Starts a collector whose connections are what `accept` makes of them.
+/// Starts a collector whose streams `accept` creates from connections.
 pub(crate) fn start_with<S: Read + Write + Send + 'static>(
     accept: impl Fn(TcpStream) -> S + Send + 'static,
     answer: impl Fn(usize) -> String + Send + 'static,
@@ -80,7 +80,7 @@ pub(crate) fn start_with<S: Read + Write + Send + 'static>(
             let (sender, answers) = (sender.clone(), Arc::clone(&answers));
             std::thread::spawn(move || {
                 while let Some(export) = read_export(&mut stream) {
-                    // The test may be over.
+                    // Fails when the test has ended.
                     let _ = sender.send(export);
                     let answer = {
                         let mut answers = answers.lock().unwrap();
@@ -102,23 +102,23 @@ impl Collector {
         format!("http://{}", self.address)
     }
 
-    /// The next request.
+    /// Waits for the next request.
     pub(crate) fn export(&self) -> Export {
         self.exports.recv_timeout(SOON).expect("an export")
     }
 
-    /// Whether a request came that nobody has looked at.
+    /// Whether a request is left that no call has returned.
     pub(crate) fn has_more(&self) -> bool {
         self.exports.try_recv().is_ok()
     }
 
-    /// All spans that have come and nobody has looked at.
+    /// All received spans that no call has returned.
     pub(crate) fn rest(self) -> Vec<Received> {
         let later = self.exports.try_iter().flat_map(|export| export.spans);
         self.early.into_iter().chain(later).collect()
     }
 
-    /// The first span that `pick` wants, now or as soon as it comes.
+    /// Waits for the first span that `pick` accepts.
     pub(crate) fn span(&mut self, pick: impl Fn(&Received) -> bool) -> Received {
         loop {
             if let Some(at) = self.early.iter().position(&pick) {
@@ -136,7 +136,7 @@ fn read_export(stream: &mut impl BufRead) -> Option<Export> {
         let mut line = String::new();
         match stream.read_line(&mut line) {
             Ok(0) => return None,
-            // A ring in this process interrupts reads.
+            // An io_uring in this process interrupts reads.
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             read => read.ok()?,
         };

@@ -1,4 +1,4 @@
-//! Bounds on the responses of backends.
+//! Limits on the responses and the reading of backends.
 
 use std::sync::atomic::AtomicBool;
 
@@ -6,32 +6,32 @@ use gw_shared::tunnel::response;
 
 use super::*;
 
-/// What a gateway would refuse of a tunnel, the agent refuses of a backend.
+/// The agent rejects responses that the gateway would reject.
 #[test]
-fn responses_beyond_the_tunnels_bounds_are_refused() {
+fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
     let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: {}\r\n\r\n", "x".repeat(1000));
     let many = "HTTP/1.1 102 Processing\r\n\r\n".repeat(response::INTERIM_MAX as usize + 1);
-    for (answer, told) in [
+    for (answer, expected) in [
         (interim.repeat(response::INTERIM_BYTES / 1000), "interim responses"),
         (many, "interim responses"),
-        ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status is 600"),
+        ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status 600"),
     ] {
-        let urls = http1(move |mut backend, _| {
+        let urls = http1_backend(move |mut backend, _| {
             request_head(&mut backend);
-            // The agent may close before it has read all of it.
+            // Fails if the agent closes the connection before it has read everything.
             let _ = backend.write_all(answer.as_bytes());
         });
         with_tunnel(&urls, |requests| async move {
             let (code, message) = error_of(send(&requests, get("/"), true).await.0).await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         });
     }
 }
 
 #[test]
-fn responses_of_http_2_have_the_same_bounds_and_interim_ones_no_length() {
-    let urls = http2(h2::server::Builder::new(), |request, mut respond, _| async move {
+fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
+    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
         let interim = Response::builder().status(103).header("link", "</a>").header("content-length", "5");
         respond.send_informational(interim.body(()).unwrap()).unwrap();
         let mut response = Response::new(());
@@ -45,26 +45,26 @@ fn responses_of_http_2_have_the_same_bounds_and_interim_ones_no_length() {
         respond.send_response(response, true).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        for (path, told) in [("/odd", "status is 999"), ("/many", "header fields")] {
+        for (path, expected) in [("/odd", "status 999"), ("/many", "header fields")] {
             let (mut response, _) = send(&requests, get(path), true).await;
             let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
             assert_eq!((interim.headers().len(), interim.headers().contains_key("link")), (1, true));
             let (code, message) = error_of(response).await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
     });
 }
 
-/// A request body in pieces of one byte, for a backend that does not read: it waits without harm to other requests of its
-/// tunnel, and arrives whole.
+/// A request body in pieces of one byte for a backend that does not read delays no other request of its tunnel and arrives
+/// complete.
 #[test]
-fn a_backend_that_does_not_read_ends_no_tunnel() {
-    // More frames than h2 accepts by default beside a tunnel's window.
+fn backend_that_does_not_read_stalls_only_its_request() {
     if matches!(Driver::choose().unwrap(), Driver::Epoll { .. }) {
-        // There a socket with more to read is ready at once: both ends, on one thread here, give no other task its turn.
+        // On epoll a socket with more bytes is ready at once, so the two ends on this thread starve the other tasks.
         return;
     }
+    // More frames of one byte than h2 accepts by default.
     const TINY: usize = 400_000;
     const REST: usize = 100_000;
     let byte = |number: usize| (number % 251) as u8;
@@ -72,7 +72,7 @@ fn a_backend_that_does_not_read_ends_no_tunnel() {
     let mut window = h2::server::Builder::new();
     window.initial_window_size(1000);
     let may_read = Arc::clone(&reads);
-    let urls = http2(window, move |request, mut respond, _| {
+    let urls = http2_backend(window, move |request, mut respond, _| {
         let may_read = Arc::clone(&may_read);
         async move {
             if request.uri().path() == "/other" {
@@ -100,7 +100,7 @@ fn a_backend_that_does_not_read_ends_no_tunnel() {
         for number in 0..TINY {
             stream::send(&mut upload, Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
         }
-        // There is room for so much once nearly all has been sent.
+        // This capacity is available once nearly everything has been sent.
         upload.reserve_capacity(REST);
         while upload.capacity() < REST {
             std::future::poll_fn(|cx| upload.poll_capacity(cx)).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Enrollment: from a token to a state folder that an agent can run with.
+//! Enrollment: turns a token into a state folder with which an agent can run.
 
 mod options;
 
@@ -16,61 +16,61 @@ use rustls_pki_types::pem::PemObject;
 use options::{NewEnrollment, Start};
 pub use options::{Options, TokenSource};
 
-use crate::apex_client::apex::Platform;
-use crate::apex_client::connection::{GatewayError, Refusal};
+use crate::apex_client::ApexClient;
+use crate::apex_client::error::{GatewayError, Refusal};
+use crate::backoff::{Backoff, random};
 use crate::clock::GatewayClock;
-use crate::identity::key_pair::{self, UnfitIdentity};
-use crate::identity::state::{Enrollment, Pending, StateDir, StateError};
-use crate::supervisor::random;
-use crate::tunnel::reconnect::Backoff;
+use crate::identity::certificate::{self, UnfitIdentity};
+use crate::identity::state::{Enrollment, PendingEnrollment, StateDir, StateError};
 
-/// Longest pause between two looks at the status, whatever the gateway asks for.
+/// Longest pause between two polls of the status, whatever the gateway requests.
 const POLL_MAX: Duration = Duration::from_secs(300);
 
-/// Pause before a request is repeated that the gateway had no room for, if it names none.
+/// Pause before a request that the gateway had no capacity for is repeated, unless the gateway names one.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
-/// What came of an enrollment.
+/// A completed enrollment.
 #[derive(Debug)]
 pub struct Enrolled {
-    /// As written to the state folder.
+    /// The content of the state folder.
     pub enrollment: Enrollment,
     pub state: StateDir,
-    /// When the first certificate expires, RFC 3339. A running agent renews it long before.
+    /// Expiry of the first certificate (RFC 3339). A running agent renews it long before.
     pub not_after: String,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum EnrollError {
-    /// Nothing was sent: all that is wrong with what was given.
+    /// All mistakes in the options. Nothing was sent.
     #[error("enroll:{}", .0.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>())]
     Usage(Vec<String>),
     #[error(
-        "the enrollment token is refused ({0}): it is good once and not for long; have an administrator make a new one"
+        "the gateway refused the enrollment token ({0}): a token is valid once and for a limited time; ask an \
+         administrator for a new one"
     )]
     Token(Refusal),
-    #[error("the enrollment that was under way is refused ({0}): enroll again with a new token")]
+    #[error("the gateway refused to continue the enrollment ({0}): enroll again with a new token")]
     Refused(Refusal),
-    #[error("an administrator has turned this enrollment down")]
-    TurnedDown,
+    #[error("an administrator has rejected this enrollment")]
+    Rejected,
     #[error(transparent)]
     Gateway(#[from] GatewayError),
-    #[error("the gateway gave no usable certificate: {0}")]
+    #[error("the certificate issued by the gateway cannot be used: {0}")]
     Unfit(#[from] UnfitIdentity),
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("reactor: {0}")]
+    #[error("cannot start the reactor: {0}")]
     Reactor(io::Error),
 }
 
-/// Enrolls an agent, or resumes an enrollment that was interrupted. Returns when it is complete, which can take as long
-/// as an administrator takes to approve it; what it waits for is logged.
+/// Enrolls an agent, or resumes an interrupted enrollment. Returns when the enrollment is complete, which usually means
+/// after an administrator has approved it; logs while it waits for that.
 ///
 /// Runs a reactor on the calling thread: see [`Driver::block_on`].
 pub fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
-    let (state, _until_the_end, start) = options.check()?;
+    let (state, _lock, start) = options.check()?;
     Driver::choose()?.block_on(run(&state, start)).map_err(EnrollError::Reactor)?
 }
 
@@ -80,23 +80,23 @@ async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
         Start::New(new) => begin(state, new, &clock).await?,
         Start::Resume(pending) => *pending,
     };
-    let Pending { gateway_name, gateway_host, gateway_port, gateway_ca_pem, .. } = &pending;
-    let platform = platform(gateway_name, gateway_host, *gateway_port, gateway_ca_pem, &clock)?;
+    let PendingEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, .. } = &pending;
+    let apex = apex_client(gateway_name, gateway_host, *gateway_port, gateway_ca_pem, &clock)?;
     let obtained = async {
-        wait_for_approval(&platform, &pending).await?;
+        wait_for_approval(&apex, &pending).await?;
         let key = KeyPair::from_pem(&pending.key_pem).map_err(UnfitIdentity::Key)?;
-        let csr = key_pair::certificate_request(&key).map_err(UnfitIdentity::Key)?;
+        let csr = certificate::certificate_request(&key).map_err(UnfitIdentity::Key)?;
         let request = CsrRequest { csr, agent_id: None };
-        let reply = persist(Through::Outages, async || platform.sign(&request, Some(&pending.enrollment_secret)).await)
+        let reply = retry(RetryOn::Outage, async || apex.sign(&request, Some(&pending.enrollment_secret)).await)
             .await
-            .map_err(EnrollError::under_way)?;
-        Ok((key_pair::identity_pem(&key, &reply)?, reply))
+            .map_err(EnrollError::resumed)?;
+        Ok((certificate::identity_pem(&key, &reply)?, reply))
     };
     let (identity_pem, reply) = match obtained.await {
         Ok(obtained) => obtained,
         Err(error) => {
-            if matches!(error, EnrollError::Refused(_) | EnrollError::TurnedDown) {
-                // Resuming it would meet with the same answer.
+            if matches!(error, EnrollError::Refused(_) | EnrollError::Rejected) {
+                // The gateway would refuse a resumed enrollment in the same way.
                 state.remove_pending()?;
             }
             return Err(error);
@@ -113,17 +113,17 @@ async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
     Ok(Enrolled { enrollment, state: state.clone(), not_after: reply.not_after })
 }
 
-/// Trades the token, which is good once, for an enrollment; what resumes it is stored before anything else happens.
-async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<Pending, EnrollError> {
+/// Exchanges the token, which is valid once, for an enrollment, and stores it so that it can be resumed.
+async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<PendingEnrollment, EnrollError> {
     let key_pem = KeyPair::generate().map_err(UnfitIdentity::Key)?.serialize_pem();
-    let platform = platform(&new.gateway_name, &new.gateway_host, new.gateway_port, &new.gateway_ca_pem, clock)?;
+    let apex = apex_client(&new.gateway_name, &new.gateway_host, new.gateway_port, &new.gateway_ca_pem, clock)?;
     let request = EnrollRequest { token: new.token.reveal().to_owned(), name: new.name, version: VERSION.to_owned() };
-    let reply = persist(Through::Overload, async || platform.enroll(&request).await).await;
+    let reply = retry(RetryOn::Overload, async || apex.enroll(&request).await).await;
     let reply = reply.map_err(|error| match error {
         GatewayError::Refused(refusal) if refusal.status == StatusCode::UNAUTHORIZED => EnrollError::Token(refusal),
         error => error.into(),
     })?;
-    let pending = Pending {
+    let pending = PendingEnrollment {
         gateway_name: new.gateway_name,
         gateway_host: new.gateway_host,
         gateway_port: new.gateway_port,
@@ -138,79 +138,81 @@ async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Re
     Ok(pending)
 }
 
-async fn wait_for_approval(platform: &Platform<'_>, pending: &Pending) -> Result<(), EnrollError> {
-    let mut told = false;
+async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -> Result<(), EnrollError> {
+    let mut logged = false;
     loop {
-        let reply = persist(Through::Outages, async || {
-            platform.status(&pending.enrollment_id, &pending.enrollment_secret).await
-        })
-        .await
-        .map_err(EnrollError::under_way)?;
+        let reply =
+            retry(RetryOn::Outage, async || apex.status(&pending.enrollment_id, &pending.enrollment_secret).await)
+                .await
+                .map_err(EnrollError::resumed)?;
         match reply.status {
             EnrollmentStatus::Approved => return Ok(()),
-            EnrollmentStatus::Revoked => return Err(EnrollError::TurnedDown),
+            EnrollmentStatus::Revoked => return Err(EnrollError::Rejected),
             EnrollmentStatus::Pending => {}
         }
-        if !told {
-            tracing::info!("{}; if you stop this, `gw-agent enroll` resumes it", pending.waits_for());
-            told = true;
+        if !logged {
+            tracing::info!(
+                "{}; run `gw-agent enroll` again to resume after an interruption",
+                pending.required_approval()
+            );
+            logged = true;
         }
         let pause = Duration::from_secs(reply.poll_after_seconds.max(1).into());
         runtime::sleep(pause.min(POLL_MAX)).await;
     }
 }
 
-fn platform<'a>(
+fn apex_client<'a>(
     name: &str,
     host: &str,
     port: u16,
     ca_pem: &Option<String>,
     clock: &'a GatewayClock,
-) -> Result<Platform<'a>, GatewayError> {
+) -> Result<ApexClient<'a>, GatewayError> {
     let parse = |pem: &String| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let authorities = ca_pem.as_ref().map(parse).transpose();
     let authorities = authorities.map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;
-    Platform::new(name, host, port, authorities, clock)
+    ApexClient::new(name, host, port, authorities, clock)
 }
 
-/// What a request is repeated through.
+/// Errors after which a request is repeated.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Through {
-    /// The gateway has no room: it has done nothing.
+enum RetryOn {
+    /// The gateway has no capacity and has not processed the request.
     Overload,
-    /// Whatever may pass by itself: the request can be repeated even if it was done and its answer lost.
-    Outages,
+    /// Any transient error. For requests that are idempotent, because an answer may have been lost.
+    Outage,
 }
 
-/// Repeats `request` until it succeeds or fails for good.
-async fn persist<R>(
-    through: Through,
+/// Repeats `request` until it succeeds or fails with an error that `retry_on` does not include.
+async fn retry<R>(
+    retry_on: RetryOn,
     mut request: impl AsyncFnMut() -> Result<R, GatewayError>,
 ) -> Result<R, GatewayError> {
-    let mut backoff = Backoff::new();
+    let mut backoff = Backoff::default();
     loop {
         let error = match request().await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };
-        let Some(pause) = pause(&error, through, &mut backoff, random()) else { return Err(error) };
-        tracing::warn!(%error, retry_in = ?pause, "enrollment goes on");
+        let Some(pause) = pause(&error, retry_on, &mut backoff, random()) else { return Err(error) };
+        tracing::warn!(%error, retry_in = ?pause, "the request failed and will be repeated");
         runtime::sleep(pause).await;
     }
 }
 
-/// How long to wait before a request is repeated that met with `error`; `None` where that does not help.
-fn pause(error: &GatewayError, through: Through, backoff: &mut Backoff, random: f64) -> Option<Duration> {
+/// Pause before a request that failed with `error` is repeated; `None` if it is not repeated.
+fn pause(error: &GatewayError, retry_on: RetryOn, backoff: &mut Backoff, random: f64) -> Option<Duration> {
     match error.refusal() {
         Some(refusal) if refusal.is_overload() => Some(refusal.retry_after.unwrap_or(OVERLOAD_PAUSE)),
-        _ if through == Through::Outages && error.is_passing() => Some(backoff.next_delay(random)),
+        _ if retry_on == RetryOn::Outage && error.is_transient() => Some(backoff.next_delay(random)),
         _ => None,
     }
 }
 
-impl Pending {
-    /// What an administrator has to do, with both ids of the agent where both are known.
-    fn waits_for(&self) -> String {
+impl PendingEnrollment {
+    /// The approval that the enrollment waits for, for the log.
+    fn required_approval(&self) -> String {
         let enrollment = &self.enrollment_id;
         match &self.agent_id {
             Some(agent) => format!(
@@ -223,17 +225,10 @@ impl Pending {
 }
 
 impl EnrollError {
-    /// Of a request with the enrollment's own secret.
-    fn under_way(error: GatewayError) -> Self {
+    /// Converts the error of a request that was authenticated with the enrollment's secret.
+    fn resumed(error: GatewayError) -> Self {
         match error {
-            GatewayError::Refused(refusal)
-                if matches!(
-                    refusal.status,
-                    StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
-                ) =>
-            {
-                Self::Refused(refusal)
-            }
+            GatewayError::Refused(refusal) if refusal.is_final() => Self::Refused(refusal),
             error => Self::Gateway(error),
         }
     }

@@ -1,4 +1,4 @@
-//! What an enrollment is given, checked as a whole before anything is sent.
+//! Options of an enrollment, all checked before anything is sent.
 
 use std::fmt::Display;
 use std::fs;
@@ -8,43 +8,43 @@ use gw_shared::id::EnrollmentTokenId;
 use gw_shared::identity::secret::Secret;
 use http::Uri;
 use http::uri::Scheme;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, ServerName};
+use rustls_pki_types::ServerName;
 
 use super::EnrollError;
-use crate::identity::state::{Pending, StateDir, StateLock};
+use crate::identity::state::{PendingEnrollment, StateDir, StateLock};
+use crate::tls;
 
-/// What an enrollment is given. To resume one, the state folder is enough.
+/// Options of an enrollment. To resume one, the state folder is enough.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     pub state_dir: PathBuf,
-    /// `https://HOST` or `https://HOST:PORT`: the region's apex.
+    /// The region's apex: `https://HOST` or `https://HOST:PORT`.
     pub gateway: Option<String>,
     pub token: Option<TokenSource>,
-    /// What people call the agent: 1 to 100 characters. The name of the machine if not given.
+    /// Display name of the agent, 1 to 100 characters. Default: the machine's host name.
     pub name: Option<String>,
-    /// PEM of the authorities that the gateway's certificate may be of, instead of the system's.
+    /// PEM file of the authorities to trust for the gateway, instead of those of the system.
     pub ca_file: Option<PathBuf>,
-    /// Host and port to connect to instead of those in `gateway`, for enrollment and tunnels alike.
+    /// Host and port to connect to instead of those in `gateway`, for enrollment and tunnels.
     pub connect_to: Option<(String, u16)>,
-    /// Replace the agent that the state folder holds.
+    /// Replace an agent that is enrolled in the state folder.
     pub force: bool,
 }
 
-/// Where an enrollment token is.
+/// Source of the enrollment token.
 #[derive(Debug, Clone)]
 pub enum TokenSource {
     Text(Secret),
     File(PathBuf),
 }
 
-/// Where to begin.
+/// The step to start with.
 pub(super) enum Start {
     New(NewEnrollment),
-    Resume(Box<Pending>),
+    Resume(Box<PendingEnrollment>),
 }
 
-/// An enrollment that has not begun.
+/// Checked options of a new enrollment.
 pub(super) struct NewEnrollment {
     pub(super) gateway_name: String,
     pub(super) gateway_host: String,
@@ -59,7 +59,7 @@ pub(super) struct NewEnrollment {
 const NAME_MAX: usize = 100;
 
 impl Options {
-    /// Decides where to begin, with the state folder taken, or says all that is wrong.
+    /// Locks the state folder and decides where to start, or reports all mistakes.
     pub(super) fn check(self) -> Result<(StateDir, StateLock, Start), EnrollError> {
         let mut mistakes = Mistakes::default();
         let state = StateDir::new(self.state_dir);
@@ -68,8 +68,8 @@ impl Options {
         let gateway = self.gateway.map(|url| mistakes.unless("--gateway", parse_gateway(&url)));
         let pending = mistakes.unless("--state-dir", state.pending()).flatten();
 
-        // The same token again, or none: what it began goes on.
-        let resumes = |pending: &Pending| match &token {
+        // Without a token, or with the token that it began with, the pending enrollment is resumed.
+        let resumes = |pending: &PendingEnrollment| match &token {
             None => true,
             Some(token) => token.as_ref().is_some_and(|(id, _)| *id == pending.token_id),
         };
@@ -77,35 +77,36 @@ impl Options {
             if let Some(Some((name, _))) = gateway
                 && name != pending.gateway_name
             {
-                let under_way = &pending.gateway_name;
-                mistakes
-                    .note("--gateway", format!("an enrollment at {under_way} is under way; a token begins another"));
+                let other = &pending.gateway_name;
+                let mistake =
+                    format!("an enrollment at {other} is unfinished; pass a new --token to start another one");
+                mistakes.note("--gateway", mistake);
             }
             let lock = mistakes.unless("--state-dir", state.lock());
-            mistakes.none()?;
+            mistakes.check()?;
             let Some(lock) = lock else { return Err(EnrollError::Usage(Vec::new())) };
             return Ok((state, lock, Start::Resume(Box::new(pending))));
         }
 
         let lock = if state.is_enrolled() && !self.force {
-            mistakes.note("--state-dir", format!("{folder} holds an enrolled agent; --force replaces it"));
+            mistakes.note("--state-dir", format!("{folder} contains an enrolled agent; use --force to replace it"));
             None
         } else {
             mistakes.unless("--state-dir", state.create().and_then(|()| state.lock()))
         };
         if gateway.is_none() {
-            mistakes.note("--gateway", "missing: give https://HOST or https://HOST:PORT".to_owned());
+            mistakes.note("--gateway", "missing; use https://HOST or https://HOST:PORT".to_owned());
         }
         if token.is_none() {
-            mistakes.note("--token", format!("missing, and no enrollment is under way in {folder}"));
+            mistakes.note("--token", format!("missing, and {folder} contains no unfinished enrollment"));
         }
         let gateway_ca_pem = self.ca_file.and_then(|file| mistakes.unless("--ca-file", read_authorities(&file)));
         let name = self.name.unwrap_or_else(machine_name);
         if !(1..=NAME_MAX).contains(&name.chars().count()) {
-            mistakes.note("--name", format!("{name:?} is not a name of 1 to {NAME_MAX} characters"));
+            mistakes.note("--name", format!("{name:?} does not have 1 to {NAME_MAX} characters"));
         }
-        mistakes.none()?;
-        // Whatever is missing here is among the mistakes.
+        mistakes.check()?;
+        // A missing value has been reported as a mistake above.
         let (Some(Some((gateway_name, port))), Some(Some((token_id, token))), Some(lock)) = (gateway, token, lock)
         else {
             return Err(EnrollError::Usage(Vec::new()));
@@ -116,7 +117,7 @@ impl Options {
     }
 }
 
-/// All that is wrong, each with the option it is about.
+/// All mistakes, each prefixed with its option.
 #[derive(Default)]
 struct Mistakes(Vec<String>);
 
@@ -125,17 +126,17 @@ impl Mistakes {
         self.0.push(format!("{option}: {mistake}"));
     }
 
-    /// The value, unless it is a mistake.
+    /// Returns the value, or notes the mistake.
     fn unless<T>(&mut self, option: &str, result: Result<T, impl Display>) -> Option<T> {
         result.map_err(|mistake| self.note(option, mistake)).ok()
     }
 
-    fn none(&mut self) -> Result<(), EnrollError> {
+    fn check(&mut self) -> Result<(), EnrollError> {
         if self.0.is_empty() { Ok(()) } else { Err(EnrollError::Usage(std::mem::take(&mut self.0))) }
     }
 }
 
-/// `gw_et_{id}.{secret}`: the id, and the whole.
+/// Reads a token `gw_et_{id}.{secret}` and returns its id and the whole token.
 fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String> {
     let token = match source {
         TokenSource::Text(token) => token,
@@ -145,21 +146,21 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
     };
     let token = Secret::new(token.reveal().trim().to_owned());
     let id = token.reveal().strip_prefix("gw_et_").and_then(|rest| rest.split_once('.'));
-    // What is wrong with it is not shown: it may be another secret.
+    // The error does not quote the text, which may be another secret.
     match id.map(|(id, _)| EnrollmentTokenId::new(id)) {
         Some(Ok(id)) => Ok((id, token)),
-        _ => Err("this is not an enrollment token, which begins with `gw_et_`".to_owned()),
+        _ => Err("not an enrollment token; those start with `gw_et_`".to_owned()),
     }
 }
 
-/// `https://HOST[:PORT]` as host name and port.
+/// Parses `https://HOST[:PORT]` into host name and port.
 fn parse_gateway(url: &str) -> Result<(String, u16), String> {
-    let invalid = || format!("{url:?} is not a gateway: give https://HOST or https://HOST:PORT");
+    let invalid = || format!("{url:?} is not the URL of a gateway; use https://HOST or https://HOST:PORT");
     let uri: Uri = url.parse().map_err(|_| invalid())?;
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
     let name = authority.host().to_ascii_lowercase();
     let is_origin = uri.scheme() == Some(&Scheme::HTTPS) && matches!(uri.path(), "" | "/") && uri.query().is_none();
-    // `port()` is none too where the port is not a number up to 65535.
+    // `port()` is also `None` for a port that is not a number up to 65535.
     let port = match authority.port() {
         Some(port) => port.as_u16(),
         None if authority.as_str().len() == authority.host().len() => 443,
@@ -168,13 +169,11 @@ fn parse_gateway(url: &str) -> Result<(String, u16), String> {
     if is_origin && ServerName::try_from(name.as_str()).is_ok() { Ok((name, port)) } else { Err(invalid()) }
 }
 
+/// Reads a PEM file of at least one certificate.
 fn read_authorities(file: &Path) -> Result<String, String> {
     let pem = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    match CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>() {
-        Ok(certificates) if !certificates.is_empty() => Ok(pem),
-        Ok(_) => Err(format!("{}: no certificate in it; PEM is wanted", file.display())),
-        Err(error) => Err(format!("{}: {error}", file.display())),
-    }
+    tls::parse_certificates(pem.as_bytes()).map_err(|error| format!("{}: {error}", file.display()))?;
+    Ok(pem)
 }
 
 fn machine_name() -> String {
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn gateways_are_https_origins() {
+    fn gateway_is_an_https_origin() {
         assert_eq!(parse_gateway("https://EU1.example.com/"), Ok(("eu1.example.com".into(), 443)));
         assert_eq!(parse_gateway("https://eu1.gw.localhost:8443"), Ok(("eu1.gw.localhost".into(), 8443)));
         for bad in
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_enrollment_has_all_it_needs() {
+    fn new_enrollment_is_checked_and_completed_with_defaults() {
         let directory = tempfile::tempdir().unwrap();
         let (_, _lock, Start::New(new)) = options(&directory.path().join("new")).check().unwrap() else {
             panic!("nothing to resume");
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_reported_and_no_secret_shown() {
+    fn all_mistakes_are_reported_without_secrets() {
         let directory = tempfile::tempdir().unwrap();
         let wrong = Options {
             gateway: Some("http://eu1.example.com".into()),
@@ -247,7 +246,7 @@ mod tests {
         fs::write(directory.path().join("agent.json"), "{}").unwrap();
         assert!(mistakes(options(directory.path()))[0].contains("--force"));
         assert!(Options { force: true, ..options(directory.path()) }.check().is_ok());
-        // An agent that runs is not replaced under its feet.
+        // A running agent is not replaced.
         let _running = StateDir::new(directory.path()).lock().unwrap();
         let found = mistakes(Options { force: true, ..options(directory.path()) });
         assert!(found.len() == 1 && found[0].contains("in use by another gw-agent process"), "{found:?}");

@@ -10,7 +10,7 @@ use crate::fake_gateway::{self, APEX, Authority, HOSTNAME, NOW, Request, json, r
 
 const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
-/// A gateway on loopback, the requests that it got, and its authority in a file.
+/// A gateway on loopback, the requests it received, and its authority in a file.
 struct Region {
     directory: tempfile::TempDir,
     port: u16,
@@ -18,7 +18,7 @@ struct Region {
 }
 
 impl Region {
-    /// `status` is what the gateway answers to each `GET /enroll/status`; the rest goes well.
+    /// A gateway that answers `GET /enroll/status` with `status` and accepts all other requests.
     fn with_status(mut status: impl FnMut() -> String + Send + 'static) -> Self {
         Self::answering(move |request, authority| match request.head.split(['?', ' ']).nth(1).unwrap() {
             "/enroll" => json(
@@ -85,7 +85,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_token_becomes_a_state_folder_that_an_agent_can_run_with() {
+fn enrollment_creates_a_complete_state_folder() {
     let region = Region::with_status(|| status(EnrollmentStatus::Approved));
     let enrolled = enroll(region.options()).unwrap();
     assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
@@ -95,16 +95,16 @@ fn a_token_becomes_a_state_folder_that_an_agent_can_run_with() {
     assert_eq!((enrollment.gateway_port, enrollment.services), (region.port, vec![HOSTNAME.to_owned()]));
     assert_eq!(enrolled.state.identity().unwrap().chain.len(), 1);
     assert_eq!(files(&region.state_dir()), ["agent.json", "gateway-ca.crt", "identity.pem"]);
-    assert!(matches!(enroll(region.options()), Err(EnrollError::Usage(_))), "not twice without --force");
+    assert!(matches!(enroll(region.options()), Err(EnrollError::Usage(_))), "a second enrollment needs --force");
 }
 
 #[test]
-fn an_enrollment_that_was_interrupted_is_resumed_with_its_token_or_without() {
-    // Stands for a crash: the gateway breaks off in a way that is final, but not a refusal.
-    let mut looks = 0;
+fn interrupted_enrollment_is_resumed_with_and_without_its_token() {
+    // In place of a crash: an answer that ends `enroll` with an error but is no refusal.
+    let mut polls = 0;
     let region = Region::with_status(move || {
-        looks += 1;
-        match looks {
+        polls += 1;
+        match polls {
             1 | 2 => "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]".into(),
             _ => status(EnrollmentStatus::Approved),
         }
@@ -121,7 +121,7 @@ fn an_enrollment_that_was_interrupted_is_resumed_with_its_token_or_without() {
 }
 
 #[test]
-fn approval_and_outages_are_waited_for() {
+fn enrollment_waits_for_approval_and_through_outages() {
     let mut answers = vec![
         status(EnrollmentStatus::Approved),
         refusal(429, "retry-after: 0\r\n", "GW_RATE_LIMIT_EXCEEDED"),
@@ -134,7 +134,7 @@ fn approval_and_outages_are_waited_for() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn refusals_are_errors_with_a_remedy() {
     let used = Region::answering(|_, _| refusal(401, "", "GW_ENROLLMENT_TOKEN_INVALID"));
     let error = enroll(used.options()).unwrap_err();
     assert!(matches!(error, EnrollError::Token(_)), "{error}");
@@ -145,26 +145,27 @@ fn refusals_say_what_to_do() {
     assert!(unknown.contains("--ca-file"), "{unknown}");
 
     let rejected = Region::with_status(|| status(EnrollmentStatus::Revoked));
-    assert!(matches!(enroll(rejected.options()), Err(EnrollError::TurnedDown)));
-    assert!(files(&rejected.state_dir()).is_empty(), "nothing is left to resume");
+    assert!(matches!(enroll(rejected.options()), Err(EnrollError::Rejected)));
+    assert!(files(&rejected.state_dir()).is_empty(), "a rejected enrollment cannot be resumed");
 }
 
 #[test]
-fn a_request_is_repeated_only_where_that_helps_and_does_no_harm() {
+fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     let refused = |status: u16, retry_after: Option<u64>| {
         GatewayError::Refused(Refusal {
             status: StatusCode::from_u16(status).unwrap(),
-            code: String::new(),
-            message: String::new(),
+            code: None,
+            text: String::new(),
             retry_after: retry_after.map(Duration::from_secs),
         })
     };
-    let pause =
-        |error: GatewayError, through| pause(&error, through, &mut Backoff::new(), 0.5).map(|pause| pause.as_millis());
-    assert_eq!(pause(refused(429, Some(7)), Through::Overload), Some(7000));
-    assert_eq!(pause(refused(503, None), Through::Outages), Some(60_000));
-    // The token may have been used up: another try would be told that it is bad.
-    assert_eq!(pause(GatewayError::Closed, Through::Overload), None);
-    assert_eq!(pause(GatewayError::Closed, Through::Outages), Some(500));
-    assert_eq!(pause(refused(401, None), Through::Outages), None);
+    let pause = |error: GatewayError, retry_on| {
+        pause(&error, retry_on, &mut Backoff::default(), 0.5).map(|pause| pause.as_millis())
+    };
+    assert_eq!(pause(refused(429, Some(7)), RetryOn::Overload), Some(7000));
+    assert_eq!(pause(refused(503, None), RetryOn::Outage), Some(60_000));
+    // The gateway may have consumed the token, so a second attempt would be refused.
+    assert_eq!(pause(GatewayError::Closed, RetryOn::Overload), None);
+    assert_eq!(pause(GatewayError::Closed, RetryOn::Outage), Some(500));
+    assert_eq!(pause(refused(401, None), RetryOn::Outage), None);
 }

@@ -38,7 +38,7 @@ impl Filter {
     fn check(self) -> Result<AuditQuery, ControlError> {
         let limit = page::checked_limit(self.limit).map_err(ControlError::from)?;
         let before = self.cursor.map(|cursor| cursor.parse()).transpose();
-        let before = before.map_err(|_| ControlError::invalid("cursor", "the next_cursor of a page"))?;
+        let before = before.map_err(|_| ControlError::invalid("cursor", "must be the next_cursor of a page"))?;
         Ok(AuditQuery { account: self.account, before, limit })
     }
 }

@@ -69,11 +69,9 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(series::routes())
         .split_for_parts();
     routes
-        .fallback(async || {
-            Problem::new(StatusCode::NOT_FOUND, "nothing is at this path; /api/v1/openapi.json says what is")
-        })
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no resource at this path; see /api/v1/openapi.json"))
         .method_not_allowed_fallback(async || {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the Allow field says which methods this path takes")
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "see the Allow field for the methods of this path")
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .layer(from_fn_with_state(admin.clone(), authorize))

@@ -77,7 +77,7 @@ async fn show_request_body(
     let side = match side.as_str() {
         "request" => Side::Request,
         "response" => Side::Response,
-        _ => return Err(ControlError::invalid("side", "request or response").into()),
+        _ => return Err(ControlError::invalid("side", "must be request or response").into()),
     };
     let id = parse(&id)?;
     let log = Arc::clone(&admin.request_log);
@@ -86,7 +86,7 @@ async fn show_request_body(
         read_body(control, &log, &request, side)
     };
     let body = admin.ask(read).await?;
-    body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "nothing was kept of this body"))
+    body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "this body was not captured"))
 }
 
 /// A captured body as a download. It is untrusted data, so browsers must not render it.

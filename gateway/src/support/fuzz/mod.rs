@@ -420,7 +420,7 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     let invalid = |why| Err(Error::TokenInvalid(why));
     let tokens = [
         ("good", &published, &good, Ok(Principal::Client(allowed.clone()))),
-        ("expired", &published, &expired, Err(Error::TokenExpired("it has expired: mint a new one"))),
+        ("expired", &published, &expired, Err(Error::TokenExpired("it has expired; request a new one"))),
         ("not_yet_valid", &published, &not_yet, Err(Error::TokenExpired("it is not valid yet"))),
         ("other_service", &published, &claims(&allowed, &other), Err(Error::TokenAudienceMismatch)),
         ("other_region", &published, &elsewhere, invalid("issued by another region")),

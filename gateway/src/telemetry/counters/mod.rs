@@ -79,7 +79,7 @@ impl Counters {
     /// Counts a request that the gateway answered with an error.
     pub(crate) fn refused(&self, error: &Error) {
         let (_, _, code, _) = error.outcome();
-        self.refused.increment(code);
+        self.refused.increment(code.as_str());
     }
 
     /// Counts a connection closed because of its peer's behaviour.

@@ -5,7 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use gw_shared::http::fields;
+use http::header::{HeaderMap, HeaderValue};
 
 use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage, Truncation};
 use crate::store::Captures;
@@ -152,15 +153,15 @@ impl Drop for Half {
 
 /// Copies all fields except those with credentials.
 fn without_credentials(headers: &HeaderMap) -> HeaderMap {
-    const CREDENTIALS: [HeaderName; 4] =
-        [header::AUTHORIZATION, header::PROXY_AUTHORIZATION, header::COOKIE, header::SET_COOKIE];
-    let kept = headers.iter().filter(|(name, _)| !CREDENTIALS.contains(name) && !gw_shared::http::fields::is_own(name));
+    let kept = headers.iter().filter(|(name, _)| !fields::is_credential(name));
     // A shared value would keep the whole receive buffer alive.
     kept.filter_map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use http::header::HeaderName;
+
     use super::*;
 
     const BOTH: Captures = Captures { requests: true, responses: true };

@@ -1,4 +1,4 @@
-//! Structured logs on standard error: text for people, JSON for machines.
+//! Structured logs on standard error, as text or JSON.
 
 mod repeats;
 
@@ -31,15 +31,15 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// Starts logging. `GW_LOG` filters as `tracing_subscriber::EnvFilter` describes; without it, `default` does, and of
-/// rustls and h2 only errors are logged: they warn of what any stranger can send, as often as it is sent. Lines that
-/// repeat are limited.
-/// The first call of a process wins.
+/// Starts logging. Limits repeated lines. Only the first call of a process has an effect.
+///
+/// `GW_LOG` is a filter of `tracing_subscriber::EnvFilter`. Without it the filter is `default`, and rustls and h2 log only
+/// errors, since they log a warning for every malformed message of an unauthenticated peer.
 pub fn start(format: LogFormat, default: &str) {
     let filter = EnvFilter::try_from_env("GW_LOG")
         .unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error,h2=error")));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Fails only when logging has started already.
+    // Fails only if logging has already started.
     drop(match format {
         LogFormat::Text => {
             let text = format::format().with_target(false);

@@ -1,5 +1,5 @@
-//! Lines that repeat: of each place in the code that logs, some at once and then one a second. What is left out is
-//! counted and said, so that a flood fills neither disk nor eyes.
+//! Rate limit of log lines: a burst for each place in the code, then one line a second. Left-out lines are counted, and the
+//! next line tells how many there were.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,28 +17,27 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::LogFormat;
 
-/// Lines of one place that may come at once, and after how long there may be one more.
+/// Lines of a place that may come at once, and time until one more may come.
 const BURST: u32 = 20;
 const REFILL: Duration = Duration::from_secs(1);
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 
-/// Lines that this process has left out so far.
+/// Number of lines that this process has left out.
 pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Writes events as `inner` does, but not too many of the same kind. Whoever asks for details (`debug` and `trace`) gets
-/// them all.
+/// Formats events like `inner`, with a rate limit for each place in the code. Events of `debug` and `trace` have no limit.
 pub(super) struct Limited<F, C> {
     inner: F,
     format: LogFormat,
     now: C,
-    /// Of each place that has logged: as many as the program has, at most.
+    /// Allowance of each place that has logged; bounded by the number of places in the code.
     places: Mutex<HashMap<Identifier, Allowance>>,
 }
 
-/// What one place may log.
+/// Lines that a place may log.
 #[derive(Debug)]
 struct Allowance {
     lines: u32,
@@ -51,7 +50,7 @@ impl Allowance {
         Self { lines: BURST, refilled: now, left_out: 0 }
     }
 
-    /// Lets a line pass, with how many before it did not; or counts it.
+    /// Admits a line and returns the number of lines left out before it, or counts a left-out line and returns `None`.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         let seconds = now.saturating_duration_since(self.refilled).as_secs() / REFILL.as_secs();
         if seconds > 0 {
@@ -77,7 +76,7 @@ impl<F, C: Fn() -> Instant> Limited<F, C> {
             return Some(0);
         }
         let now = (self.now)();
-        // A panic while it was held left it whole.
+        // A panic under the lock leaves the map consistent.
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         places.entry(event.metadata().callsite()).or_insert_with(|| Allowance::new(now)).admit(now)
     }
@@ -103,10 +102,14 @@ where
         SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
         let level = event.metadata().level();
         match self.format {
-            LogFormat::Text => writeln!(out, "{timestamp} {level:>5} {left_out} more like it were left out"),
+            LogFormat::Text => writeln!(out, "{timestamp} {level:>5} {left_out} more lines like this were left out"),
             LogFormat::Json => {
-                let line =
-                    LeftOut { timestamp, level: level.as_str(), message: "more like it were left out", left_out };
+                let line = LeftOut {
+                    timestamp,
+                    level: level.as_str(),
+                    message: "more lines like this were left out",
+                    left_out,
+                };
                 writeln!(out, "{}", serde_json::to_string(&line).map_err(|_| fmt::Error)?)
             }
         }
@@ -153,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Lines that `log` writes; it is given a hand on the clock.
+    /// Returns the lines that `log` writes. `log` gets a function that advances the clock by milliseconds.
     fn written(form: LogFormat, log: impl FnOnce(&dyn Fn(u64))) -> Vec<String> {
         let (out, start) = (Written::default(), Instant::now());
         let passed = Arc::new(AtomicU64::new(0));
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_becomes_a_few_lines_that_say_how_many_there_were() {
+    fn a_flood_becomes_a_few_lines_and_a_count() {
         let before = suppressed();
         let flood = |times: u32| (0..times).for_each(|number| tracing::warn!(number, "again"));
         let lines = written(LogFormat::Text, |advance| {
@@ -195,14 +198,14 @@ mod tests {
         assert_eq!(lines.len(), 20 + 2 + 1, "{lines:#?}");
         assert!(lines[19].ends_with("WARN again number=19"), "{}", lines[19]);
         assert!(lines[20].ends_with("WARN again number=0"), "{}", lines[20]);
-        assert!(lines[21].ends_with("WARN 81 more like it were left out"), "{}", lines[21]);
+        assert!(lines[21].ends_with("WARN 81 more lines like this were left out"), "{}", lines[21]);
         assert!(lines[22].ends_with("something else"));
-        // At least: other tests log too.
+        // Other tests of this process may leave out lines too.
         assert!(suppressed() - before >= 83);
     }
 
     #[test]
-    fn after_a_rest_there_is_a_whole_burst_again_and_no_more() {
+    fn a_pause_restores_one_burst() {
         let lines = written(LogFormat::Text, |advance| {
             let flood = || (0..50).for_each(|_| tracing::error!("again"));
             flood();
@@ -213,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn details_are_not_limited_and_json_stays_json() {
+    fn debug_lines_are_not_limited_and_json_lines_stay_valid() {
         let lines = written(LogFormat::Json, |advance| {
             (0..30).for_each(|_| tracing::debug!("detail"));
             let flood = || (0..25).for_each(|_| tracing::info!(request_id = "x", "line"));

@@ -15,6 +15,6 @@ pub use context::TraceContext;
 pub use export::{Exporter, Identity, Queue, SpanCounts, StartError};
 pub use opentelemetry::KeyValue;
 pub use opentelemetry::trace::SpanKind;
-pub use settings::{Collector, ENDPOINT_FORM, Endpoint, RATIO_FORM, Settings};
+pub use settings::{Collector, Endpoint, Settings};
 pub use span::{Finished, Span, http_method, masked_path, path, server};
 pub use tracer::{SpanContext, Tracer};

@@ -1,59 +1,61 @@
-//! Collector and sample ratio, from the configuration or else from OpenTelemetry's environment variables.
+//! Settings of tracing: keys of the configuration, with OpenTelemetry's variables as defaults.
 
 use std::fmt;
 
 use http::Uri;
 
-/// Default share of the traces begun here that are recorded.
+use crate::config::Keys;
+
+/// Default share of recorded traces.
 const DEFAULT_RATIO: f64 = 0.01;
 
-/// Path of the collector to which spans are posted (OTLP/HTTP).
+/// Path of OTLP/HTTP below the collector's base URL.
 const PATH: &str = "/v1/traces";
 
-pub const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
-pub const RATIO_FORM: &str = "a number from 0 to 1";
+const ENDPOINT_FORM: &str = "the URL of an OTLP/HTTP collector, such as \"http://127.0.0.1:4318\"";
+const RATIO_FORM: &str = "a number from 0 to 1";
 
 /// Settings of a program with a collector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub endpoint: Endpoint,
-    /// Share of the traces begun here that are recorded, 0 to 1. For other traces their originator decides.
+    /// Share of recorded traces, 0 to 1, among those that begin here. For others their creator decides.
     pub sample_ratio: f64,
 }
 
-/// URL to which spans are posted.
+/// URL that spans are posted to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint(String);
 
-/// Collector as configured.
+/// Setting of the collector in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collector {
-    /// No collector. Overrides the environment variables.
+    /// No collector, regardless of OpenTelemetry's variables.
     Nowhere,
     At(Endpoint),
 }
 
 impl Collector {
-    /// Parses a setting: the collector's base URL, or the empty string for none.
+    /// Parses a setting: the collector's base URL, or empty text for no collector.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() { Some(Self::Nowhere) } else { Endpoint::below(text).map(Self::At) }
     }
 }
 
 impl Endpoint {
-    /// Parses `{base}/v1/traces`, or `base` itself if it ends in that path.
+    /// Makes `{base}/v1/traces`; a base that ends in this path stays as it is.
     pub fn below(base: &str) -> Option<Self> {
         let base = base.trim_end_matches('/');
         let url = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
         Self::exactly(&url)
     }
 
-    /// Parses a complete URL.
+    /// Parses the whole URL.
     pub fn exactly(url: &str) -> Option<Self> {
         let uri: Uri = url.parse().ok()?;
         let authority = uri.authority()?;
         let has_port = authority.as_str().len() > authority.host().len();
-        // The URL is logged: it must not contain credentials.
+        // No credentials: the URL is logged.
         let valid = matches!(uri.scheme_str(), Some("http" | "https"))
             && !authority.host().is_empty()
             && !authority.as_str().contains('@')
@@ -79,8 +81,18 @@ impl Settings {
         text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
     }
 
-    /// Completes the configuration with OpenTelemetry's environment variables; `None` if there is no collector. Appends
-    /// mistakes in the variables to `errors`, with the variable's name. An empty variable counts as unset.
+    /// Takes the keys `traces.endpoint` and `traces.sample_ratio`; OpenTelemetry's variables apply where they are not
+    /// set. `None` without a collector.
+    pub fn take(keys: &mut Keys<'_>) -> Option<Self> {
+        keys.open_table("traces");
+        let collector = keys.text("traces.endpoint", ENDPOINT_FORM, Collector::parse);
+        let sample_ratio = keys.number("traces.sample_ratio", RATIO_FORM, Self::parse_ratio);
+        let environment = keys.environment();
+        Self::resolve(collector, sample_ratio, environment, &mut keys.errors)
+    }
+
+    /// Completes the settings of a configuration by OpenTelemetry's variables. `None` without a collector. Mistakes in
+    /// variables go to `errors`; an empty variable counts as unset.
     pub fn resolve(
         collector: Option<Collector>,
         sample_ratio: Option<f64>,
@@ -101,6 +113,7 @@ impl Settings {
     }
 }
 
+/// OpenTelemetry's variables, and the mistakes in them.
 struct Variables<'a> {
     environment: &'a dyn Fn(&str) -> Option<String>,
     errors: &'a mut Vec<String>,
@@ -136,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_overrides_opentelemetrys_variables() {
+    fn the_configuration_overrides_opentelemetrys_variables() {
         const VARIABLES: [(&str, &str); 3] = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://all.example/otlp/"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces.example/here"),
@@ -155,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_variable() {
+    fn mistakes_name_their_variable() {
         for bad in ["c:4318", "ftp://c", "http://", "/v1", "http://c?x=1", "http://user:secret@c", "http://c:port"] {
             assert_eq!(Collector::parse(bad), None, "{bad}");
         }
@@ -167,5 +180,15 @@ mod tests {
         assert!(errors[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: \"collector:4318\" is not the URL"), "{errors:?}");
         let errors = resolve(Some("http://c"), None, &[("OTEL_TRACES_SAMPLER_ARG", "2")]).unwrap_err();
         assert_eq!(errors, ["OTEL_TRACES_SAMPLER_ARG: \"2\" is not a number from 0 to 1"]);
+    }
+
+    #[test]
+    fn keys_of_the_file_are_overridden_by_their_variables() {
+        let environment = |name: &str| (name == "GW_TRACES_ENDPOINT").then(|| "http://variable".to_owned());
+        let mut keys = Keys::parse("[traces]\nendpoint = 'http://file'\nsample_ratio = 1\n", &environment).unwrap();
+        let settings = Settings::take(&mut keys).unwrap();
+        keys.refuse_unknown();
+        assert_eq!((settings.endpoint.as_str(), settings.sample_ratio), ("http://variable/v1/traces", 1.0));
+        assert!(keys.errors.is_empty(), "{:?}", keys.errors);
     }
 }

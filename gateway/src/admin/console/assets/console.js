@@ -1,11 +1,11 @@
-// What pages do beyond forms and links: copying secrets, drawing charts. htmx refreshes what is live.
+// Scripts of the pages: copying secrets and drawing charts. htmx refreshes live parts.
 "use strict";
 (() => {
   const SIZE = 190;
   const REFRESH_MS = 15_000;
-  const PATIENCE_MS = 20_000;
+  const TIMEOUT_MS = 20_000;
 
-  // Secrets: a button beside each, and an address that is safe to reload instead of the form's.
+  // Secrets: a copy button for each, and an address that can be reloaded in place of the form's.
 
   const once = document.querySelector(".once[data-reload]");
   if (once) history.replaceState(null, "", once.dataset.reload);
@@ -18,7 +18,7 @@
     button.type = "button";
     button.textContent = "Copy";
     button.setAttribute("aria-label", `Copy: ${title.textContent}`);
-    // The button keeps its name.
+    // A status for screen readers, because the accessible name of the button does not change.
     const said = document.createElement("span");
     said.className = "unseen";
     said.setAttribute("role", "status");
@@ -31,7 +31,7 @@
     bar.append(title, button, said);
   }
 
-  // Without https there is no clipboard but on this machine; then the text is selected.
+  // The clipboard requires https or localhost; otherwise the text is selected.
   async function copied(element) {
     try {
       await navigator.clipboard.writeText(element.textContent);
@@ -42,20 +42,20 @@
     }
   }
 
-  // A replay sends the text that was edited: the choice beside it follows, and choosing the recorded body undoes the edit.
+  // Replay: editing the text selects the edited body, and selecting the recorded body discards the edit.
 
   const text = document.querySelector("textarea[data-recorded]");
   const [asRecorded, asText] = ["body-recorded", "body-text"].map((id) => document.getElementById(id));
   if (text && asRecorded && asText) {
     text.addEventListener("input", () => { asText.checked = true; });
-    // Text areas have line feeds only.
+    // Text areas normalize line breaks to line feeds.
     const recorded = text.dataset.recorded.replace(/\r\n?/g, "\n");
     asRecorded.addEventListener("change", () => { text.value = recorded; });
   }
 
-  // What refreshes itself says so while it does not.
+  // Live parts show when they were last refreshed, if a refresh fails.
 
-  /** A line before a part of the page; what it returns is told whether the part was refreshed. */
+  /** Adds a status line before a part of the page. Returns a function that takes whether the part was refreshed. */
   function watch(part) {
     const line = document.createElement("p");
     line.className = "stale";
@@ -65,7 +65,7 @@
     return (isRefreshed) => {
       if (isRefreshed) last = new Date();
       const text = isRefreshed ? "" : `Not refreshed since ${last.toISOString().slice(11, 19)} UTC`;
-      // Read aloud once, not with every try.
+      // Unchanged text is not set again, so that screen readers announce it once.
       if (line.textContent !== text) line.textContent = text;
     };
   }
@@ -73,7 +73,7 @@
   const live = document.getElementById("live");
   if (live) {
     const tell = watch(live);
-    // A page without it, as of a proxy that wants somebody to sign in, would take it away.
+    // Keep the part if the response has none, as the sign-in page of a proxy.
     live.addEventListener("htmx:before:swap", (event) => {
       const { ctx, tasks } = event.detail;
       const isThere = ctx.response.raw.ok && tasks.some((task) => task.fragment.querySelector("#live"));
@@ -116,12 +116,12 @@
     }),
   };
 
-  // UTC, as all times of the console.
+  // All times of the console are UTC.
   const timeZone = "UTC";
   const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", timeZone });
   const day = (at) => new Date(at * 1000).toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone });
 
-  /** Points that no line leads to. */
+  /** Points without a neighbour, which no line connects. */
   function alone(chart, series) {
     const column = chart.data[series];
     return [...column.keys()].filter((at) => column[at] != null && column[at - 1] == null && column[at + 1] == null);
@@ -158,19 +158,19 @@
         })),
       ],
     };
-    // Without series there is no scale to draw.
+    // uPlot needs at least one series to draw the scales.
     const columns = series.length ? series.map(([, column]) => column) : [data.at.map(() => null)];
     if (!series.length) options.series.push({ label: "", show: true });
-    // It listens to the window otherwise, and holds on to its data.
+    // Removes the chart's listeners on the window, which would keep its data alive.
     plot.drawn?.chart.destroy();
     plot.replaceChildren();
     const chart = new uPlot(options, [data.at, ...columns], plot);
-    // Beside the plot, which is an image to who does not see it.
+    // Outside the plot, which is an image for screen readers.
     plot.parentElement.querySelector(".absent")?.remove();
     if (isEmpty) {
       const absent = document.createElement("p");
       absent.className = "absent";
-      absent.textContent = "Nothing recorded in this time";
+      absent.textContent = "No data in this time span";
       plot.after(absent);
     }
     plot.drawn = { chart, data };
@@ -178,18 +178,18 @@
 
   async function refresh(section) {
     try {
-      const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) };
+      const options = { headers: { accept: "application/json" }, signal: AbortSignal.timeout(TIMEOUT_MS) };
       const response = await fetch(section.dataset.series, options);
       if (response.status === 401) return location.reload();
       section.tell(response.ok);
       if (!response.ok) return;
       const data = await response.json();
       for (const plot of section.querySelectorAll("[data-chart]")) {
-        // Not under somebody's pointer.
+        // A chart under the pointer keeps its data.
         if (!plot.drawn || !plot.matches(":hover")) draw(plot, data);
       }
     } catch {
-      // The gateway is not there: the next try may find it.
+      // The gateway is unreachable; the next refresh tries again.
       section.tell(false);
     }
   }

@@ -145,7 +145,7 @@ pub(crate) async fn change(
     if services.is_empty() {
         let (account_id, id) = (account.clone(), agent.clone());
         if !admin.look(move |control| control.agent(&account_id, &id)).await?.services.is_empty() {
-            form.refuse("services", "at least one: what the agent serves. To stop it, revoke it");
+            form.refuse("services", "select at least one service; to stop the agent, revoke it");
         }
     }
     if !form.is_refused() {

@@ -21,7 +21,7 @@ use crate::page::{Page, PageQuery};
 use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// Error of an empty list of services.
-const AT_LEAST_ONE: &str = "at least one, or it opens nothing";
+const AT_LEAST_ONE: &str = "select at least one service";
 
 /// Texts and paths of a kind.
 pub(crate) struct Words {
@@ -62,7 +62,7 @@ impl SecretPages for CredentialRecord {
         many: "Credentials",
         id: "Client ID",
         secret: "Client secret",
-        about: "An OAuth client: its id and secret mint access tokens that last an hour and open one service each.",
+        about: "An OAuth client. Its id and secret get access tokens, each for one service.",
         mints_tokens: true,
     };
 
@@ -330,7 +330,7 @@ async fn change<K: SecretPages>(
     let row = admin.look(move |control| control.caller_secret::<K>(&account_id, &secret_id).map(K::row)).await?;
     let (name, allowed_services) = (form.filled("name"), form.values("allowed_services"));
     if name.is_none() && row.name.is_some() {
-        form.refuse("name", "it can be changed, but not taken away");
+        form.refuse("name", "can be changed, but not removed");
     }
     if allowed_services.is_empty() && !row.services.is_empty() {
         form.refuse("allowed_services", AT_LEAST_ONE);

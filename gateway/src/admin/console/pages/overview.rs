@@ -109,7 +109,7 @@ fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
         connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
         // The rest of the page is shown even without the errors.
         errors: errors(log, Timestamp::now())
-            .inspect_err(|error| tracing::error!(%error, "recent errors cannot be shown"))
+            .inspect_err(|error| tracing::error!(%error, "cannot read recent errors from the log"))
             .ok(),
     })
 }

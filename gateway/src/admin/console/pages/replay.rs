@@ -176,14 +176,14 @@ pub(crate) async fn replay(
 fn edits(form: &mut Form, recorded: &Recorded) -> ReplayEdits {
     let method = changed(form.value("method"), &recorded.method);
     if method.as_ref().is_some_and(|method| Method::from_bytes(method.as_bytes()).is_err()) {
-        form.refuse("method", "a method such as GET");
+        form.refuse("method", "must be a method such as GET");
     }
     let target = changed(form.value("target"), &recorded.target);
     let is_target = |target: &String| {
         target == "*" || target.starts_with('/') && target.bytes().all(|byte| byte.is_ascii_graphic())
     };
     if !target.as_ref().is_none_or(is_target) {
-        form.refuse("target", "a path, and perhaps a query, with everything else percent-encoded: /search?q=a%20b");
+        form.refuse("target", "must be a path with an optional query, percent-encoded: /search?q=a%20b");
     }
     let (headers, set_headers) = header_edits(form, &recorded.headers);
     let body = chosen_body(form, recorded);
@@ -230,7 +230,10 @@ fn header_edits(
     // U+FFFD stands for bytes that are not text, so such a value is not the recorded one.
     let cannot_be_sent = |value: &str| value.contains('\u{fffd}') || HeaderValue::from_str(value).is_err();
     if let Some((name, _)) = typed.iter().find(|(_, value)| cannot_be_sent(value)) {
-        form.refuse("headers", format!("the value of {name} is not all text, which can only stay as it was"));
+        form.refuse(
+            "headers",
+            format!("the value of {name} has bytes that are not text; it can only be sent unchanged"),
+        );
     }
     (all, single)
 }
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_becomes_edits_or_is_refused_by_field() {
+    fn changed_fields_become_edits_or_errors_of_the_field() {
         let fields = "accept: a\r\naccept: b\r\n\r\nX-Bytes: \u{fffd}\r\nX: 2\r\ny:3";
         let mut typed = form("PUT", " /a?b ", fields, "x\r\ny");
         let made = edits(&mut typed, &recorded(""));
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_touched_is_not_edited() {
+    fn an_unchanged_form_makes_no_edits() {
         for text in ["", "a", "a\r\nb", "a\nb\r\n\r"] {
             let recorded = recorded(text);
             let body = text.replace("\r\n", "\n").replace('\r', "\n");
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_text_is_sent_whatever_is_selected() {
+    fn an_edited_text_is_sent_regardless_of_the_selection() {
         let body = |recorded: &Recorded, from: &str, text: Option<&str>| {
             let typed = Form::default().with("body_from", from);
             let mut typed = match text {
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_preview_is_what_is_sent() {
+    fn the_preview_matches_the_request_that_is_sent() {
         let recorded = Recorded { bytes: 3, ..recorded("abc") };
         let mut typed = form("PUT", "*", "accept: a\naccept: b\nx-bytes: \u{fffd}\ny: 2", "abc");
         let preview = recorded.preview(&edits(&mut typed, &recorded));
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn line_breaks_are_as_they_were() {
+    fn line_breaks_are_converted_to_the_recorded_kind() {
         for (recorded, sent, made) in [
             (Some("a\r\nb"), "a\r\nc\r\n", "a\r\nc\r\n"),
             (Some("a\nb"), "a\r\nc", "a\nc"),

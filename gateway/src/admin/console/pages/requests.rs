@@ -224,7 +224,7 @@ pub(crate) fn target(request: &RequestView) -> String {
 pub(crate) fn not_kept(id: &str) -> Failure {
     let id: String = id.chars().take(80).collect();
     Failure::not_found(format!(
-        "No request {id} is kept. Requests are kept for seven days, of services whose request logging is on."
+        "Request {id} is not in the log. The log keeps requests for seven days, for services with request logging."
     ))
 }
 
@@ -250,7 +250,9 @@ pub(crate) async fn body(
         let Some(request) = data::request(log, &id)? else { return Ok(Err(not_kept(&id))) };
         let body = read_body(control, log, &request, side)?;
         Ok(body.ok_or_else(|| {
-            Failure::not_found(format!("Of request {id} this body is not kept: its capture was off, or it had none."))
+            Failure::not_found(format!(
+                "This body of request {id} was not captured: capture was off, or there was no body."
+            ))
         }))
     };
     let body = admin.look_with_log(look).await??;
@@ -265,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_taken_as_people_and_browsers_write_them() {
+    fn incomplete_times_become_rfc_3339() {
         for (typed, expected) in [
             ("2026-11-21", "2026-11-21T00:00:00Z"),
             ("2026-11-21T04:15", "2026-11-21T04:15:00Z"),
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_page_is_of_the_same_search() {
+    fn the_next_page_keeps_the_search_filters() {
         let form =
             Form::default().with("status", "5xx").with("path_prefix", "/a b&c").with("cursor", "old").with("x", "y");
         assert_eq!(page_address(&form, "c=1"), "/requests?status=5xx&path_prefix=%2Fa+b%26c&cursor=c%3D1");

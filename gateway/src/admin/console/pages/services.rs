@@ -145,7 +145,7 @@ pub(crate) async fn change(
     let changes = settings(&mut form);
     for field in ["burst", "refill_per_minute"] {
         if form.filled(field).is_none() {
-            form.refuse(field, "at least 1");
+            form.refuse(field, "must be at least 1");
         }
     }
     if !form.is_refused() {

@@ -89,7 +89,7 @@ pub(crate) async fn sign_in(
         .of(&headers)
         .is_some_and(|id| session::is_form_token(&session::form_token(id), form.value(Form::TOKEN)));
     if !is_our_form {
-        let again = refused(&admin, &headers, next, "This form was too old, or cookies are off. Try again.")?;
+        let again = refused(&admin, &headers, next, "The form has expired, or cookies are disabled. Try again.")?;
         return Ok((StatusCode::FORBIDDEN, again).into_response());
     }
     let now = Instant::now();

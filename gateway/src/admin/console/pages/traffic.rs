@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_without_points_are_zero_and_points_out_of_range_are_not_shown() {
+    fn missing_steps_are_zero_and_points_out_of_range_are_omitted() {
         let point = |at, requests| Point {
             at: Timestamp(at),
             requests,
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_step_is_as_long_as_it_is_recorded() {
+    fn the_last_step_covers_only_recorded_time() {
         let span = |recorded_until| ChartSpan::new(Range::SixHours, Timestamp(recorded_until));
         let whole = ChartSpan { since: 120, until: 120 + 6 * 3600, step_seconds: 120, last_seconds: 120 };
         assert_eq!(span(120 + 6 * 3600), whole);

@@ -51,20 +51,20 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
     let mut notes = Vec::new();
     if body.truncated {
         notes.push(match body.truncated_by {
-            None => "It was longer, or it broke off: this is how it began.".to_owned(),
-            Some(reason) => format!("Only its beginning was kept: {}.", reason.in_words()),
+            None => "Incomplete: only the beginning was captured.".to_owned(),
+            Some(reason) => format!("Only the beginning was captured: {}.", reason.in_words()),
         });
     }
     let decoded = decode(&body.bytes, body.content_encoding.as_deref().unwrap_or_default());
     let (bytes, whole) = match &decoded {
         Ok((bytes, whole)) => (bytes.as_slice(), *whole),
         Err(coding) => {
-            notes.push(format!("It is not decoded: {coding}"));
+            notes.push(format!("Not decoded: {coding}"));
             (body.bytes.as_slice(), true)
         }
     };
     if !whole && !body.truncated {
-        notes.push("Its coding is broken: this is what could be decoded.".to_owned());
+        notes.push("The content coding is broken. Only the part that could be decoded is shown.".to_owned());
     }
     let (bytes, cut) = bytes.split_at(bytes.len().min(SHOWN_MAX));
     if !cut.is_empty() {
@@ -77,12 +77,12 @@ pub(crate) fn show(body: &BodyView) -> ShownBody {
         let is_json = text.trim_start().starts_with(['{', '[']) && serde_json::from_str::<IgnoredAny>(text).is_ok();
         let lines = is_json.then(|| in_lines(text));
         if lines == Some(None) {
-            notes.push("It is JSON, shown as it came: a value a line, it would be too long.".to_owned());
+            notes.push("JSON, shown without indentation because it would be too long.".to_owned());
         }
         lines.flatten().map_or_else(|| (BodyKind::Text, text.to_owned()), |lines| (BodyKind::Json, lines))
     } else {
         if bytes.len() > DUMPED_MAX {
-            notes.push("Only the first 4 KiB are shown; the download has it all.".to_owned());
+            notes.push("Only the first 4 KiB are shown. The download is complete.".to_owned());
         }
         (BodyKind::Bytes, dump(&bytes[..bytes.len().min(DUMPED_MAX)]))
     };
@@ -111,7 +111,7 @@ fn decode(bytes: &[u8], codings: &str) -> Result<(Vec<u8>, bool), String> {
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
                 decoder.take(limit).read_to_end(&mut decoded)
             }),
-            other => return Err(format!("its coding {other:?} is not known here")),
+            other => return Err(format!("unknown content coding {other:?}")),
         };
         whole &= read.is_ok();
         bytes = decoded;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_coding_is_undone() {
+    fn every_known_content_coding_is_decoded() {
         let text = "hello hello hello hello\n";
         let mut zlib = ZlibEncoder::new(Vec::new(), Compression::default());
         zlib.write_all(text.as_bytes()).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_defused_and_what_is_broken_is_shown_as_far_as_it_goes() {
+    fn decoding_is_bounded_and_broken_codings_are_shown_in_part() {
         let shown = show(&body(gzip(&vec![b'a'; 64 << 20]), "gzip"));
         assert_eq!((shown.text.len(), shown.notes.len()), (SHOWN_MAX, 1));
         // The largest window that is accepted, and a larger one.
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_numbers_and_its_order() {
+    fn indented_json_keeps_numbers_and_order() {
         let shown = show(&body(r#"{"b":1.0e400,"a":[1,{}, []],"s":"{\"x\": [1]}\\","n":12345678901234567890123}"#, ""));
         assert_eq!(shown.kind, BodyKind::Json);
         let expected = "{\n  \"b\": 1.0e400,\n  \"a\": [\n    1,\n    {},\n    []\n  ],\n  \"s\": \"{\\\"x\\\": [1]}\\\\\",\n  \
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_dumped_and_text_may_be_cut_within_a_character() {
+    fn binary_is_dumped_and_text_may_end_within_a_character() {
         let shown = show(&body(b"\x00\x01PNG-and-more-than-16".to_vec(), ""));
         assert_eq!(shown.kind, BodyKind::Bytes);
         let line = "00000000  00 01 50 4e 47 2d 61 6e  64 2d 6d 6f 72 65 2d 74  ..PNG-and-more-t\n";

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_say_only_what_is_needed() {
+    fn commands_omit_the_default_port_and_public_authorities() {
         let public = Place { apex: "eu1.example.com".into(), port: String::new(), ca_file: None };
         assert_eq!(
             public.call_with_key("acme", "api", "gw_sk_a.b"),

@@ -33,7 +33,7 @@ impl Failure {
     }
 
     pub(crate) fn nothing_here() -> Self {
-        Self::not_found("Nothing is at this address.")
+        Self::not_found("There is no page at this address.")
     }
 
     pub(crate) fn not_found(detail: impl Into<String>) -> Self {
@@ -43,23 +43,23 @@ impl Failure {
     pub(crate) fn method_not_allowed() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            "Not this way",
-            "This address is of a form: open its page and send it.",
+            "Method not allowed",
+            "This address accepts only a submitted form. Open the page of the form first.",
         )
     }
 
     pub(crate) fn forged() -> Self {
-        let detail = "This form is not of the page you have open, or its session has ended. Nothing was changed: go back, \
-                      reload the page, and try again.";
+        let detail = "The form does not belong to this session, or the session has ended. Nothing was changed. Go back, \
+                      reload the page and try again.";
         Self::new(StatusCode::FORBIDDEN, "Not accepted", detail)
     }
 
     pub(crate) fn other_host(host: &str) -> Self {
         let detail = format!(
-            "The console is not known by the name \u{201c}{host}\u{201d}. If it is to be, add the name to admin_hosts in the \
+            "The console is not served under the name \u{201c}{host}\u{201d}. To allow the name, add it to admin_hosts in the \
              gateway's configuration."
         );
-        Self::new(StatusCode::MISDIRECTED_REQUEST, "Not here", detail)
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "Unknown host name", detail)
     }
 
     pub(crate) fn too_large() -> Self {
@@ -67,8 +67,8 @@ impl Failure {
     }
 
     pub(crate) fn broken() -> Self {
-        let detail = "The gateway failed to make this page; its log says why.";
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Something broke", detail)
+        let detail = "The gateway failed to render this page. See its log.";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal error", detail)
     }
 }
 
@@ -83,16 +83,16 @@ impl From<ControlError> for Failure {
         let detail = error.to_string();
         match error {
             ControlError::NotFound { .. } => Self::not_found(detail),
-            ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, "Not possible as it is", detail),
-            ControlError::Invalid { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Not understood", detail),
+            ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, "Conflict", detail),
+            ControlError::Invalid { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid value", detail),
             ControlError::HandedOver | ControlError::Stopping => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "Not now", detail)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable", detail)
             }
             ControlError::Store(StoreError::Full) => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "The disk is full", detail)
             }
             _ => {
-                tracing::error!(error = detail, "administration failed");
+                tracing::error!(error = detail, "a request of the admin listener failed");
                 Self::broken()
             }
         }

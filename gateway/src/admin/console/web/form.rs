@@ -88,7 +88,7 @@ impl Form {
         let text = self.filled(name)?;
         let number = text.parse().ok().filter(|number| range.contains(number));
         if number.is_none() {
-            self.refuse(name, format!("a whole number from {} to {}", range.start(), range.end()));
+            self.refuse(name, format!("must be a whole number from {} to {}", range.start(), range.end()));
         }
         number
     }
@@ -137,13 +137,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_read_as_browsers_send_them() {
+    fn form_encoded_fields_are_parsed() {
         let mut form = Form::parse(b"id=a%3Cb+c&mode=jwt&mode=key&burst=+7+&refill=0&enabled=on&empty=+");
         assert_eq!((form.value("id"), form.value("none"), form.filled("empty")), ("a<b c", "", None));
         assert_eq!((form.values("mode").len(), form.has("mode", "key"), form.is_ticked("enabled")), (2, true, true));
         assert_eq!((form.number("burst", 1..=9u32), form.number("none", 1..=9u32)), (Some(7), None));
         assert!(!form.is_refused());
         assert_eq!(form.number("refill", 1..=9u32), None);
-        assert_eq!((form.error("refill"), form.whole_error()), (Some("a whole number from 1 to 9"), None));
+        assert_eq!((form.error("refill"), form.whole_error()), (Some("must be a whole number from 1 to 9"), None));
     }
 }

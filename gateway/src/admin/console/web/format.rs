@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short_and_have_units() {
+    fn numbers_are_formatted_with_units() {
         assert_eq!([bytes(0), bytes(1023), bytes(1536), bytes(1 << 30)], ["0 B", "1023 B", "1.5 KiB", "1.0 GiB"]);
         assert_eq!(
             [micros(7), micros(1500), micros(250_000), micros(2_500_000), micros(60_000_000)],

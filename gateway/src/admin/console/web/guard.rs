@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_other_sites_send_is_not_from_us() {
+    fn requests_from_other_origins_are_detected() {
         let from = |site: &'static str, origin: &'static str| {
             let mut headers = HeaderMap::new();
             for (name, value) in [("sec-fetch-site", site), ("origin", origin)] {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_to_go_back_to_are_ours() {
+    fn the_return_address_is_a_path_of_the_console() {
         for (url, page) in [
             ("http://127.0.0.1:9080/requests?status=5xx#top", "/requests?status=5xx"),
             ("https://proxy.example/accounts/acme?note=saved", "/accounts/acme"),

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_of_strangers_are_not_ours() {
+    fn foreign_host_names_are_refused() {
         let region = Region::new("eu1", "example.com");
         let ours = |host| is_ours(host, &region, &["admin.example.org".to_owned()]);
         for host in [

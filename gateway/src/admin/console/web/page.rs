@@ -67,11 +67,11 @@ impl FromRequestParts<Admin> for Visit {
 fn in_words(note: &str) -> Option<&'static str> {
     Some(match note {
         "created" => "Created.",
-        "there" => "It was there already, with these settings. Nothing was changed.",
-        "saved" => "Saved. It is in force on every core.",
-        "deleted" => "Deleted. What it opened is closed.",
-        "approved" => "Approved. The agent collects its certificate when it next asks.",
-        "revoked" => "Revoked. Its tunnels have ended, its certificate opens nothing.",
+        "there" => "It already exists with these settings. Nothing was changed.",
+        "saved" => "Saved. The workers apply it at once.",
+        "deleted" => "Deleted.",
+        "approved" => "Approved. The agent gets its certificate at its next poll.",
+        "revoked" => "Revoked. Its tunnels have ended, and its certificate is refused.",
         "replayed" => "Replayed. This is the new request.",
         _ => return None,
     })
@@ -110,7 +110,7 @@ pub(crate) fn render(page: &impl Template) -> Result<Response, Failure> {
     match page.render() {
         Ok(text) => Ok(Html(text).into_response()),
         Err(error) => {
-            tracing::error!(%error, "a page of the console");
+            tracing::error!(%error, "cannot render a page of the console");
             Err(Failure::broken())
         }
     }

@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_lasts_until_it_is_closed_or_expires() {
+    fn a_session_ends_when_closed_or_expired() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let (first, second) = (sessions.open(now), sessions.open(now));
         let last = now + LIFETIME - Duration::from_secs(1);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn one_session_too_many_ends_the_oldest() {
+    fn opening_one_session_too_many_ends_the_oldest() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let oldest = sessions.open(now);
         let later = now + Duration::from_secs(1);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_found_by_their_whole_name() {
+    fn cookies_are_matched_by_their_whole_name() {
         let mut headers = HeaderMap::new();
         headers.insert(header::COOKIE, "a=1; gw_session2=x; gw_session=me;b".parse().unwrap());
         assert_eq!(SESSION.of(&headers), Some("me"));

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_follow_one_another_and_never_leave_the_drawing() {
+    fn bars_are_consecutive_and_stay_within_the_drawing() {
         let timing = Timing {
             authenticate: 100,
             wait: Some(1),

@@ -1,0 +1,151 @@
+//! Admin endpoints `/metrics`, `/readyz` and `/healthz` on a listener of their own, off unless configured. Served on the
+//! agent's reactor: one request per connection, few connections at a time, each with a time limit.
+
+mod page;
+
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::net::{SocketAddr, TcpListener};
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use gw_shared::http::{Connection, Framing, HeadLimits, HeadScanner, head};
+use gw_shared::net::{Listener, Socket};
+use gw_shared::runtime;
+use gw_shared::telemetry::metrics::exposition;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, StatusCode};
+
+use crate::tunnel::Agent;
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 64, target: 1024 };
+/// Concurrent connections; others wait in the kernel's accept queue.
+const CONNECTIONS: usize = 16;
+/// Time limit for a request and its response.
+const TIME_LIMIT: Duration = Duration::from_secs(5);
+/// Interval of attempts to bind an address that is in use.
+const BIND_INTERVAL: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, and while all connections are in use.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Listener of the admin endpoints.
+pub(crate) struct AdminListener {
+    address: SocketAddr,
+    /// `None` while the address cannot be bound.
+    listener: Option<TcpListener>,
+}
+
+impl AdminListener {
+    /// Binds `address`. A failure is logged and does not keep the agent from serving.
+    pub(crate) fn bind(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address);
+        if let Err(error) = &listener {
+            tracing::error!(%address, %error, "metrics_listen: cannot bind the address; trying again every {BIND_INTERVAL:?}");
+        }
+        Self { address, listener: listener.ok() }
+    }
+
+    /// The bound address, with the port that the kernel chose for port 0.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.listener.as_ref()?.local_addr().ok()
+    }
+}
+
+/// Serves the admin endpoints. Never returns.
+pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
+    let AdminListener { address, mut listener } = listener;
+    let listener = loop {
+        match listener.take().map_or_else(|| TcpListener::bind(address), Ok).and_then(Listener::new) {
+            Ok(listener) => break listener,
+            Err(error) => {
+                tracing::debug!(%address, %error, "cannot bind the address of the metrics");
+                runtime::sleep(BIND_INTERVAL).await;
+            }
+        }
+    };
+    tracing::info!(%address, "serving metrics");
+    let connections = Rc::new(Cell::new(0));
+    loop {
+        if connections.get() >= CONNECTIONS {
+            runtime::sleep(ACCEPT_PAUSE).await;
+            continue;
+        }
+        let socket = match listener.accept().await.and_then(|(fd, _)| Socket::from_fd(fd)) {
+            Ok(socket) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection to the metrics listener");
+                runtime::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (agent, counted) = (Rc::clone(&agent), CountedConnection::new(&connections));
+        runtime::spawn(async move {
+            // Errors and the time limit are visible to the client.
+            let _ = runtime::timeout(TIME_LIMIT, answer(&agent, &socket)).await;
+            drop(counted);
+        });
+    }
+}
+
+/// Counts an open connection until dropped.
+struct CountedConnection(Rc<Cell<usize>>);
+
+impl CountedConnection {
+    fn new(connections: &Rc<Cell<usize>>) -> Self {
+        connections.set(connections.get() + 1);
+        Self(Rc::clone(connections))
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
+    let (mut buffer, mut scanner) = (BytesMut::new(), HeadScanner::default());
+    let request = loop {
+        match scanner.find_end(&mut buffer, HEAD_LIMITS) {
+            Ok(Some(end)) => break head::parse_request(&buffer.split_to(end).freeze(), HEAD_LIMITS),
+            Ok(None) => {
+                if std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await? == 0 {
+                    return Ok(());
+                }
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    let (status, content_type, body) = match &request {
+        Err(error) => (StatusCode::BAD_REQUEST, TEXT, format!("{error}\n")),
+        Ok(request) if ![Method::GET, Method::HEAD].contains(&request.method) => {
+            (StatusCode::METHOD_NOT_ALLOWED, TEXT, "GET only\n".to_owned())
+        }
+        Ok(request) => match request.target.path() {
+            "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+            "/readyz" => match page::readiness(agent, agent.clock.now()) {
+                Ok(()) => (StatusCode::OK, TEXT, "ready\n".to_owned()),
+                Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{missing}\n")),
+            },
+            "/metrics" => (StatusCode::OK, exposition::CONTENT_TYPE, page::metrics(agent)),
+            _ => (StatusCode::NOT_FOUND, TEXT, "not found; available: /metrics, /readyz, /healthz\n".to_owned()),
+        },
+    };
+    let headers = HeaderMap::from_iter([
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ]);
+    let mut out = Vec::with_capacity(256 + body.len());
+    head::write_response(&mut out, status, &headers, Framing::Length(body.len() as u64), Connection::Close);
+    if !request.is_ok_and(|request| request.method == Method::HEAD) {
+        out.extend_from_slice(body.as_bytes());
+    }
+    socket.send_all(&mut [IoSlice::new(&out)]).await?;
+    socket.shutdown_write();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! Load balancing over the backends of a service, and the health on which it depends. Pure: the time is an argument.
+
+use std::time::{Duration, Instant};
+
+/// First and longest pause in which an unreachable backend receives no requests.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Health of a backend, from the results of connection attempts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Health {
+    /// Failed attempts since the last success.
+    failures: u32,
+    ejected_until: Option<Instant>,
+}
+
+impl Health {
+    /// Whether the backend may receive requests.
+    pub(super) fn is_available(self, now: Instant) -> bool {
+        self.ejected_until.is_none_or(|until| now >= until)
+    }
+
+    /// Whether the last attempt failed.
+    pub(super) fn is_failing(self) -> bool {
+        self.failures > 0
+    }
+
+    /// State while an attempt runs. After a failure only one attempt runs at a time, so that few requests wait for a backend
+    /// that is still unreachable.
+    #[must_use]
+    pub(super) fn attempting(self, now: Instant) -> Self {
+        if self.failures == 0 { self } else { Self { ejected_until: Some(now + self.pause()), ..self } }
+    }
+
+    #[must_use]
+    pub(super) fn failed(self, now: Instant) -> Self {
+        let failed = Self { failures: self.failures.saturating_add(1), ..self };
+        Self { ejected_until: Some(now + failed.pause()), ..failed }
+    }
+
+    fn pause(self) -> Duration {
+        let doublings = self.failures.saturating_sub(1).min(16);
+        (FIRST_PAUSE * 2u32.pow(doublings)).min(LONGEST_PAUSE)
+    }
+}
+
+/// The index below `count` with the least load. Indices without a load are skipped; `turn` decides between equal loads.
+pub(super) fn least_loaded(count: usize, turn: usize, load: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+    let turns = (0..count).map(|offset| (turn.wrapping_add(offset)) % count);
+    turns.filter_map(|at| Some((load(at)?, at))).min_by_key(|(load, _)| *load).map(|(_, at)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_backend_is_ejected_for_longer_each_time() {
+        let mut now = Instant::now();
+        let mut health = Health::default();
+        assert!(health.attempting(now).is_available(now));
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            health = health.failed(now);
+            let just_before = now + Duration::from_secs(seconds) - Duration::from_millis(1);
+            assert!(!health.is_available(now) && !health.is_available(just_before), "{seconds}");
+            now += Duration::from_secs(seconds);
+            assert!(health.is_available(now), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn one_attempt_at_a_time_is_made_after_a_failure() {
+        let start = Instant::now();
+        let later = start + Duration::from_secs(5);
+        let health = Health::default().failed(start);
+        assert!(health.is_available(later));
+        assert!(!health.attempting(later).is_available(later));
+    }
+
+    #[test]
+    fn least_loaded_is_chosen_and_equal_loads_take_turns() {
+        let loads = [Some(2), Some(1), None, Some(1)];
+        let chosen = |turn| least_loaded(loads.len(), turn, |at| loads[at]);
+        assert_eq!([0, 1, 2, 3, 4].map(chosen), [Some(1), Some(1), Some(3), Some(3), Some(1)]);
+        assert_eq!(least_loaded(2, 7, |_| None), None);
+        assert_eq!(least_loaded(0, 7, |_| Some(0)), None);
+    }
+}

@@ -1,0 +1,380 @@
+//! Configuration of the backends of a service: addresses, protocols, TLS.
+
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use http::Uri;
+use http::uri::Authority;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+
+use crate::tls::{self, ClientAuth};
+
+/// ALPN protocols (RFC 7301).
+pub(super) const H2: &[u8] = b"h2";
+pub(super) const HTTP_1_1: &[u8] = b"http/1.1";
+
+/// The backends of a service. Any of them can serve any request.
+#[derive(Debug, Clone)]
+pub(crate) struct Backends {
+    /// Never empty.
+    pub(super) endpoints: Vec<Endpoint>,
+    pub(super) host: HostHeader,
+}
+
+/// The `Host` or `:authority` that a backend receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostHeader {
+    /// The caller's.
+    Preserve,
+    /// That of the backend's URL.
+    Rewrite,
+}
+
+/// Address and protocol of a backend.
+#[derive(Debug, Clone)]
+pub(super) struct Endpoint {
+    pub(super) address: Address,
+    pub(super) protocol: BackendProtocol,
+    /// The authority for [`HostHeader::Rewrite`].
+    pub(super) authority: Authority,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Address {
+    /// Host name or address literal, with brackets.
+    Tcp {
+        host: String,
+        port: u16,
+    },
+    Unix(PathBuf),
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum BackendProtocol {
+    Http1,
+    /// Without TLS, with prior knowledge (RFC 9113 §3.3).
+    Http2,
+    /// The version that ALPN selects.
+    Tls(BackendTls),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct BackendTls {
+    pub(super) server_name: ServerName<'static>,
+    /// Offers HTTP/2 and HTTP/1.1.
+    pub(super) any: Arc<ClientConfig>,
+    /// Offers HTTP/1.1 only.
+    pub(super) http1: Arc<ClientConfig>,
+}
+
+/// The settings of `backend` or one entry of `backends`, unchecked.
+#[derive(Debug, Default)]
+struct BackendTable {
+    urls: Vec<String>,
+    host: Option<String>,
+    ca_file: Option<String>,
+    server_name: Option<String>,
+    client_certificate: Option<String>,
+    client_key: Option<String>,
+}
+
+const KEYS: &str = "urls, host, ca_file, server_name, client_certificate, client_key";
+
+impl Backends {
+    /// Checks a list of URLs. Adds mistakes, prefixed with `key`, to `mistakes`.
+    pub(crate) fn from_urls(key: &str, urls: &[String], mistakes: &mut Vec<String>) -> Option<Self> {
+        let before = mistakes.len();
+        Self::check(key, &BackendTable { urls: urls.to_vec(), ..BackendTable::default() }, before, mistakes)
+    }
+
+    /// Checks a value of the configuration file: a URL, a list of URLs, or a table with options.
+    pub(crate) fn from_toml(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<Self> {
+        let before = mistakes.len();
+        let table = match value {
+            toml::Value::Table(entries) => {
+                let mut table = BackendTable::default();
+                for (name, value) in entries {
+                    let key = format!("{key}.{name}");
+                    let field = match name.as_str() {
+                        "urls" => {
+                            table.urls = texts(&key, value, mistakes);
+                            continue;
+                        }
+                        "host" => &mut table.host,
+                        "ca_file" => &mut table.ca_file,
+                        "server_name" => &mut table.server_name,
+                        "client_certificate" => &mut table.client_certificate,
+                        "client_key" => &mut table.client_key,
+                        _ => {
+                            mistakes.push(format!("{key}: unknown key; the keys are {KEYS}"));
+                            continue;
+                        }
+                    };
+                    *field = text(&key, value, mistakes);
+                }
+                table
+            }
+            urls => BackendTable { urls: texts(key, urls, mistakes), ..BackendTable::default() },
+        };
+        Self::check(key, &table, before, mistakes)
+    }
+
+    /// `before` is the number of mistakes before those of this key.
+    fn check(key: &str, table: &BackendTable, before: usize, mistakes: &mut Vec<String>) -> Option<Self> {
+        if table.urls.is_empty() && mistakes.len() == before {
+            mistakes.push(format!("{key}: no backend URL; {FORMS}"));
+        }
+        let is_tls = table.urls.iter().any(|url| url.starts_with("https:"));
+        let tls_options = [
+            ("ca_file", &table.ca_file),
+            ("server_name", &table.server_name),
+            ("client_certificate", &table.client_certificate),
+            ("client_key", &table.client_key),
+        ];
+        for (name, _) in tls_options.iter().filter(|(_, value)| value.is_some() && !is_tls) {
+            mistakes.push(format!("{key}.{name}: applies to https:// backends only, and there is none"));
+        }
+        let configs = is_tls.then(|| client_configs(key, table, mistakes)).flatten();
+        let server_name = table.server_name.as_deref().and_then(|name| {
+            let parsed = ServerName::try_from(name.to_owned());
+            parsed.map_err(|_| mistakes.push(format!("{key}.server_name: {name:?} is not a host name"))).ok()
+        });
+        let host = match table.host.as_deref() {
+            None | Some("preserve") => HostHeader::Preserve,
+            Some("rewrite") => HostHeader::Rewrite,
+            Some(other) => {
+                mistakes.push(format!("{key}.host: {other:?} is neither \"preserve\" nor \"rewrite\""));
+                HostHeader::Preserve
+            }
+        };
+        let mut endpoints = Vec::new();
+        for url in &table.urls {
+            match Endpoint::parse(url, configs.as_ref(), server_name.as_ref()) {
+                // The TLS settings are invalid and reported already.
+                Ok(None) => {}
+                Ok(Some(endpoint)) => endpoints.push(endpoint),
+                Err(invalid) => mistakes.push(format!("{key}: {invalid}")),
+            }
+        }
+        (mistakes.len() == before && !endpoints.is_empty()).then_some(Self { endpoints, host })
+    }
+}
+
+const FORMS: &str = "use http://HOST:PORT, https://HOST:PORT, h2c://HOST:PORT (without a path) or unix:/PATH";
+
+fn text(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        _ => {
+            mistakes.push(format!("{key}: must be a string"));
+            None
+        }
+    }
+}
+
+fn texts(key: &str, value: &toml::Value, mistakes: &mut Vec<String>) -> Vec<String> {
+    match value {
+        toml::Value::String(text) => vec![text.clone()],
+        toml::Value::Array(list) => list.iter().filter_map(|value| text(key, value, mistakes)).collect(),
+        _ => {
+            mistakes.push(format!("{key}: must be a URL or a list of URLs"));
+            Vec::new()
+        }
+    }
+}
+
+/// A text that is not the URL of a backend.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the URL of a backend; {FORMS}")]
+struct InvalidUrl(String);
+
+impl Endpoint {
+    /// Parses the URL of a backend. Returns `None` for an https URL if `configs` is `None`.
+    fn parse(
+        url: &str,
+        configs: Option<&[Arc<ClientConfig>; 2]>,
+        server_name: Option<&ServerName<'static>>,
+    ) -> Result<Option<Self>, InvalidUrl> {
+        let invalid = || InvalidUrl(url.to_owned());
+        if let Some(path) = url.strip_prefix("unix:") {
+            // The URL may have an empty authority.
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if !path.starts_with('/') || rustix::net::SocketAddrUnix::new(path).is_err() {
+                return Err(invalid());
+            }
+            let (address, authority) = (Address::Unix(path.into()), Authority::from_static("localhost"));
+            return Ok(Some(Self { address, protocol: BackendProtocol::Http1, authority }));
+        }
+        let uri: Uri = url.parse().map_err(|_| invalid())?;
+        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(invalid());
+        }
+        let host = authority.host();
+        let (protocol, default_port) = match (uri.scheme_str(), configs) {
+            (Some("http"), _) => (BackendProtocol::Http1, 80),
+            (Some("h2c"), _) => (BackendProtocol::Http2, 80),
+            (Some("https"), None) => return Ok(None),
+            (Some("https"), Some([any, http1])) => {
+                let own_name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
+                let server_name = server_name.cloned().map_or(own_name, Ok).map_err(|_| invalid())?;
+                (BackendProtocol::Tls(BackendTls { server_name, any: Arc::clone(any), http1: Arc::clone(http1) }), 443)
+            }
+            _ => return Err(invalid()),
+        };
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            // `port()` is also `None` for a port that is not a number up to 65535.
+            None if authority.as_str().len() == host.len() => default_port,
+            None => return Err(invalid()),
+        };
+        if host.is_empty() {
+            return Err(invalid());
+        }
+        let address = Address::Tcp { host: host.to_owned(), port };
+        Ok(Some(Self { address, protocol, authority: authority.clone() }))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match self.protocol {
+            BackendProtocol::Http1 => "http",
+            BackendProtocol::Http2 => "h2c",
+            BackendProtocol::Tls(_) => "https",
+        };
+        match &self.address {
+            Address::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}"),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Builds the TLS configuration that offers every protocol and the one that offers HTTP/1.1 only.
+fn client_configs(key: &str, table: &BackendTable, mistakes: &mut Vec<String>) -> Option<[Arc<ClientConfig>; 2]> {
+    let roots = match &table.ca_file {
+        Some(file) => private_roots(file).map_err(|error| mistakes.push(format!("{key}.ca_file: {error}"))),
+        None => Ok(system_roots()),
+    };
+    let auth = client_auth(key, table).map_err(|errors| mistakes.extend(errors));
+    let (roots, auth) = (roots.ok()?, auth.ok()?);
+    let config = tls::client_config(rustls::DEFAULT_VERSIONS, roots, auth, &[H2, HTTP_1_1]);
+    let any = config.map_err(|error| mistakes.push(format!("{key}.client_certificate: {error}"))).ok()?;
+    let mut http1 = any.clone();
+    http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    Some([any, http1].map(Arc::new))
+}
+
+/// Reads the client certificate and its key, if configured.
+fn client_auth(key: &str, table: &BackendTable) -> Result<Option<ClientAuth>, Vec<String>> {
+    let (chain, private_key) = match (&table.client_certificate, &table.client_key) {
+        (None, None) => return Ok(None),
+        (Some(chain), Some(private_key)) => (chain, private_key),
+        (Some(_), None) => return Err(vec![format!("{key}.client_key: missing; client_certificate needs it")]),
+        (None, Some(_)) => return Err(vec![format!("{key}.client_certificate: missing; client_key needs it")]),
+    };
+    let chain = certificates(chain).map_err(|error| format!("{key}.client_certificate: {error}"));
+    let unread = |error| format!("{key}.client_key: {private_key}: {error}");
+    match (chain, PrivateKeyDer::from_pem_file(private_key).map_err(unread)) {
+        (Ok(chain), Ok(key)) => Ok(Some(ClientAuth { chain, key })),
+        (chain, private_key) => Err(chain.err().into_iter().chain(private_key.err()).collect()),
+    }
+}
+
+/// The system's trusted roots. Loaded once, on first use, which is before the reactor starts.
+fn system_roots() -> Arc<RootCertStore> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    Arc::clone(ROOTS.get_or_init(|| Arc::new(tls::system_roots())))
+}
+
+fn private_roots(file: &str) -> Result<Arc<RootCertStore>, String> {
+    tls::private_roots(certificates(file)?).map(Arc::new).map_err(|error| format!("{file}: {error}"))
+}
+
+fn certificates(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+    tls::parse_certificates(&pem).map_err(|error| format!("{file}: {error}"))
+}
+
+/// Lists the URLs.
+impl fmt::Display for Backends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, endpoint) in self.endpoints.iter().enumerate() {
+            write!(f, "{}{endpoint}", if at > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(toml: &str) -> Result<Backends, Vec<String>> {
+        let value: toml::Table = toml.parse().unwrap();
+        let mut mistakes = Vec::new();
+        let backends = Backends::from_toml("b", &value["b"], &mut mistakes);
+        backends.filter(|_| mistakes.is_empty()).ok_or(mistakes)
+    }
+
+    #[test]
+    fn backends_are_a_url_a_list_or_a_table() {
+        for (toml, written) in [
+            ("b = 'http://localhost:8080/'", "http://localhost:8080"),
+            ("b = ['http://[::1]', 'unix:/run/b.sock']", "http://[::1]:80, unix:/run/b.sock"),
+            ("b = { urls = ['https://h', 'h2c://h:1'], host = 'rewrite' }", "https://h:443, h2c://h:1"),
+            ("b = { urls = 'unix:///run/b' }", "unix:/run/b"),
+        ] {
+            assert_eq!(checked(toml).unwrap().to_string(), written);
+        }
+        let rewriting = checked("b = { urls = ['http://h:8'], host = 'rewrite' }").unwrap();
+        assert_eq!((rewriting.host, rewriting.endpoints[0].authority.as_str()), (HostHeader::Rewrite, "h:8"));
+    }
+
+    #[test]
+    fn invalid_urls_are_rejected() {
+        for bad in [
+            "",
+            "localhost:80",
+            "ftp://h",
+            "http://h/path",
+            "http://u@h",
+            "http://h?q",
+            "http://",
+            "http://h:99999",
+            "http://h:",
+            "unix:relative",
+            "unix:",
+            "https://a b",
+        ] {
+            let mistakes = checked(&format!("b = '{bad}'")).unwrap_err();
+            assert!(mistakes.len() == 1 && mistakes[0].starts_with("b: "), "{bad}: {mistakes:?}");
+        }
+        let long = format!("b = 'unix:/{}'", "a".repeat(200));
+        assert!(checked(&long).is_err());
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_with_their_keys() {
+        let mistakes = checked(
+            "b = { urls = ['https://h', 'gopher://h', 7], host = 'keep', ca_file = '/none.pem', server_name = 'a b',\n\
+             client_key = '/none.key', colour = 'red' }",
+        )
+        .unwrap_err();
+        for key in
+            ["b: ", "b.urls: ", "b.host: ", "b.ca_file: ", "b.server_name: ", "b.client_certificate: ", "b.colour: "]
+        {
+            assert!(mistakes.iter().any(|mistake| mistake.starts_with(key)), "{key}: {mistakes:?}");
+        }
+        assert_eq!(mistakes.len(), 7, "{mistakes:?}");
+        let unused = checked("b = { urls = 'http://h', ca_file = '/none.pem' }").unwrap_err();
+        assert_eq!((unused.len(), unused[0].contains("https://")), (1, true));
+        for empty in ["b = []", "b = {}", "b = { urls = [] }", "b = 5"] {
+            assert_eq!(checked(empty).unwrap_err().len(), 1, "{empty}");
+        }
+    }
+}

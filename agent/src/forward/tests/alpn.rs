@@ -1,0 +1,79 @@
+//! Backends that select the HTTP version by ALPN.
+
+use super::*;
+
+/// A TLS server configuration with a self-signed certificate, which is written to `file`.
+fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    std::fs::write(file, certificate.pem()).unwrap();
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::from(key))
+        .unwrap();
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Arc::new(config)
+}
+
+/// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes bodies over HTTP/2.
+async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
+    let socket = Socket::from_fd(connection.into()).unwrap();
+    let stream = TlsStream::new(socket, ServerConnection::new(config).unwrap());
+    if stream.handshake().await.is_err() {
+        return;
+    }
+    if !stream.speaks(b"h2") {
+        let mut received = bytes::BytesMut::new();
+        while !received.ends_with(b"\r\n\r\n") {
+            std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap();
+        }
+        let answer = b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\nHTTP/1.1 ";
+        stream.write_all(&mut [std::io::IoSlice::new(answer)]).await.unwrap();
+        stream.flush().await.unwrap();
+        received.clear();
+        while std::future::poll_fn(|cx| stream.poll_read_buf(cx, &mut received)).await.unwrap() > 0 {}
+        stream.write_all(&mut [std::io::IoSlice::new(&received)]).await.unwrap();
+        return stream.close().await.unwrap();
+    }
+    let mut settings = h2::server::Builder::new();
+    let settings = settings.enable_connect_protocol();
+    let mut connection = settings.handshake::<_, Bytes>(Stream::Tls(stream)).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        runtime::spawn(async move {
+            let mut sent = respond.send_response(Response::new(()), false).unwrap();
+            let prefix = format!("HTTP/2 {} ", request.uri().scheme_str().unwrap());
+            let received = read_body(&mut request.into_body()).await.unwrap();
+            sent.send_data(Bytes::from(prefix + &received), true).unwrap();
+        });
+    }
+}
+
+#[test]
+fn alpn_selects_the_version_and_upgrades_prefer_http_1_1() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ca.pem");
+    for (alpn, after_upgrade) in [(&[&b"h2"[..], b"http/1.1"][..], "HTTP/1.1 hello"), (&[b"h2"], "HTTP/2 https hello")]
+    {
+        let config = tls(alpn, &file);
+        let address = listen(move |connection, _| {
+            Driver::choose().unwrap().block_on(speak_either(connection, Arc::clone(&config))).unwrap();
+        });
+        let port = address.rsplit(':').next().unwrap();
+        let toml = format!("urls = 'https://localhost:{port}'\nca_file = '{}'", file.display());
+        let value = toml::Value::Table(toml.parse().unwrap());
+        let backends = Backends::from_toml("test", &value, &mut Vec::new()).unwrap();
+        with_tunnel_to(&backends, |requests| async move {
+            for _ in 0..2 {
+                let (response, _) = send(&requests, get("/"), true).await;
+                assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "HTTP/2 https ");
+                let (response, mut up) = send(&requests, upgrade("foo"), false).await;
+                let mut response = response.await.unwrap();
+                assert_eq!(response.headers()[X_GW_UPGRADE], "foo");
+                up.send_data(Bytes::from_static(b"hello"), true).unwrap();
+                assert_eq!(read_body(response.body_mut()).await.unwrap(), after_upgrade);
+            }
+        });
+    }
+}

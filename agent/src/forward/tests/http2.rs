@@ -1,0 +1,125 @@
+//! Backends that speak HTTP/2.
+
+use super::*;
+
+#[test]
+fn interim_responses_and_trailers_are_relayed() {
+    let urls = http2_backend(h2::server::Builder::new(), |request, mut respond, _| async move {
+        assert_eq!((request.uri().scheme_str(), request.headers()["te"].as_bytes()), (Some("http"), &b"trailers"[..]));
+        assert_eq!(request.uri().authority().unwrap(), HOST);
+        respond.send_informational(Response::builder().status(103).header("link", "</a>").body(()).unwrap()).unwrap();
+        let mut sent = respond.send_response(Response::new(()), false).unwrap();
+        let text = read_body(&mut request.into_body()).await.unwrap();
+        sent.send_data(Bytes::from(text), false).unwrap();
+        sent.send_trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
+            .unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let mut request = Request::post(format!("https://{HOST}/")).body(()).unwrap();
+        request.headers_mut().insert("te", HeaderValue::from_static("trailers"));
+        let (mut response, mut upload) = send(&requests, request, false).await;
+        let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
+        assert_eq!((interim.status().as_u16(), &interim.headers()["link"]), (103, &HeaderValue::from_static("</a>")));
+        // The response begins before the request has ended.
+        let mut response = response.await.unwrap();
+        upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
+        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
+        let trailers = std::future::poll_fn(|cx| response.body_mut().poll_trailers(cx)).await.unwrap().unwrap();
+        assert_eq!(trailers["grpc-status"], "0");
+    });
+}
+
+#[test]
+fn refused_streams_are_retried_once_on_another_connection() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&seen);
+    let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, connection| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async move {
+            if connection == 0 || request.uri().path() == "/never" {
+                return respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        // Even a POST: the backend has reported that it did not process the request.
+        let post = Request::post(format!("https://{HOST}/")).body(()).unwrap();
+        let (response, _) = send(&requests, post, true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+        assert_eq!(seen.load(Ordering::Relaxed), 2);
+        let (response, _) = send(&requests, get("/never"), true).await;
+        assert_eq!(error_of(response).await.0, "GW_BACKEND_RESET");
+        assert_eq!(seen.load(Ordering::Relaxed), 4);
+    });
+}
+
+#[test]
+fn requests_share_connections_up_to_the_backends_stream_limit() {
+    let (most, held) = (Arc::new(AtomicUsize::new(0)), Arc::new(tokio::sync::Semaphore::new(0)));
+    let (connections, hold) = (Arc::clone(&most), Arc::clone(&held));
+    let mut settings = h2::server::Builder::new();
+    let urls = http2_backend(settings.max_concurrent_streams(4).clone(), move |_, mut respond, connection| {
+        connections.fetch_max(connection + 1, Ordering::Relaxed);
+        let hold = Arc::clone(&hold);
+        async move {
+            hold.acquire().await.unwrap().forget();
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let mut responses = Vec::new();
+        for _ in 0..10 {
+            responses.push(send(&requests, get("/"), true).await.0);
+        }
+        while most.load(Ordering::Relaxed) < 3 {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        held.add_permits(10);
+        for response in responses {
+            assert_eq!(response.await.unwrap().status(), 200);
+        }
+        assert_eq!(most.load(Ordering::Relaxed), 3);
+    });
+}
+
+#[test]
+fn reset_by_the_caller_ends_only_its_own_stream() {
+    let (sender, ended) = mpsc::channel();
+    let urls = http2_backend(h2::server::Builder::new(), move |request, mut respond, connection| {
+        let sender = sender.clone();
+        async move {
+            if request.uri().path() == "/waits" {
+                let reason = std::future::poll_fn(|cx| respond.poll_reset(cx)).await.unwrap();
+                return sender.send((reason, connection)).unwrap();
+            }
+            respond.send_response(Response::new(()), true).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (first, mut upload) = send(&requests, get("/waits"), false).await;
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+        upload.send_reset(Reason::CANCEL);
+        assert!(first.await.is_err());
+        while ended.try_recv() != Ok((Reason::CANCEL, 0)) {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(response.await.unwrap().status(), 200);
+    });
+}
+
+#[test]
+fn backend_that_does_not_speak_http_2_is_reported() {
+    let address = listen(|mut backend, _| {
+        drop(backend.read(&mut [0; 24]));
+        backend.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
+        while read(&mut backend, &mut [0; 100]) > 0 {}
+    });
+    with_tunnel(&[format!("h2c://{address}")], |requests| async move {
+        let (response, _) = send(&requests, get("/"), true).await;
+        let (code, message) = error_of(response).await;
+        assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("HTTP/2"), "{code}: {message}");
+    });
+}

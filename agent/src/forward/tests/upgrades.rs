@@ -1,0 +1,214 @@
+//! Upgrades to other protocols.
+
+use super::*;
+
+#[test]
+fn any_protocol_is_relayed_and_each_direction_ends_separately() {
+    let urls = http1_backend(|mut backend, _| {
+        let head = request_head(&mut backend);
+        assert!(head.starts_with("PUT /chat HTTP/1.1\r\n"), "{head}");
+        assert_eq!((field(&head, "connection"), field(&head, "upgrade")), (Some("upgrade"), Some("Foo/2")));
+        assert_eq!((field(&head, "host"), field(&head, "x-gw-upgrade-method")), (Some(HOST), None));
+        backend.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst").unwrap();
+        let mut received = String::new();
+        let mut byte = [0; 100];
+        loop {
+            match read(&mut backend, &mut byte) {
+                0 => break,
+                length => received.push_str(std::str::from_utf8(&byte[..length]).unwrap()),
+            }
+        }
+        backend.write_all(format!("received {received}").as_bytes()).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let mut request = upgrade("Foo/2");
+        request.headers_mut().insert(X_GW_UPGRADE_METHOD, HeaderValue::from_static("PUT"));
+        let (response, mut up) = send(&requests, request, false).await;
+        let mut response = response.await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()[X_GW_UPGRADE]),
+            (200, &HeaderValue::from_static("Foo/2"))
+        );
+        assert_eq!(response.headers()["x-own"], "1");
+        assert_eq!(response.headers().len(), 3);
+        let down = response.body_mut();
+        assert_eq!(read_exact(down, 5).await, b"first");
+        up.send_data(Bytes::from_static(b"one "), false).unwrap();
+        up.send_data(Bytes::from_static(b"two"), true).unwrap();
+        assert_eq!(read_body(down).await.unwrap(), "received one two");
+    });
+}
+
+#[test]
+fn backend_that_ends_its_direction_first_still_receives() {
+    let (sender, received) = mpsc::channel();
+    let urls = http1_backend(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = [0; 4];
+        backend.read_exact(&mut text).unwrap();
+        sender.send((text, read(&mut backend, &mut [0]))).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
+        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
+        up.send_data(Bytes::from_static(b"late"), false).unwrap();
+        up.send_data(Bytes::new(), true).unwrap();
+        // Sleeps because the sent bytes leave only while this reactor runs.
+        let received = loop {
+            match received.try_recv() {
+                Ok(received) => break received,
+                Err(_) => runtime::sleep(Duration::from_millis(1)).await,
+            }
+        };
+        assert_eq!(received, (*b"late", 0));
+    });
+}
+
+#[test]
+fn resets_are_relayed_in_both_directions() {
+    let (sender, ended) = mpsc::channel();
+    let urls = http1_backend(move |mut backend, number| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo\r\n\r\nhi").unwrap();
+        if number == 0 {
+            sender.send(read(&mut backend, &mut [0])).unwrap();
+        } else {
+            read(&mut backend, &mut [0]);
+            rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
+        }
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
+        assert_eq!(read_exact(response.await.unwrap().body_mut(), 2).await, b"hi");
+        up.send_reset(Reason::CANCEL);
+        while ended.try_recv() != Ok(0) {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
+        let mut response = response.await.unwrap();
+        assert_eq!(read_exact(response.body_mut(), 2).await, b"hi");
+        up.send_data(Bytes::from_static(b"now"), false).unwrap();
+        assert_eq!(read_body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+    });
+}
+
+#[test]
+fn websocket_without_a_key_gets_one() {
+    let urls = http1_backend(|mut backend, number| {
+        let head = request_head(&mut backend);
+        let key = field(&head, "sec-websocket-key").unwrap();
+        let accept = if number == 0 { accept_of(key.as_bytes()).unwrap() } else { HeaderValue::from_static("wrong") };
+        let accept = accept.to_str().unwrap();
+        backend
+            .write_all(
+                format!("HTTP/1.1 101 Yes\r\nUpgrade: WebSocket\r\nSec-WebSocket-Accept: {accept}\r\n\r\n").as_bytes(),
+            )
+            .unwrap();
+        read(&mut backend, &mut [0]);
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
+        let response = response.await.unwrap();
+        assert_eq!((response.headers()[X_GW_UPGRADE].as_bytes(), response.headers().len()), (&b"websocket"[..], 2));
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
+        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+        // A caller that sends a key checks the answer itself.
+        let mut request = upgrade("websocket");
+        request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("x"));
+        let (response, _up) = send(&requests, request, false).await;
+        assert_eq!(response.await.unwrap().headers()["sec-websocket-accept"], "wrong");
+    });
+}
+
+#[test]
+fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
+    let urls = http1_backend(|mut backend, _| {
+        for answer in ["HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno", "HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n"] {
+            drop(request_head(&mut backend));
+            backend.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    let unasked = http1_backend(|mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, _up) = send(&requests, upgrade("foo"), false).await;
+        let mut response = response.await.unwrap();
+        assert_eq!((response.status().as_u16(), response.headers().get(X_GW_UPGRADE)), (403, None));
+        assert_eq!(read_body(response.body_mut()).await.unwrap(), "no");
+    });
+    let urls_of_another = http1_backend(|mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n").unwrap();
+    });
+    with_tunnel(&urls_of_another, |requests| async move {
+        let (response, _up) = send(&requests, upgrade("foo"), false).await;
+        let (code, message) = error_of(response).await;
+        assert!(
+            code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("foo") && message.contains("bar"),
+            "{message}"
+        );
+    });
+    with_tunnel(&unasked, |requests| async move {
+        let (response, _) = send(&requests, get("/"), true).await;
+        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+    });
+}
+
+#[test]
+fn http_2_backends_are_upgraded_by_extended_connect() {
+    let echo = |request: Request<RecvStream>, mut respond: SendResponse<Bytes>, _| async move {
+        assert_eq!(request.method(), Method::CONNECT);
+        assert_eq!(request.extensions().get::<Protocol>().unwrap().as_str(), "websocket");
+        assert!(!request.headers().contains_key("sec-websocket-key"));
+        let mut sent = respond.send_response(Response::new(()), false).unwrap();
+        let received = read_body(&mut request.into_body()).await.unwrap();
+        sent.send_data(Bytes::from(received), true).unwrap();
+    };
+    let mut settings = h2::server::Builder::new();
+    let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
+    with_tunnel(&able, |requests| async move {
+        let mut request = upgrade("websocket");
+        request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ=="));
+        let (response, mut up) = send(&requests, request, false).await;
+        let mut response = response.await.unwrap();
+        assert_eq!(response.headers()[X_GW_UPGRADE], "websocket");
+        assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        up.send_data(Bytes::from_static(b"both ways"), true).unwrap();
+        assert_eq!(read_body(response.body_mut()).await.unwrap(), "both ways");
+    });
+    let unable = http2_backend(h2::server::Builder::new(), echo);
+    with_tunnel(&unable, |requests| async move {
+        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
+        let (code, message) = error_of(response).await;
+        assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"), "{message}");
+    });
+}
+
+#[test]
+fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
+    let (sender, ended) = mpsc::channel();
+    let urls = http1_backend(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
+        backend.shutdown(std::net::Shutdown::Write).unwrap();
+        // Does not read; the closed connection shows as a hang-up.
+        let mut watched = [rustix::event::PollFd::new(&backend, rustix::event::PollFlags::RDHUP)];
+        while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
+        sender.send(()).unwrap();
+    });
+    with_tunnel(&urls, |requests| async move {
+        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
+        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
+        // More than socket buffers and windows can hold.
+        let flood = stream::send(&mut up, Bytes::from(vec![0; 64 << 20]), false);
+        assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
+        up.send_reset(Reason::CANCEL);
+        while ended.try_recv().is_err() {
+            runtime::sleep(Duration::from_millis(1)).await;
+        }
+    });
+}

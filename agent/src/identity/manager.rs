@@ -1,0 +1,49 @@
+//! The certificate of a running agent: renewed before it expires, replaced after.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::SystemTime;
+
+use tokio::sync::Mutex;
+
+use crate::clock::GatewayClock;
+use crate::gateway_events::GatewayEvents;
+use crate::identity::issuance::Issuance;
+use crate::identity::state::{Enrollment, StateDir};
+
+/// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the tunnels,
+/// [`recover`](Self::recover) through the apex.
+pub(crate) struct CertificateManager {
+    pub(super) state: StateDir,
+    pub(super) enrollment: Enrollment,
+    pub(super) clock: Rc<GatewayClock>,
+    pub(super) gateway_events: Rc<GatewayEvents>,
+    pub(super) issuance: Issuance,
+    /// Held while an expired certificate is being replaced.
+    pub(super) recovery: Mutex<()>,
+    /// Expiry of the current certificate, as last read.
+    pub(crate) expiry: Cell<Option<SystemTime>>,
+    pub(crate) renewals: Cell<u64>,
+    pub(crate) failed_renewals: Cell<u64>,
+}
+
+impl CertificateManager {
+    pub(crate) fn new(
+        state: StateDir,
+        enrollment: Enrollment,
+        clock: Rc<GatewayClock>,
+        gateway_events: Rc<GatewayEvents>,
+    ) -> Self {
+        Self {
+            state,
+            enrollment,
+            clock,
+            gateway_events,
+            issuance: Issuance::default(),
+            recovery: Mutex::default(),
+            expiry: Cell::default(),
+            renewals: Cell::default(),
+            failed_renewals: Cell::default(),
+        }
+    }
+}

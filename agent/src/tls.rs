@@ -1,0 +1,63 @@
+//! TLS client configurations and the certificates in them.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+/// A client's certificate chain, leaf first, and its private key.
+pub(crate) struct ClientAuth {
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    pub(crate) key: PrivateKeyDer<'static>,
+}
+
+/// Builds a configuration that trusts `roots`, presents `auth` to servers that ask for a certificate, and offers `alpn`.
+pub(crate) fn client_config(
+    versions: &[&'static SupportedProtocolVersion],
+    roots: Arc<RootCertStore>,
+    auth: Option<ClientAuth>,
+    alpn: &[&[u8]],
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_protocol_versions(versions)?
+        .with_root_certificates(roots);
+    let mut config = match auth {
+        Some(ClientAuth { chain, key }) => builder.with_client_auth_cert(chain, key)?,
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    Ok(config)
+}
+
+/// Loads the system's trusted roots.
+pub(crate) fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+/// A store that holds `authorities` only.
+pub(crate) fn private_roots(authorities: Vec<CertificateDer<'static>>) -> Result<RootCertStore, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority)?;
+    }
+    Ok(roots)
+}
+
+/// Parses a PEM text that contains at least one certificate.
+pub(crate) fn parse_certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    match CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>() {
+        Ok(certificates) if certificates.is_empty() => Err("contains no certificate in PEM format".to_owned()),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The TLS error inside an I/O error, if that is its cause.
+pub(crate) fn rustls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}

@@ -1,0 +1,107 @@
+//! Drain: running requests finish, then the gateway stops.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam_channel::Sender;
+
+use super::gateway::Gateway;
+use super::threads::joined;
+use crate::limit::{Level, levels};
+use crate::limits;
+use crate::telemetry::counters::WorkerReport;
+use crate::worker::Message;
+
+/// Interval between checks for the end of the last request, in the first second of a drain.
+const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
+/// Interval between these checks after the first second.
+const DRAIN_TICK: Duration = Duration::from_millis(20);
+
+impl Gateway {
+    /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to end
+    /// their tunnels, then stops.
+    pub fn drain(mut self) {
+        self.draining.store(true, Ordering::Relaxed);
+        let (successor, began) = (self.has_successor, Instant::now());
+        self.peers.tell_all(|| Message::Drain { successor });
+        self.listeners = None;
+        self.wait_within(self.drain_within, || {
+            if !successor {
+                self.end_quiet_connections();
+            }
+            self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
+        });
+        if successor && let Some(predecessor) = &self.predecessor {
+            // This process relays the successor's records to its own predecessor, so it waits for the predecessor's end. The
+            // channel carries no messages.
+            let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
+        }
+        self.peers.tell_all(|| Message::End);
+        self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
+        if !successor {
+            self.keep_levels();
+        }
+        // Before the workers stop, so that their last counts are recorded.
+        if let Some(sampler) = self.sampler.take() {
+            sampler.stop();
+        }
+        self.peers.tell_all(|| Message::Stop);
+        self.executor.close();
+        if let Some(admin) = self.admin.take() {
+            admin.stop();
+        }
+        for worker in self.workers.drain(..) {
+            joined(worker);
+        }
+        if let Some(exporter) = self.exporter.take() {
+            exporter.stop(limits::SPANS_END);
+        }
+        self.jobs.take().map(joined);
+        self.request_log.close();
+    }
+
+    /// Stores the levels of rate limits for the next start.
+    fn keep_levels(&self) {
+        let levels = self.bucket_levels(Message::ReportLevels);
+        if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
+            tracing::error!(path = %self.levels_path.display(), %error, "cannot store the levels of rate limits: all limits start full");
+        }
+    }
+
+    /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
+    pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
+        let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
+        let missing = self.workers.len() - levels.len();
+        if missing > 0 {
+            tracing::warn!("{missing} workers did not report the levels of their rate limits: these start full");
+        }
+        levels.concat()
+    }
+
+    /// Ends idle connections once no worker has a running request.
+    fn end_quiet_connections(&self) {
+        let quiet = self.peers.ask_all(Message::ReportQuiet);
+        if quiet.len() == self.control.workers() && !quiet.contains(&false) {
+            self.peers.tell_all(|| Message::EndQuiet);
+        }
+    }
+
+    fn all_report(&self, holds: impl Fn(&WorkerReport) -> bool) -> bool {
+        let reports = self.control.reports();
+        reports.len() == self.control.workers() && reports.iter().all(holds)
+    }
+
+    fn wait_within(&self, limit: Duration, is_done: impl Fn() -> bool) {
+        let began = Instant::now();
+        // Twice in a row: one check misses a connection that moves from one worker to another.
+        let mut times_done = 0;
+        loop {
+            times_done = if is_done() { times_done + 1 } else { 0 };
+            if times_done == 2 || began.elapsed() >= limit {
+                return;
+            }
+            let is_first_second = began.elapsed() < Duration::from_secs(1);
+            std::thread::sleep(if is_first_second { DRAIN_TICK_FIRST } else { DRAIN_TICK });
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Replacement of this process by a successor.
+
+use std::collections::BTreeMap;
+
+use super::gateway::Gateway;
+use super::takeover::{Program, Successor, TakeoverError};
+use crate::limit::SuccessorBuckets;
+use crate::worker::{Message, Succeeded};
+
+impl Gateway {
+    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only has to
+    /// drain. Returns the process id of the successor. On an error this process continues as before.
+    pub(super) fn replace(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
+        let (Some(program), Some(listeners)) = (program, &self.listeners) else { return Err(TakeoverError::NoProgram) };
+        if std::process::id() == 1 {
+            return Err(TakeoverError::FirstProcess);
+        }
+        let mut successor = Successor::start(program, listeners)?;
+        let id = successor.id().unwrap_or_default();
+        successor.wait_until_ready()?;
+        let jobs = self.pause_control_plane();
+        let given = match successor.give_store(self.live_tunnels()) {
+            Ok(()) => {
+                self.hand_over_buckets(successor);
+                Ok(())
+            }
+            Err(error) => {
+                // Kills the successor, which releases the store.
+                drop(successor);
+                Err(error)
+            }
+        };
+        if given.is_err()
+            && let Err(error) = self.control.reopen_store()
+        {
+            tracing::error!(%error, "cannot reopen the store: requests are served, but administration fails; restart the gateway");
+        }
+        // After a success too: waiting jobs get the answer to try again.
+        let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
+        let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
+        if let Err(error) = resumed {
+            tracing::error!(%error, "cannot resume the control plane; restart the gateway");
+        }
+        self.has_successor = given.is_ok();
+        given.map(|()| id)
+    }
+
+    /// Hands the buckets over: from here on the successor admits the requests of this process too.
+    fn hand_over_buckets(&self, successor: Successor) {
+        let (buckets, charges) = SuccessorBuckets::new();
+        let levels =
+            self.bucket_levels(|levels| Message::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
+        if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
+            tracing::warn!(%error, "the successor has ended: this process accepts no more requests and finishes running ones");
+            self.peers.tell_all(|| Message::End);
+        }
+    }
+
+    /// Number of tunnels that take requests, by label of their service.
+    fn live_tunnels(&self) -> BTreeMap<String, usize> {
+        let mut tunnels = BTreeMap::new();
+        for tunnel in self.control.reports().into_iter().flat_map(|report| report.tunnels) {
+            if !tunnel.draining {
+                *tunnels.entry(tunnel.service).or_default() += 1;
+            }
+        }
+        tunnels
+    }
+}

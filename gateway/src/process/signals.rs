@@ -1,0 +1,117 @@
+//! Signals of the process: SIGTERM and SIGINT (stop), SIGHUP (reload), SIGUSR2 (replace).
+
+use std::io;
+
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::gateway::Gateway;
+use super::takeover::Program;
+
+/// Receiver of the signals that control a gateway.
+pub struct Signals {
+    runtime: tokio::runtime::Runtime,
+    streams: Streams,
+}
+
+struct Streams {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+    user_2: Signal,
+}
+
+enum Command {
+    Stop,
+    Reload,
+    Replace,
+}
+
+impl Signals {
+    /// Registers the signals. They no longer end the process by default.
+    pub fn listen() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let streams = {
+            let _entered = runtime.enter();
+            Streams {
+                interrupt: signal(SignalKind::interrupt())?,
+                terminate: signal(SignalKind::terminate())?,
+                hang_up: signal(SignalKind::hangup())?,
+                user_2: signal(SignalKind::user_defined2())?,
+            }
+        };
+        Ok(Self { runtime, streams })
+    }
+
+    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A further
+    /// SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates. Notifies systemd (sd_notify(3)).
+    pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
+        let Self { runtime, mut streams } = self;
+        let result = runtime.block_on(async {
+            if gateway.predecessor.is_none() {
+                notify(&[NotifyState::Ready]);
+            }
+            streams.until_stopped(&mut gateway, program).await;
+            let has_successor = gateway.has_successor;
+            let drained = tokio::task::spawn_blocking(|| gateway.drain());
+            let cut = async {
+                if has_successor {
+                    // The first signal may have been sent to all processes of the service, to stop the successor.
+                    streams.stop().await;
+                }
+                streams.stop().await;
+            };
+            tokio::select! {
+                _ = drained => Ok(()),
+                () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted")),
+            }
+        });
+        // Does not wait for an aborted drain.
+        runtime.shutdown_background();
+        result
+    }
+}
+
+impl Streams {
+    /// Handles signals until this process has to drain.
+    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
+        loop {
+            match self.next().await {
+                Command::Reload => gateway.reload_certificates(),
+                Command::Stop => {
+                    notify(&[NotifyState::Stopping]);
+                    tracing::warn!("stopping after running requests; a second signal aborts them");
+                    return;
+                }
+                // Blocks: one successor at a time.
+                Command::Replace => match gateway.replace(program) {
+                    Ok(successor) => {
+                        notify(&[NotifyState::MainPid(successor)]);
+                        tracing::warn!(successor, "replaced by a successor; running requests finish here");
+                        return;
+                    }
+                    Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
+                },
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Command {
+        tokio::select! {
+            _ = self.interrupt.recv() => Command::Stop,
+            _ = self.terminate.recv() => Command::Stop,
+            _ = self.hang_up.recv() => Command::Reload,
+            _ = self.user_2.recv() => Command::Replace,
+        }
+    }
+
+    async fn stop(&mut self) {
+        while !matches!(self.next().await, Command::Stop) {}
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot notify systemd");
+    }
+}

@@ -1,0 +1,58 @@
+//! Messages between the two processes, as lines of JSON.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use super::{LINE_MAX, TakeoverError};
+use crate::limit::Level;
+use crate::store::Record;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Message {
+    Ready,
+    Store {
+        /// Number of live tunnels by label of their service.
+        tunnels: BTreeMap<String, usize>,
+    },
+    Serving,
+    Failed {
+        reason: String,
+    },
+    Levels {
+        levels: Vec<Level>,
+    },
+    Records {
+        records: Vec<Record>,
+    },
+    Charge {
+        number: u64,
+        /// Label of the service.
+        service: String,
+    },
+    Charged {
+        number: u64,
+        /// Time until the request could be admitted; `None` if it is admitted.
+        wait_ms: Option<u64>,
+    },
+}
+
+impl Message {
+    /// Appends the message to `lines`. Leaves `lines` unchanged if the message is too long.
+    pub(super) fn write_to(&self, lines: &mut Vec<u8>) -> Result<(), TakeoverError> {
+        self.write_within(lines, LINE_MAX)
+    }
+
+    pub(super) fn write_within(&self, lines: &mut Vec<u8>, most: u64) -> Result<(), TakeoverError> {
+        let begin = lines.len();
+        serde_json::to_writer(&mut *lines, self).map_err(io::Error::from)?;
+        lines.push(b'\n');
+        if (lines.len() - begin) as u64 > most {
+            lines.truncate(begin);
+            return Err(TakeoverError::TooLong);
+        }
+        Ok(())
+    }
+}

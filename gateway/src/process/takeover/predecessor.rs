@@ -1,0 +1,73 @@
+//! The successor's handle of the process that it replaces.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crossbeam_channel::Receiver;
+
+use super::channel::Channel;
+use super::message::Message;
+use super::{TakeoverError, VARIABLE, lead, sockets};
+use crate::control::Control;
+use crate::process::listeners::Inherited;
+use crate::worker::Peers;
+
+/// Process that this one replaces; without a channel once this process serves.
+pub struct Predecessor(Option<Channel>);
+
+impl Predecessor {
+    pub(super) fn new(channel: Channel) -> Self {
+        Self(Some(channel))
+    }
+
+    /// The parent process, if it started this process as its successor.
+    pub fn find() -> io::Result<Option<Self>> {
+        let named = std::env::var(VARIABLE).ok().and_then(|id| id.parse().ok());
+        if named.is_none() || named != rustix::process::getppid().map(|id| id.as_raw_nonzero().get()) {
+            return Ok(None);
+        }
+        let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        // No other descriptor may refer to the socket, or the predecessor would not see that this process ends.
+        rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+        Channel::new(socket).map(|channel| Some(Self::new(channel)))
+    }
+
+    /// Receives the listening sockets, which the predecessor sends first.
+    pub(crate) fn listeners(&mut self) -> Result<Inherited, TakeoverError> {
+        sockets::receive(self.channel()?.socket())
+    }
+
+    /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service.
+    pub(crate) fn take_store(&mut self) -> Result<BTreeMap<String, usize>, TakeoverError> {
+        self.channel()?.send(&Message::Ready)?;
+        match self.channel()?.receive()? {
+            Message::Store { tunnels } => Ok(tunnels),
+            other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
+        }
+    }
+
+    /// Reports that this process serves. From then on sends changed records and admits the predecessor's requests. The
+    /// returned channel disconnects when the predecessor has ended.
+    pub(crate) fn serving(
+        &mut self,
+        control: &Arc<Control>,
+        peers: &Arc<Peers>,
+    ) -> Result<Receiver<Infallible>, TakeoverError> {
+        self.channel()?.send(&Message::Serving)?;
+        lead::lead(self.0.take().ok_or(TakeoverError::Ended)?, control, peers)
+    }
+
+    pub(super) fn channel(&mut self) -> Result<&mut Channel, TakeoverError> {
+        self.0.as_mut().ok_or(TakeoverError::Ended)
+    }
+
+    /// Sends the reason why this process cannot take over.
+    pub fn failed(&mut self, reason: &str) {
+        // If this fails, the predecessor still sees that this process ends.
+        let _ = self.channel().and_then(|channel| channel.send(&Message::Failed { reason: reason.to_owned() }));
+    }
+}

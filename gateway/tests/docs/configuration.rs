@@ -1,0 +1,275 @@
+//! docs/configuration.md and the examples have every key of the programs, and no others.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use gw_gateway::config::Config;
+
+use crate::markdown::{code, rows, section, split};
+use crate::{assert_same, read, repository};
+
+const REQUIRED: &str = "region = 'eu1'\ndomain = 'example.com'\ndata_dir = '/var/lib/gw'\n";
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, |_| None).map_err(|error| error.to_string())
+}
+
+/// Every environment variable that the gateway asks for while it reads its configuration.
+fn gateway_variables() -> BTreeSet<String> {
+    let asked = RefCell::new(BTreeSet::new());
+    for collector in [None, Some("http://127.0.0.1:4318")] {
+        let environment = |name: &str| {
+            asked.borrow_mut().insert(name.to_owned());
+            collector.filter(|_| name.starts_with("OTEL_") && name.ends_with("_ENDPOINT")).map(str::to_owned)
+        };
+        drop(Config::parse(REQUIRED, environment));
+    }
+    asked.into_inner()
+}
+
+/// Every key of gateway.toml: each of them has a variable.
+fn gateway_keys() -> BTreeSet<String> {
+    let names = gateway_variables();
+    let keys = names.iter().filter_map(|name| Some(name.strip_prefix("GW_")?.to_ascii_lowercase()));
+    let refusal = |key: &str| parse(&format!("{key} = 1")).unwrap_err();
+    let unknown = refusal("nonsense").lines().find(|line| line.contains("nonsense")).unwrap().to_owned();
+    let is_unknown = |key: &str| refusal(key).contains(&unknown.replace("nonsense", key));
+    // A key of a table has a dot where its variable has the first `_`.
+    keys.map(|key| if is_unknown(&key) { key.replacen('_', ".", 1) } else { key }).collect()
+}
+
+/// An agent that is enrolled, in a folder of its own.
+struct Agent(tempfile::TempDir);
+
+impl Agent {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let enrollment = serde_json::json!({
+            "agent_id": "ag_0123456789abcdefghij",
+            "gateway_name": "eu1.example.com",
+            "gateway_host": "eu1.example.com",
+            "gateway_port": 443,
+            "services": ["acme--api.eu1.example.com"],
+        });
+        fs::write(folder.path().join("agent.json"), enrollment.to_string()).unwrap();
+        Self(folder)
+    }
+
+    /// Reads `text` as agent.toml.
+    fn load(&self, text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+        let file = self.0.path().join("agent.toml");
+        fs::write(&file, text).unwrap();
+        let loaded = gw_agent::Config::load(Some(&file), Some(self.0.path().to_owned()), &[], environment);
+        loaded.map(drop).map_err(|error| error.to_string())
+    }
+}
+
+/// Every environment variable that the agent asks for while it reads its configuration.
+fn agent_variables() -> BTreeSet<String> {
+    let asked = RefCell::new(BTreeSet::new());
+    let environment = |name: &str| {
+        asked.borrow_mut().insert(name.to_owned());
+        None
+    };
+    Agent::new().load("backend = 'http://127.0.0.1:8080'", environment).unwrap();
+    asked.into_inner()
+}
+
+/// Keys of a table of backends: the error about one that does not exist lists those that do.
+fn backend_keys() -> BTreeSet<String> {
+    let error = Agent::new().load("backend = { nonsense = 1 }", |_| None).unwrap_err();
+    // "...: no such key; there are A, B, C"
+    let list = error.split(';').next_back().unwrap().lines().next().unwrap().split(", ");
+    list.map(|words| words.rsplit(' ').next().unwrap().to_owned()).collect()
+}
+
+fn set(keys: &[&str]) -> BTreeSet<String> {
+    keys.iter().map(|key| (*key).to_owned()).collect()
+}
+
+#[test]
+fn keys_and_variables_are_read_off_the_programs() {
+    let gateway = gateway_keys();
+    assert!(set(&["region", "listen", "traces.sample_ratio"]).is_subset(&gateway) && gateway.len() > 25, "{gateway:?}");
+    let agent = agent_variables();
+    assert!(set(&["GW_BACKEND", "GW_LOG_FORMAT", "GW_TRACES_ENDPOINT"]).is_subset(&agent), "{agent:?}");
+    let backend = backend_keys();
+    assert!(set(&["urls", "host", "client_key"]).is_subset(&backend), "{backend:?}");
+}
+
+const PAGE: &str = "docs/configuration.md";
+
+/// The keys in the tables of a section.
+fn documented(section: &str) -> BTreeSet<String> {
+    let rows = rows(section, "key");
+    rows.iter().flat_map(|cells| code(&cells[0])).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_page_has_every_key_of_the_gateway_and_no_other() {
+    assert_same(PAGE, documented(section(&read(PAGE), "Gateway")), &gateway_keys());
+}
+
+/// The example has every key of the agent: see below.
+#[test]
+fn the_page_has_every_key_of_the_agent_and_no_other() {
+    let example = all_keys_of(&read(AGENT_EXAMPLE)).parse().unwrap();
+    // `traces` is a table, and its keys may be written with or without its name.
+    let documented = documented(section(&read(PAGE), "Agent")).into_iter().filter(|key| key != "traces");
+    let documented = documented.map(|key| key.trim_start_matches("traces.").to_owned());
+    assert_same(PAGE, documented, &agent_keys_of(&example));
+}
+
+#[test]
+fn the_page_has_every_variable_that_configures() {
+    let page = read(PAGE);
+    let keys = gateway_keys();
+    // The variable of a key of the gateway is the key in capitals.
+    let of_gateway = gateway_variables().into_iter().filter(|name| {
+        let key = name.strip_prefix("GW_").unwrap_or_default().to_ascii_lowercase();
+        !keys.contains(&key) && !keys.contains(&key.replacen('_', ".", 1))
+    });
+    let agent = section(&page, "Agent");
+    for (name, text) in
+        of_gateway.map(|name| (name, page.as_str())).chain(agent_variables().into_iter().map(|it| (it, agent)))
+    {
+        let otel = name.starts_with("OTEL_") && text.contains("`OTEL_*`");
+        assert!(otel || text.contains(&format!("`{name}`")), "{PAGE} lacks {name}");
+    }
+}
+
+/// A line `key = value`; texts need no quotes.
+fn assignment(key: &str, value: &str) -> String {
+    let line = format!("{key} = {value}\n");
+    if line.parse::<toml::Table>().is_ok() { line } else { format!("{key} = '{value}'\n") }
+}
+
+#[test]
+fn the_documented_defaults_of_the_gateway_are_its_defaults() {
+    let defaults = format!("{:?}", parse(REQUIRED).unwrap());
+    let page = read(PAGE);
+    let mut compared = 0;
+    for cells in rows(section(&page, "Gateway"), "key") {
+        let (Some(key), Some(default)) = (code(&cells[0]).next(), code(&cells[2]).next()) else { continue };
+        let config = parse(&format!("{REQUIRED}{}", assignment(key, default)));
+        assert_eq!(format!("{:?}", config.unwrap()), defaults, "{key} = {default}");
+        compared += 1;
+    }
+    assert!(compared >= 18, "defaults between backticks: {compared}");
+}
+
+const GATEWAY_EXAMPLE: &str = "packaging/examples/gateway.toml";
+const AGENT_EXAMPLE: &str = "packaging/examples/agent.toml";
+
+/// The key of a line `#key = value`.
+fn key_behind_hash(line: &str) -> Option<&str> {
+    let (key, _) = line.strip_prefix('#')?.split_once(" = ")?;
+    key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then_some(key)
+}
+
+/// The example with every key in force.
+fn all_keys_of(example: &str) -> String {
+    example.lines().map(|line| format!("{}\n", key_behind_hash(line).map_or(line, |_| &line[1..]))).collect()
+}
+
+/// The keys of a table and its tables, with a dot between.
+fn keys_of(table: &toml::Table) -> BTreeSet<String> {
+    let keys = table.iter().flat_map(|(key, value)| match value {
+        toml::Value::Table(inner) => keys_of(inner).into_iter().map(|it| format!("{key}.{it}")).collect(),
+        _ => vec![key.clone()],
+    });
+    keys.collect()
+}
+
+#[test]
+fn the_gateway_accepts_its_example() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gw-gateway"));
+    command.args(["serve", "--check", "--config"]).arg(repository().join(GATEWAY_EXAMPLE));
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.is_empty(), "{stderr}");
+}
+
+#[test]
+fn the_example_of_the_gateway_has_every_key_and_its_default() {
+    // Keys without a default, and one whose default depends on the machine.
+    let without = ["admin_hosts", "tls_certificate", "tls_key", "trusted_proxies", "relay_memory_mib", "endpoint"];
+    let example = read(GATEWAY_EXAMPLE);
+    let all = all_keys_of(&example);
+    parse(&all).unwrap();
+    assert_same(GATEWAY_EXAMPLE, keys_of(&all.parse().unwrap()), &gateway_keys());
+    let defaults = format!("{:?}", parse(&example).unwrap());
+    for line in example.lines().filter(|line| key_behind_hash(line).is_some_and(|key| !without.contains(&key))) {
+        let config = parse(&example.replace(line, &line[1..])).unwrap();
+        assert_eq!(format!("{config:?}"), defaults, "{line}");
+    }
+}
+
+/// Replaces the names of files in `/etc/gw-agent` by those of files that exist: a key where the name says so, else a
+/// certificate of it.
+fn with_files(text: &str, folder: &Path) -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["agent.example.com".to_owned()]).unwrap();
+    let certificate = certificate.self_signed(&key).unwrap();
+    fs::write(folder.join("key"), key.serialize_pem()).unwrap();
+    fs::write(folder.join("certificate"), certificate.pem()).unwrap();
+    let mut parts = text.split("/etc/gw-agent/");
+    let mut replaced = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once('"').unwrap();
+        let file = folder.join(if name.contains("key") { "key" } else { "certificate" });
+        replaced += &format!("{}\"{rest}", file.display());
+    }
+    replaced
+}
+
+/// The keys of agent.toml: those of the file, of its table `traces`, and of tables of backends.
+fn agent_keys_of(file: &toml::Table) -> BTreeSet<String> {
+    let tables = file["backends"].as_table().unwrap().values().chain([&file["traces"]]);
+    let inner = tables.filter_map(toml::Value::as_table).flat_map(|table| table.keys());
+    inner.chain(file.keys().filter(|key| *key != "traces")).cloned().collect()
+}
+
+#[test]
+fn the_agent_accepts_its_example_with_every_key() {
+    let agent = Agent::new();
+    let example = read(AGENT_EXAMPLE);
+    agent.load(&example, |_| None).unwrap();
+    let all = all_keys_of(&example);
+    agent.load(&with_files(&all, agent.0.path()), |_| None).unwrap();
+    let used = agent_keys_of(&all.parse().unwrap());
+    assert!(backend_keys().is_subset(&used), "{used:?}");
+    // Keys have variables, but for those of `backends`.
+    for name in agent_variables().iter().filter_map(|name| name.strip_prefix("GW_")) {
+        let key = name.to_ascii_lowercase();
+        let named = [key.as_str(), key.trim_start_matches("agent_"), key.trim_start_matches("traces_")];
+        let has_no_key = key == "agent_max_concurrent_backend_requests";
+        assert!(has_no_key || named.iter().any(|key| used.contains(*key)), "{AGENT_EXAMPLE} lacks {key}");
+    }
+}
+
+/// Blocks of TOML on a page are parts of gateway.toml or of agent.toml.
+#[test]
+fn the_programs_accept_the_configuration_on_every_page() {
+    let agent = Agent::new();
+    let mut accepted = 0;
+    for page in fs::read_dir(repository().join("docs")).unwrap().map(|entry| entry.unwrap().path()) {
+        if page.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        for block in split(&fs::read_to_string(&page).unwrap()).1.iter().filter(|block| block.info == "toml") {
+            let required = if block.text.contains("region = ") { "" } else { REQUIRED };
+            let gateway = parse(&format!("{required}{}", block.text));
+            let backend = if block.text.contains("backend") { "" } else { "backend = 'http://127.0.0.1:8080'\n" };
+            let agent = agent.load(&with_files(&format!("{backend}{}", block.text), agent.0.path()), |_| None);
+            if let (Err(gateway), Err(agent)) = (&gateway, &agent) {
+                panic!("{}:{}:\nas gateway.toml: {gateway}\nas agent.toml: {agent}", page.display(), block.line);
+            }
+            accepted += 1;
+        }
+    }
+    assert!(accepted >= 3, "{accepted}");
+}

@@ -1,0 +1,72 @@
+//! docs/errors.md has every error code, docs/metrics.md every metric, and neither has others.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use gw_gateway::config::Config;
+use gw_gateway::demo::{Demo, Options};
+
+use crate::markdown::{headings, rows};
+use crate::{assert_same, read, repository};
+
+fn is_error_code(text: &str) -> bool {
+    let is_name = text.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
+    is_name && (text.starts_with("GW_") || text.starts_with("AGENT_"))
+}
+
+/// The codes in the source, tests left out. Those of the agent are among them: the gateway passes on no others.
+fn error_codes() -> BTreeSet<String> {
+    let sources = ["gateway/src/error.rs", "shared/src/error_code.rs"].into_iter();
+    let sources = sources.filter_map(|path| fs::read_to_string(repository().join(path)).ok());
+    let literals = sources.flat_map(|source| {
+        let source = source.split("#[cfg(test)]").next().unwrap();
+        source.split('"').map(str::to_owned).collect::<Vec<_>>()
+    });
+    literals.filter(|text| is_error_code(text)).collect()
+}
+
+#[test]
+fn every_error_code_has_a_heading_and_every_heading_a_code() {
+    let codes = error_codes();
+    assert!(codes.len() > 30 && codes.contains("AGENT_UNAVAILABLE") && codes.contains("GW_BACKEND_TLS"), "{codes:?}");
+    let headings = headings(&read("docs/errors.md")).into_iter();
+    let titles = headings.filter(|(level, _)| *level == 2).map(|(_, text)| text.trim_matches('`').to_owned());
+    assert_same("docs/errors.md", titles.filter(|title| is_error_code(title)), &codes);
+}
+
+fn fetch(url: &str) -> String {
+    ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
+}
+
+/// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.
+fn metrics() -> BTreeSet<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let agent_config = folder.path().join("agent.toml");
+    fs::write(&agent_config, "backend = 'http://127.0.0.1:9'\nmetrics_listen = '127.0.0.1:0'\n").unwrap();
+    const TRACES: &str =
+        "region = 'eu1'\ndomain = 'gw.localhost'\ndata_dir = '/'\ntraces.endpoint = 'http://127.0.0.1:9'";
+    let adjust: fn(&mut Config) = |config| config.traces = Config::parse(TRACES, |_| None).unwrap().traces;
+    let demo = Demo::start(&Options { agent_config: Some(agent_config), adjust, ..Options::default() }).unwrap();
+    let gateway = fetch(&format!("{}/metrics", demo.about.admin_url));
+    let agent = fetch(&format!("http://{}/metrics", demo.agent().metrics_address().unwrap()));
+    demo.stop();
+    let families =
+        gateway.lines().chain(agent.lines()).filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    families.map(|(name, kind)| format!("{name} {kind}")).collect()
+}
+
+#[test]
+fn the_page_has_every_metric_with_its_type_and_no_other() {
+    let metrics = metrics();
+    for metric in [
+        "gw_requests_total counter",
+        "gw_spans_exported_total counter",
+        "gw_agent_slots gauge",
+        "process_open_fds gauge",
+    ] {
+        assert!(metrics.contains(metric), "{metric}: {metrics:?}");
+    }
+    let rows = rows(&read("docs/metrics.md"), "metric").into_iter();
+    let documented = rows.map(|cells| format!("{} {}", cells[0].trim_matches('`'), cells[1]));
+    assert_same("docs/metrics.md", documented, &metrics);
+}

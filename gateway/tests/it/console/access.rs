@@ -1,0 +1,175 @@
+//! Sign-in, sessions, and requests that the console refuses.
+
+use gw_gateway::config::Config;
+use gw_gateway::demo::{Demo, Options};
+
+use super::browser::Browser;
+use crate::support::{demo, options};
+
+#[test]
+fn only_the_admin_token_signs_in_and_signing_out_ends_it() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    let turned_away = browser.get("/requests?status=5xx");
+    assert_eq!((turned_away.status, turned_away.header("location")), (303, "/sign-in?next=%2Frequests%3Fstatus%3D5xx"));
+    let wrong = browser.sign_in("x", "/");
+    assert_eq!((wrong.status, wrong.cookie("gw_session")), (401, None));
+    assert!(wrong.text.contains("not the admin token"));
+
+    let right = browser.sign_in(&format!(" {}\n", demo.about.admin_token), "/requests?status=5xx");
+    assert_eq!((right.status, right.header("location")), (303, "/requests?status=5xx"));
+    let (id, flags) = right.cookie("gw_session").unwrap();
+    assert_eq!((id.len(), flags.as_str()), (43, "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200"));
+    assert_eq!(browser.get("/").status, 200);
+    assert_eq!(browser.get("/sign-in").header("location"), "/");
+
+    // A redirect target on another host is replaced by the start page.
+    let mut other = Browser::new(&demo);
+    assert_eq!(other.sign_in(&demo.about.admin_token, "//evil.example/").header("location"), "/");
+    assert_ne!(other.cookies["gw_session"], id);
+
+    let out = browser.submit("/", "/sign-out", &[]);
+    assert_eq!((out.status, out.header("location")), (303, "/sign-in"));
+    browser.cookies.insert("gw_session".to_owned(), id);
+    assert_eq!(browser.get("/").status, 303);
+    assert_eq!(other.get("/").status, 200);
+}
+
+#[test]
+fn sign_in_after_an_expired_session_returns_to_the_open_page() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    let page = |path: &str| format!("{}{path}", demo.about.admin_url);
+    browser.extra =
+        vec![("HX-Request", "true".to_owned()), ("HX-Current-URL", page("/accounts/demo/agents/x?note=saved"))];
+    let told = browser.get("/accounts/demo/agents/x");
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fagents%2Fx&ended=yes";
+    assert_eq!((told.status, told.header("hx-redirect")), (401, sign_in));
+    browser.extra = vec![("Referer", page("/accounts/demo/settings"))];
+    let told = browser.post("/accounts/demo/delete", &[("confirm", "demo")]);
+    let sign_in = "/sign-in?next=%2Faccounts%2Fdemo%2Fsettings&ended=yes";
+    assert_eq!((told.status, told.header("location")), (303, sign_in));
+    browser.extra = vec![("Referer", "https://evil.example//evil.example/".to_owned())];
+    assert_eq!(browser.post("/theme", &[]).header("location"), "/sign-in?ended=yes");
+    browser.extra.clear();
+
+    // An open form stays valid when another tab opens the form or signs in.
+    let form = browser.get(sign_in);
+    assert!(form.text.contains("Your session has ended. Nothing was changed."));
+    let other = browser.get("/sign-in");
+    assert!(!other.text.contains("has ended"));
+    let next = form.between("name=\"next\" value=\"", "\"");
+    let fields = [("form_token", form.form_token()), ("next", next), ("token", demo.about.admin_token.clone())];
+    let fields = fields.each_ref().map(|(name, value)| (*name, value.as_str()));
+    assert_eq!(browser.post("/sign-in", &fields).header("location"), "/accounts/demo/settings");
+    assert_eq!(browser.post("/sign-in", &[("next", "/tunnels")]).header("location"), "/tunnels");
+    // A cookie that the console did not issue is replaced.
+    let mut browser = Browser::new(&demo);
+    browser.cookies.insert("gw_sign_in".to_owned(), "x".to_owned());
+    assert_ne!(browser.get("/sign-in").cookie("gw_sign_in").unwrap().0, "x");
+}
+
+#[test]
+fn over_https_the_session_cookie_is_secure() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    browser.extra = vec![("X-Forwarded-Proto", "https".to_owned())];
+    let right = browser.sign_in(&demo.about.admin_token, "/");
+    let (_, flags) = right.cookie("__Host-gw_session").unwrap();
+    assert_eq!(flags, "Path=/; HttpOnly; SameSite=Strict; Max-Age=43200; Secure");
+    assert_eq!(browser.get("/").status, 200);
+}
+
+#[test]
+fn wrong_tokens_are_rate_limited_without_locking_out_the_administrator() {
+    let demo = demo(None);
+    let mut browser = Browser::new(&demo);
+    let statuses: Vec<u16> = (0..11).map(|_| browser.sign_in("guess", "/").status).collect();
+    assert_eq!((&statuses[..10], statuses[10]), ([401; 10].as_slice(), 429));
+    let late = browser.sign_in("guess", "/");
+    assert_eq!((late.status, late.header("retry-after").parse::<u64>().unwrap() <= 7), (429, true));
+    // The correct token is accepted from an address with many wrong guesses.
+    assert_eq!(browser.sign_in(&demo.about.admin_token, "/").status, 303);
+}
+
+#[test]
+fn forms_without_a_valid_token_or_from_another_origin_are_refused() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    let form_token = browser.get("/accounts").form_token();
+    let accounts = || demo.gateway().control().records().accounts.len();
+
+    // Without the session's form token, with the token of another session, and with a foreign origin.
+    let other = Browser::signed_in(&demo).get("/accounts").form_token();
+    for token in ["", "x", &other, &form_token[1..]] {
+        assert_eq!(browser.post("/accounts", &[("form_token", token), ("id", "evil")]).status, 403, "{token}");
+    }
+    for (name, value) in [
+        ("Sec-Fetch-Site", "cross-site"),
+        ("Sec-Fetch-Site", "same-site"),
+        ("Origin", "null"),
+        ("Origin", "https://evil.example"),
+    ] {
+        browser.extra = vec![(name, value.to_owned())];
+        let reply = browser.post("/accounts", &[("form_token", &form_token), ("id", "evil")]);
+        assert_eq!(reply.status, 403, "{name}: {value}");
+        assert_eq!(browser.post("/sign-in", &[("token", &demo.about.admin_token)]).status, 403);
+    }
+    assert_eq!(accounts(), 1);
+
+    // Every path that changes state requires the form token.
+    browser.extra.clear();
+    for path in [
+        "/accounts",
+        "/accounts/demo",
+        "/accounts/demo/delete",
+        "/accounts/demo/settings",
+        "/accounts/demo/services/echo",
+        "/accounts/demo/services/echo/delete",
+        "/accounts/demo/credentials",
+        "/accounts/demo/credentials/x",
+        "/accounts/demo/credentials/x/rotate",
+        "/accounts/demo/credentials/x/enable",
+        "/accounts/demo/credentials/x/disable",
+        "/accounts/demo/credentials/x/delete",
+        "/accounts/demo/service-keys",
+        "/accounts/demo/service-keys/x/rotate",
+        "/accounts/demo/agents/x",
+        "/accounts/demo/agents/x/approve",
+        "/accounts/demo/agents/x/revoke",
+        "/accounts/demo/agents/x/delete",
+        "/accounts/demo/new-agent",
+        "/accounts/demo/enrollment-tokens/x/delete",
+        "/requests/x/replay",
+        "/theme",
+        "/sign-out",
+    ] {
+        assert_eq!(browser.post(path, &[]).status, 403, "{path}");
+        assert_eq!(Browser::new(&demo).post(path, &[]).header("location"), "/sign-in?ended=yes", "{path}");
+    }
+    // The console's own pages send these fields.
+    let origin = demo.about.admin_url.clone();
+    browser.extra = vec![("Origin", origin), ("Sec-Fetch-Site", "same-origin".to_owned())];
+    assert_eq!(browser.post("/accounts", &[("form_token", &form_token), ("id", "good")]).status, 303);
+    assert_eq!(accounts(), 2);
+    // Scripts send the token in a header field.
+    browser.extra.push(("X-Gw-Form-Token", form_token));
+    assert_eq!(browser.post("/accounts", &[("id", "better")]).status, 303);
+}
+
+#[test]
+fn unknown_host_names_are_refused() {
+    let adjust = |config: &mut Config| config.admin_hosts = vec!["console.example.com".to_owned()];
+    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    for (host, status) in [
+        ("evil.example:9080", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("console.example.com", 200),
+        ("localhost:1", 200),
+        ("eu1.gw.localhost", 200),
+    ] {
+        let mut browser = Browser::new(&demo);
+        browser.extra = vec![("Host", host.to_owned())];
+        assert_eq!(browser.get("/sign-in").status, status, "{host}");
+    }
+}

@@ -1,0 +1,109 @@
+//! A browser without scripts: cookies, forms and the fields that browsers send.
+
+use std::collections::BTreeMap;
+
+use gw_gateway::demo::Demo;
+
+/// A response.
+pub(crate) struct Reply {
+    pub(crate) status: u16,
+    pub(crate) headers: http::HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Reply {
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Value and attributes of the cookie that the response sets.
+    pub(crate) fn cookie(&self, name: &str) -> Option<(String, String)> {
+        let set = self.headers.get_all("set-cookie").iter().map(|value| value.to_str().unwrap());
+        let (value, rest) = set.filter_map(|set| set.strip_prefix(name)?.strip_prefix('=')?.split_once("; ")).next()?;
+        Some((value.to_owned(), rest.to_owned()))
+    }
+
+    /// Form token of the first form of the page.
+    pub(crate) fn form_token(&self) -> String {
+        self.between("name=\"form_token\" value=\"", "\"")
+    }
+
+    pub(crate) fn between(&self, before: &str, after: &str) -> String {
+        let (_, rest) = self.text.split_once(before).unwrap_or_else(|| panic!("no {before}: {}", self.text));
+        rest.split_once(after).unwrap().0.to_owned()
+    }
+}
+
+/// A browser with its cookies.
+pub(crate) struct Browser {
+    base: String,
+    pub(crate) cookies: BTreeMap<String, String>,
+    /// Fields sent with each request.
+    pub(crate) extra: Vec<(&'static str, String)>,
+}
+
+impl Browser {
+    pub(crate) fn new(demo: &Demo) -> Self {
+        Self { base: demo.about.admin_url.clone(), cookies: BTreeMap::new(), extra: Vec::new() }
+    }
+
+    /// A browser that has signed in.
+    pub(crate) fn signed_in(demo: &Demo) -> Self {
+        let mut browser = Self::new(demo);
+        let reply = browser.sign_in(&demo.about.admin_token, "/");
+        assert_eq!((reply.status, reply.header("location")), (303, "/"));
+        browser
+    }
+
+    pub(crate) fn sign_in(&mut self, token: &str, next: &str) -> Reply {
+        let form_token = self.get("/sign-in").form_token();
+        self.post("/sign-in", &[("form_token", &form_token), ("next", next), ("token", token)])
+    }
+
+    pub(crate) fn get(&mut self, path: &str) -> Reply {
+        self.send("GET", path, None)
+    }
+
+    pub(crate) fn post(&mut self, path: &str, fields: &[(&str, &str)]) -> Reply {
+        let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(fields).finish();
+        self.send("POST", path, Some(body))
+    }
+
+    /// Sends a form with the form token of `page`.
+    pub(crate) fn submit(&mut self, page: &str, path: &str, fields: &[(&str, &str)]) -> Reply {
+        let form_token = self.get(page).form_token();
+        self.post(path, &[&[("form_token", form_token.as_str())], fields].concat())
+    }
+
+    pub(crate) fn send(&mut self, method: &str, path: &str, body: Option<String>) -> Reply {
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_global(Some(crate::support::SOON))
+            .build()
+            .into();
+        let mut request = http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        if !self.cookies.is_empty() {
+            let pairs: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            request = request.header("Cookie", pairs.join("; "));
+        }
+        if body.is_some() {
+            request = request.header("Content-Type", "application/x-www-form-urlencoded");
+        }
+        for (name, value) in &self.extra {
+            request = request.header(*name, value);
+        }
+        let mut response = match body {
+            Some(body) => agent.run(request.body(body).unwrap()).unwrap(),
+            None => agent.run(request.body(()).unwrap()).unwrap(),
+        };
+        let text = response.body_mut().read_to_string().unwrap();
+        let reply = Reply { status: response.status().as_u16(), headers: response.headers().clone(), text };
+        for name in ["gw_session", "gw_sign_in", "gw_theme", "__Host-gw_session", "__Host-gw_sign_in"] {
+            if let Some((value, _)) = reply.cookie(name) {
+                self.cookies.insert(name.to_owned(), value);
+            }
+        }
+        reply
+    }
+}

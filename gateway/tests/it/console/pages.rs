@@ -1,0 +1,303 @@
+//! Pages and forms of the console.
+
+use gw_gateway::control::{Actor, NewCallerSecret};
+use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
+
+use super::browser::Browser;
+use crate::support::caller::{HOST, connect};
+use crate::support::{demo, eventually, setup};
+
+#[test]
+fn every_page_requires_a_session_and_sends_security_headers() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let records = control.records();
+    let (agent, client, key) = (
+        records.agents.keys().next().unwrap(),
+        records.credentials.keys().next().unwrap(),
+        records.service_keys.keys().next().unwrap(),
+    );
+    let token = setup::enrollment_token(control, "demo", &["echo"]);
+    for (path, holds) in [
+        ("/".to_owned(), "demo--echo.eu1.gw.localhost"),
+        ("/accounts".to_owned(), "/accounts/demo"),
+        ("/accounts/demo".to_owned(), "/accounts/demo/services/echo"),
+        ("/accounts/demo/new-service".to_owned(), "Create service"),
+        ("/accounts/demo/services/echo".to_owned(), "https://demo--echo.eu1.gw.localhost"),
+        ("/accounts/demo/credentials".to_owned(), client.as_str()),
+        (format!("/accounts/demo/credentials/{client}"), "Rotate secret"),
+        ("/accounts/demo/new-credentials".to_owned(), "Create credential"),
+        ("/accounts/demo/service-keys".to_owned(), key.as_str()),
+        (format!("/accounts/demo/service-keys/{key}"), "Disable"),
+        ("/accounts/demo/new-service-keys".to_owned(), "Create service key"),
+        ("/accounts/demo/agents".to_owned(), agent.as_str()),
+        (format!("/accounts/demo/agents/{agent}"), "Revoke agent"),
+        ("/accounts/demo/new-agent".to_owned(), "Create token"),
+        ("/accounts/demo/settings".to_owned(), "Delete account"),
+        ("/tunnels".to_owned(), agent.as_str()),
+        ("/requests".to_owned(), "Path begins with"),
+        ("/traffic?service=demo--echo&range=24h".to_owned(), "<option value=\"demo--echo\" selected>"),
+        ("/traffic?service=demo--gone".to_owned(), "<option value=\"demo--gone\" selected>"),
+        ("/audit-log?account=demo".to_owned(), "account.create"),
+    ] {
+        let page = browser.get(&path);
+        assert_eq!((page.status, page.text.contains(holds)), (200, true), "{path} has no {holds}: {}", page.text);
+        let policy = page.header("content-security-policy");
+        for part in [
+            "default-src 'none'",
+            "script-src 'self';",
+            "style-src 'self';",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+        ] {
+            assert!(policy.contains(part) && !policy.contains("unsafe"), "{policy}");
+        }
+        assert_eq!(page.header("x-content-type-options"), "nosniff");
+        assert_eq!(page.header("referrer-policy"), "same-origin");
+        assert_eq!(page.header("cache-control"), "no-store");
+        assert!(!page.text.contains("<script>") && !page.text.contains(" style=") && !page.text.contains(" onclick"));
+        for secret in [&demo.about.client_secret, &demo.about.service_key, &demo.about.admin_token, &token] {
+            assert!(!page.text.contains(secret.as_str()), "{path} shows a secret");
+        }
+        // Without a session the page redirects to the sign-in page.
+        assert_eq!(Browser::new(&demo).get(&path).status, 303, "{path}");
+    }
+    for (path, status) in [
+        ("/accounts/nobody", 404),
+        ("/accounts/demo/services/none", 404),
+        ("/accounts/demo/credentials/none", 404),
+        ("/accounts/demo/agents/none", 404),
+        ("/requests/019aa5c2-7e30-7c3b-8f11-2d5a4c9e1b07", 404),
+        ("/requests?id=nonsense", 422),
+        ("/requests?min_ms=soon", 422),
+        ("/nowhere", 404),
+        ("/theme", 405),
+    ] {
+        assert_eq!(browser.get(path).status, status, "{path}");
+    }
+    // A polling script gets a redirect header instead of the sign-in form.
+    let mut polling = Browser::new(&demo);
+    polling.extra = vec![("HX-Request", "true".to_owned())];
+    let told = polling.get("/tunnels");
+    assert_eq!((told.status, told.header("hx-redirect")), (401, "/sign-in?ended=yes"));
+    // Styles and scripts need no session and are cached for long.
+    let sheet = browser.get("/sign-in").header("location").to_owned();
+    assert_eq!(sheet, "/");
+    let sheet = Browser::new(&demo).get("/sign-in").between("stylesheet\" href=\"", "\"");
+    let sheet = Browser::new(&demo).get(&sheet);
+    assert_eq!((sheet.status, sheet.header("content-type")), (200, "text/css; charset=utf-8"));
+    assert!(sheet.header("cache-control").contains("immutable"));
+}
+
+#[test]
+fn the_overview_lists_the_errors_of_the_last_hour() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(browser.get("/").text.contains("No logged request of the last hour has a 5xx status."));
+    let mut caller = connect(&demo);
+    caller.send(format!("GET /refused HTTP/1.1\r\nHost: {HOST}\r\n\r\n"));
+    let link = format!("href=\"/requests/{}\"", caller.response().header("x-gw-request-id"));
+    eventually("the error is on the overview", || browser.get("/").text.contains(&link).then_some(()));
+}
+
+#[test]
+fn an_account_is_created_changed_and_deleted_with_forms() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+
+    // The error is shown at its field, and the typed text is kept.
+    let wrong = browser.submit("/accounts", "/accounts", &[("id", "NO WAY")]);
+    assert_eq!((wrong.status, wrong.text.contains("value=\"NO WAY\"")), (422, true));
+    assert!(wrong.between("id=\"id-error\">", "<").contains("3 to 15 characters"));
+    let made = browser.submit("/accounts", "/accounts", &[("id", "acme")]);
+    assert_eq!((made.status, made.header("location")), (303, "/accounts/acme?note=created"));
+
+    let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api"), ("burst", "many")]);
+    assert!(wrong.status == 422 && wrong.text.contains("value=\"many\"") && wrong.text.contains("id=\"burst-error\""));
+    let wrong = browser.submit("/accounts/acme/new-service", "/accounts/acme", &[("id", "api")]);
+    assert!(wrong.between("id=\"modes-error\">", "<").contains("at least one"));
+    assert_eq!(wrong.text.matches(" autofocus").count(), 1);
+    let fields = [("id", "api"), ("modes", "jwt"), ("modes", "service_key"), ("burst", "7"), ("request_logging", "on")];
+    let made = browser.submit("/accounts/acme/new-service", "/accounts/acme", &fields);
+    assert_eq!((made.status, made.header("location")), (303, "/accounts/acme/services/api?note=created"));
+    let service = control.service("acme", "api").unwrap();
+    assert_eq!((service.burst, service.refill_per_minute, service.enabled), (7, 1_000_000, true));
+    assert!(service.request_logging && !service.capture_request_body);
+
+    let page = "/accounts/acme/services/api";
+    let fields = [("modes", "service_key"), ("burst", "8"), ("refill_per_minute", "9"), ("capture_request_body", "on")];
+    assert_eq!(browser.submit(page, page, &fields).header("location"), "/accounts/acme/services/api?note=saved");
+    let service = control.service("acme", "api").unwrap();
+    assert_eq!((service.burst, service.refill_per_minute, service.enabled, service.modes.len()), (8, 9, false, 1));
+    assert!(!service.request_logging && service.capture_request_body && !service.capture_response_body);
+    assert_eq!(browser.submit(page, page, &[("modes", "jwt")]).status, 422);
+
+    for (path, prefix) in [("credentials", "gw_cs_"), ("service-keys", "gw_sk_")] {
+        let (list, new) = (format!("/accounts/acme/{path}"), format!("/accounts/acme/new-{path}"));
+        assert_eq!(browser.submit(&new, &list, &[("name", "ci")]).status, 422);
+        let made = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
+        let secret = made.between("aria-labelledby=\"secret-title\">", "<");
+        assert!(made.status == 200 && secret.starts_with(prefix), "{secret}");
+        assert!(made.between("aria-labelledby=\"commands-title\">", "</pre>").contains(&secret));
+        let item = made.between("data-reload=\"", "\"");
+        // A repeated request returns the existing credential without a secret.
+        let again = browser.submit(&new, &list, &[("name", "ci"), ("allowed_services", "api")]);
+        assert_eq!((again.status, again.header("location")), (303, format!("{item}?note=there").as_str()));
+        let rotated =
+            browser.submit(&item, &format!("{item}/rotate"), &[]).between("aria-labelledby=\"secret-title\">", "<");
+        assert!(rotated.starts_with(prefix) && rotated != secret);
+        for secret in [&secret, &rotated] {
+            for page in [&item, &list, &"/audit-log".to_owned()] {
+                assert!(!browser.get(page).text.contains(secret.as_str()), "{page} shows a secret");
+            }
+        }
+        assert_eq!(browser.submit(&item, &format!("{item}/disable"), &[]).status, 303);
+        assert!(browser.get(&item).text.contains("/enable"));
+        assert_eq!(browser.submit(&item, &format!("{item}/enable"), &[]).status, 303);
+        let renamed = browser.submit(&item, &item, &[("name", "deploy"), ("allowed_services", "api")]);
+        assert_eq!(renamed.status, 303);
+        assert!(browser.get(&list).text.contains("deploy"));
+        let nameless = browser.submit(&item, &item, &[("name", " "), ("allowed_services", "api")]);
+        assert!(nameless.status == 422 && nameless.text.contains("id=\"name-error\""), "{}", nameless.text);
+        let idle = browser.submit(&item, &item, &[("name", "deploy")]);
+        assert!(idle.status == 422 && idle.text.contains("id=\"allowed_services-error\""), "{}", idle.text);
+        let unsure = browser.submit(&item, &format!("{item}/delete"), &[("confirm", "deploy")]);
+        assert!(
+            unsure.status == 422
+                && unsure.text.contains("autofocus aria-invalid=\"true\" aria-describedby=\"confirm-error\"")
+        );
+        let id = item.rsplit('/').next().unwrap().to_owned();
+        assert_eq!(browser.submit(&item, &format!("{item}/delete"), &[("confirm", &id)]).status, 303);
+        assert_eq!(browser.get(&item).status, 404);
+    }
+
+    let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &[]);
+    assert!(wrong.status == 422 && wrong.text.contains("id=\"services-error\""));
+    let fields = [("services", "api"), ("approval", "manual")];
+    let made = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
+    let token = made.between("aria-labelledby=\"secret-title\">", "<");
+    let enroll = made.between("aria-labelledby=\"enroll-title\">", "</pre>");
+    let line = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway https://eu1.gw.localhost:");
+    assert!(enroll.contains(&line) && enroll.ends_with(" --ca-file gw-ca.crt"), "{enroll}");
+    assert!(enroll.contains("-----BEGIN CERTIFICATE-----\n"), "{enroll}");
+    assert!(made.text.contains("gw-agent run --backend "));
+    let agents = browser.get("/accounts/acme/agents");
+    assert!(!agents.text.contains(&token));
+    let delete = agents.between("action=\"/accounts/acme/enrollment-tokens/", "\"");
+    let path = format!("/accounts/acme/enrollment-tokens/{delete}");
+    assert_eq!(browser.submit("/accounts/acme/agents", &path, &[]).status, 303);
+
+    assert!(!control.account("acme").unwrap().capture_allowed);
+    let plan = browser.submit("/accounts/acme/settings", "/accounts/acme/settings", &[("capture_allowed", "on")]);
+    assert_eq!(plan.header("location"), "/accounts/acme/settings?note=saved");
+    assert!(control.account("acme").unwrap().capture_allowed);
+
+    let busy = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);
+    assert!(busy.status == 422 && busy.text.contains("still has services"));
+    let unsure = browser.submit(page, &format!("{page}/delete"), &[("confirm", "")]);
+    assert!(
+        unsure.status == 422 && unsure.text.contains("value=\"9\"") && unsure.text.contains("id=\"confirm-error\"")
+    );
+    assert_eq!(browser.submit(page, &format!("{page}/delete"), &[("confirm", "api")]).status, 303);
+    let gone = browser.submit("/accounts/acme/settings", "/accounts/acme/delete", &[("confirm", "acme")]);
+    assert_eq!(gone.header("location"), "/accounts?note=deleted");
+    assert!(control.account("acme").is_err());
+}
+
+#[test]
+fn agents_are_renamed_revoked_and_deleted() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let agent = control.records().agents.keys().next().unwrap().to_string();
+    let page = format!("/accounts/demo/agents/{agent}");
+    let renamed = browser.submit(&page, &page, &[("name", "edge <b>"), ("services", "echo")]);
+    assert_eq!((renamed.status, control.agent("demo", &agent).unwrap().name.as_str()), (303, "edge <b>"));
+    let idle = browser.submit(&page, &page, &[("name", "edge")]);
+    assert!(idle.status == 422 && idle.text.contains("id=\"services-error\""), "{}", idle.text);
+    assert_eq!(control.agent("demo", &agent).unwrap().services.len(), 1);
+    assert_eq!(browser.submit(&page, &format!("{page}/revoke"), &[("confirm", "edge")]).status, 422);
+    let revoked = browser.submit(&page, &format!("{page}/revoke"), &[("confirm", &agent)]);
+    assert_eq!(revoked.header("location"), format!("{page}?note=revoked"));
+    let approve = browser.submit(&page, &format!("{page}/approve"), &[]);
+    assert_eq!((approve.status, approve.text.contains("enroll it again")), (409, true));
+    let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
+    assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
+    assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn items_beyond_the_listed_ones_are_kept_on_save() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    for number in 0..502 {
+        setup::service(control, "many", &format!("s{number:03}"));
+    }
+    let (id, _) = setup::credential(control, "many", &["s500"]);
+    let page = format!("/accounts/many/credentials/{id}");
+    let form = browser.get(&page).text;
+    assert!(
+        form.contains("value=\"s500\" checked")
+            && form.contains("value=\"s000\"")
+            && form.contains("has more services")
+    );
+    let new = browser.get("/accounts/many/new-credentials").text;
+    assert!(!new.contains("value=\"s500\"") && new.contains("has more services"));
+    // The form as a browser sends it.
+    let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
+    assert_eq!(saved.status, 303);
+    assert_eq!(control.caller_secret::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
+
+    for _ in 0..51 {
+        setup::enrollment_token(control, "many", &["s000"]);
+    }
+    let tokens = |page: &str| page.matches("aria-label=\"Withdraw ").count();
+    let first = browser.get("/accounts/many/agents");
+    assert_eq!(tokens(&first.text), 50);
+    let rest = first.between("href=\"/accounts/many/agents?tokens=", "\"");
+    assert_eq!(tokens(&browser.get(&format!("/accounts/many/agents?tokens={rest}")).text), 1);
+}
+
+#[test]
+fn names_and_url_values_are_escaped_on_every_page() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
+    let new = NewCallerSecret { name: Some(name.to_owned()), allowed_services: vec!["echo".to_owned()], enabled: None };
+    control.create_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &new).unwrap();
+    control.create_caller_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &new).unwrap();
+    let item = |records: &gw_gateway::store::Records| {
+        let named = records.credentials.values().find(|record| record.access.name.as_deref() == Some(name));
+        format!("/accounts/demo/credentials/{}", named.unwrap().id)
+    };
+    let item = item(&control.records());
+    for path in [&item, "/accounts/demo/credentials", "/accounts/demo/service-keys", "/audit-log"] {
+        let page = browser.get(path);
+        assert!(page.text.contains("alert(1)"), "{path}");
+        assert!(!page.text.contains("<script>") && !page.text.contains("<img"), "{path}: {}", page.text);
+    }
+    // Values from the URL are escaped as well.
+    for path in [
+        "/requests?path_prefix=%22%3E%3Cscript%3Ealert(1)",
+        "/requests?id=%3Cscript%3Ealert(1)",
+        "/audit-log?account=%22%3E%3Cscript%3Ealert(1)",
+        "/traffic?service=%22%3E%3Cscript%3Ealert(1)",
+        "/?note=%3Cscript%3E",
+        "/accounts/%3Cscript%3E",
+        "/requests/%3Cscript%3E",
+    ] {
+        assert!(!browser.get(path).text.contains("<script>"), "{path}");
+    }
+}
+
+#[test]
+fn the_theme_is_remembered() {
+    let demo = demo(None);
+    let mut browser = Browser::signed_in(&demo);
+    assert!(browser.get("/").text.contains("data-theme=\"system\""));
+    let set = browser.submit("/tunnels", "/theme", &[("theme", "dark"), ("back", "/tunnels")]);
+    assert_eq!((set.status, set.header("location")), (303, "/tunnels"));
+    assert!(browser.get("/tunnels").text.contains("data-theme=\"dark\""));
+    let away = browser.submit("/tunnels", "/theme", &[("theme", "x"), ("back", "https://evil.example")]);
+    assert_eq!(away.header("location"), "/");
+    assert!(browser.get("/").text.contains("data-theme=\"system\""));
+}

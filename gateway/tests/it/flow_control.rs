@@ -1,0 +1,255 @@
+//! Flow control: memory held by stalled callers and backends, and progress of other requests.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::window::{FIRST, LEAST, TUNNEL_BUDGET};
+use http::Method;
+
+use crate::support::caller::{Caller, connect, get, request};
+use crate::support::http1_peer::Peer;
+use crate::support::{backend, eventually, options, reports, tunnels};
+
+const MIB: usize = 1024 * 1024;
+
+/// `/endless` sends until the connection ends. `/sink` reads its body and never answers. `/deaf` does not read its body
+/// until the caller disconnects. Other requests are answered at once.
+fn serve(mut peer: Peer<TcpStream>) {
+    while let Ok(head) = peer.request_head() {
+        if head.target.as_str() == "/endless" {
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n");
+            peer.stream.set_write_timeout(None).unwrap();
+            let block = vec![0; 64 * 1024];
+            while std::io::Write::write_all(&mut peer.stream, &block).is_ok() {}
+            return;
+        }
+        if head.target.as_str() == "/sink" {
+            let mut block = vec![0; 64 * 1024];
+            while std::io::Read::read(&mut peer.stream, &mut block).is_ok_and(|read| read > 0) {}
+            return;
+        }
+        if head.target.as_str() == "/deaf" {
+            peer.stream.set_read_timeout(None).unwrap();
+            // The socket reports a hang-up once the agent closes it.
+            use rustix::event::{PollFd, PollFlags, poll};
+            let mut watched = [PollFd::new(&peer.stream, PollFlags::RDHUP)];
+            poll(&mut watched, None).unwrap();
+            return;
+        }
+        peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+    }
+}
+
+fn start(slots: u32, adjust: fn(&mut gw_gateway::config::Config)) -> Demo {
+    let options = Options { workers: 1, slots: Some(slots), adjust, ..options(Some(backend::start(serve))) };
+    Demo::start(&options).unwrap()
+}
+
+/// Callers that have read the head of a response and read no further.
+fn stalled_downloads(demo: &Demo, callers: usize) -> Vec<Caller> {
+    (0..callers)
+        .map(|_| {
+            let mut caller = connect(demo);
+            caller.send(get(demo, "/endless"));
+            assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
+            caller
+        })
+        .collect()
+}
+
+/// Waits until the streams of the callers are full: the held bytes have not changed for a while and are `at_least` this
+/// many. Returns them.
+fn held_once_full(demo: &Demo, at_least: usize) -> usize {
+    let (mut before, mut unchanged) = (0, 0);
+    eventually("streams are full", || {
+        let held = tunnels(demo)[0].held_bytes;
+        unchanged = if held == before { unchanged + 1 } else { 0 };
+        before = held;
+        (held >= at_least && unchanged >= 20).then_some(held)
+    })
+}
+
+fn is_answered(demo: &Demo) {
+    let mut caller = connect(demo);
+    caller.send(get(demo, "/"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn stalled_callers_hold_at_most_the_budget_of_their_tunnel() {
+    const CALLERS: usize = 300;
+    let demo = start(512, |_| {});
+    let callers = stalled_downloads(&demo, CALLERS);
+    eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+    let held = held_once_full(&demo, TUNNEL_BUDGET / 2);
+    assert!(held <= TUNNEL_BUDGET + CALLERS * LEAST as usize, "{} MiB", held / MIB);
+    is_answered(&demo);
+
+    // Without the stalled callers, the other streams get their windows back.
+    drop(callers);
+    eventually("the windows grow again", || {
+        is_answered(&demo);
+        let tunnel = &tunnels(&demo)[0];
+        (tunnel.window == FIRST && tunnel.held_bytes == 0).then_some(())
+    });
+}
+
+#[test]
+fn a_small_request_passes_while_all_other_streams_are_full() {
+    let demo = start(200, |_| {});
+    let _down = stalled_downloads(&demo, 99);
+    let chunk = vec![0; 64 * 1024];
+    let _up: Vec<Caller> = (0..100)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "PUT /deaf", "Content-Length: 1000000000\r\n\r\n"));
+            caller.stream.sock.set_nonblocking(true).unwrap();
+            caller
+        })
+        .map(|mut caller| {
+            // More than a window. Bytes that cannot be sent at once are never sent.
+            for _ in 0..64 {
+                if std::io::Write::write_all(&mut caller.stream, &chunk).is_err() {
+                    break;
+                }
+            }
+            caller
+        })
+        .collect();
+    held_once_full(&demo, 16 * MIB);
+    for _ in 0..10 {
+        is_answered(&demo);
+    }
+}
+
+#[test]
+fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
+    const STREAMS: usize = 64;
+    // One account may hold half of it, kernel memory of its callers not counted.
+    const MEMORY: usize = 4 * STREAMS * LEAST as usize;
+    let demo = start(256, |config| config.relay_memory = MEMORY);
+    let mut callers = stalled_downloads(&demo, STREAMS);
+    eventually("the windows reach their minimum", || (tunnels(&demo)[0].window == LEAST).then_some(()));
+    let held = held_once_full(&demo, MIB);
+    // Each stream got at most its share at its start, and the shares of the first streams were larger.
+    assert!(held <= MEMORY, "{} KiB", held / 1024);
+
+    let mut late = loop {
+        let mut caller = connect(&demo);
+        caller.send(get(&demo, "/endless"));
+        let head = caller.response_head(&Method::GET).unwrap();
+        if head.status != 200 {
+            assert_eq!((head.status.as_u16(), &head.headers["x-gw-status"]), (503, &"Overloaded".parse().unwrap()));
+            break connect(&demo);
+        }
+        callers.push(caller);
+        assert!(callers.len() <= 2 * STREAMS, "one account has more than its share");
+    };
+    assert_eq!(tunnels(&demo)[0].window, LEAST);
+    late.send(get(&demo, "/"));
+    assert_eq!(late.response().code(), "GW_OVERLOADED");
+    callers.pop();
+    eventually("a request is admitted again", || {
+        late.send(get(&demo, "/"));
+        (late.response().status == 200).then_some(())
+    });
+}
+
+#[test]
+fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
+    const CALLERS: usize = 300;
+    let demo = start(512, |config| config.relay_memory = 256 * MIB);
+    let report = || reports(&demo).remove(0);
+    let callers = stalled_downloads(&demo, CALLERS);
+    let held = eventually("the memory of every caller is counted", || {
+        let held = report().socket_bytes;
+        (held > CALLERS * 8 * 1024).then_some(held)
+    });
+    let limit = report().socket_limit;
+    assert!(limit <= 128 * MIB && held <= limit / 2, "{held} of {limit}");
+    assert_eq!(report().ended_early.get("memory"), None, "the account is within its share");
+    is_answered(&demo);
+    drop(callers);
+    eventually("no memory is counted", || (report().socket_bytes == 0).then_some(()));
+}
+
+/// Starts downloads that read until they have `total` bytes together. Returns the shared byte count and the threads,
+/// whose results are their own byte counts.
+fn race(demo: &Demo, downloads: usize, total: usize) -> (Arc<AtomicUsize>, Vec<thread::JoinHandle<usize>>) {
+    let (all, start) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(downloads)));
+    let racers = stalled_downloads(demo, downloads)
+        .into_iter()
+        .map(|mut caller| {
+            let (all, start) = (Arc::clone(&all), Arc::clone(&start));
+            thread::spawn(move || {
+                start.wait();
+                let mut own = 0;
+                while all.load(Ordering::Relaxed) < total {
+                    own += caller.bytes(16 * 1024).unwrap().len();
+                    all.fetch_add(16 * 1024, Ordering::Relaxed);
+                }
+                own
+            })
+        })
+        .collect();
+    (all, racers)
+}
+
+#[test]
+fn streams_of_one_tunnel_share_it_evenly() {
+    let demo = start(128, |_| {});
+    let (_, racers) = race(&demo, 8, 128 * MIB);
+    let shares: Vec<usize> = racers.into_iter().map(|racer| racer.join().unwrap()).collect();
+    let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
+    assert!(least * 2 >= *most, "{shares:?}");
+}
+
+#[test]
+fn a_small_request_does_not_wait_for_bulk_transfers() {
+    let demo = start(128, |_| {});
+    let (all, racers) = race(&demo, 8, 256 * MIB);
+    let mut caller = connect(&demo);
+    let mut beside = Vec::new();
+    while all.load(Ordering::Relaxed) < 128 * MIB {
+        let before = all.load(Ordering::Relaxed);
+        caller.send(get(&demo, "/"));
+        assert_eq!(caller.response().body, b"ok");
+        beside.push(all.load(Ordering::Relaxed) - before);
+    }
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+    beside.sort_unstable();
+    // Queued behind the bulk transfers, the request would wait for most of their bytes.
+    assert!(beside[beside.len() / 2] < 16 * MIB, "{beside:?}");
+}
+
+#[test]
+fn windows_adjust_while_both_directions_are_full() {
+    const FOR_EVER: usize = usize::MAX / 2;
+    let demo = start(512, |_| {});
+    let (all, racers) = race(&demo, 4, FOR_EVER);
+    let uploads: Vec<_> = (0..4)
+        .map(|_| {
+            let mut caller = connect(&demo);
+            caller.send(request(&demo, "PUT /sink", "Content-Length: 1000000000000\r\n\r\n"));
+            let all = Arc::clone(&all);
+            thread::spawn(move || {
+                let block = vec![0; 64 * 1024];
+                while all.load(Ordering::Relaxed) < FOR_EVER {
+                    std::io::Write::write_all(&mut caller.stream, &block).unwrap();
+                }
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        let stalled = stalled_downloads(&demo, 130);
+        eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
+        drop(stalled);
+        eventually("the windows grow", || (tunnels(&demo)[0].window >= FIRST).then_some(()));
+    }
+    all.store(FOR_EVER, Ordering::Relaxed);
+    uploads.into_iter().for_each(|upload| upload.join().unwrap());
+    assert!(racers.into_iter().all(|racer| racer.join().unwrap() > 0));
+}

@@ -1,0 +1,85 @@
+//! HTTP/1.1 callers: TLS connections to a demo, with a chosen server name.
+
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use gw_gateway::demo::{About, Demo};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+
+use super::SOON;
+use super::http1_peer::Peer;
+
+pub(crate) type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub(crate) type Caller = Peer<Tls>;
+
+/// Name of the demo's service.
+pub(crate) const HOST: &str = "demo--echo.eu1.gw.localhost";
+
+/// A connection as a caller of the demo's service would make it.
+pub(crate) fn connect(demo: &Demo) -> Caller {
+    connect_to(&demo.about, HOST, &[b"http/1.1"], None)
+}
+
+pub(crate) fn connect_to(
+    about: &About,
+    server_name: &str,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> Caller {
+    Peer::new(StreamOwned::new(session(about, server_name, alpn, identity), socket(about)))
+}
+
+/// A TLS session before its handshake.
+pub(crate) fn session(
+    about: &About,
+    server_name: &str,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> ClientConnection {
+    let config = client_config(&about.ca_file, alpn, identity);
+    let name = ServerName::try_from(server_name.to_owned()).unwrap();
+    ClientConnection::new(Arc::new(config), name).unwrap()
+}
+
+/// A TCP connection to the gateway.
+pub(crate) fn socket(about: &About) -> TcpStream {
+    let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
+    let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    socket.set_nodelay(true).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    socket.set_write_timeout(Some(SOON)).unwrap();
+    socket
+}
+
+fn client_config(
+    ca_file: &Path,
+    alpn: &[&[u8]],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(ca_file).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match identity {
+        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+    config
+}
+
+/// A request head for the demo's service, with its key; `rest` is further fields and the body.
+pub(crate) fn request(demo: &Demo, line: &str, rest: &str) -> String {
+    format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n{rest}", demo.about.service_key)
+}
+
+/// `request` for a GET without a body.
+pub(crate) fn get(demo: &Demo, target: &str) -> String {
+    request(demo, &format!("GET {target}"), "\r\n")
+}

@@ -1,0 +1,47 @@
+//! A backend that speaks HTTP/2.
+
+use std::net::TcpListener;
+use std::thread;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+
+/// Starts an HTTP/2 backend that answers with the URI, the body length and the number of trailers of the request, and
+/// sends trailers. Returns its URL.
+pub(crate) fn http2() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            loop {
+                let accepted = listener.accept().await.unwrap().0;
+                tokio::task::spawn_local(async move {
+                    let mut connection = h2::server::handshake(accepted).await.unwrap();
+                    while let Some(Ok((request, mut respond))) = connection.accept().await {
+                        tokio::task::spawn_local(async move {
+                            let uri = request.uri().clone();
+                            let mut body = request.into_body();
+                            let mut length = 0;
+                            while let Some(data) = body.data().await {
+                                let data = data.unwrap();
+                                length += data.len();
+                                body.flow_control().release_capacity(data.len()).unwrap();
+                            }
+                            let fields = body.trailers().await.unwrap().map_or(0, |trailers| trailers.len());
+                            let mut stream = respond.send_response(Response::new(()), false).unwrap();
+                            let text = format!("{uri} {length} {fields}");
+                            stream.send_data(Bytes::from(text), false).unwrap();
+                            let trailers = [("grpc-status".parse().unwrap(), "0".parse().unwrap())];
+                            stream.send_trailers(HeaderMap::from_iter(trailers)).unwrap();
+                        });
+                    }
+                });
+            }
+        });
+    });
+    url
+}

@@ -1,0 +1,78 @@
+//! Helpers of the tests: callers, backends, agents, processes, and a complete gateway and agent in this process.
+
+pub(crate) mod admin_api;
+pub(crate) mod apex;
+pub(crate) mod backend;
+pub(crate) mod caller;
+pub(crate) mod held_backend;
+pub(crate) mod http1_peer;
+pub(crate) mod http2_backend;
+pub(crate) mod http2_caller;
+pub(crate) mod http2_frames;
+pub(crate) mod modified_agent;
+pub(crate) mod prepared;
+pub(crate) mod process;
+#[path = "../../../../shared/tests/programs/mod.rs"]
+pub(crate) mod programs;
+pub(crate) mod proxy_protocol;
+pub(crate) mod request_log;
+pub(crate) mod setup;
+pub(crate) mod successor;
+
+use std::time::{Duration, Instant};
+
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::limit::Rate;
+use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
+
+/// Timeout for events that normally take milliseconds. Only a failing test reaches it.
+pub(crate) const SOON: Duration = Duration::from_secs(30);
+
+pub(crate) fn options(backend: Option<String>) -> Options {
+    Options { backend, workers: 2, rate: Rate::new(1_000_000, 1_000_000).unwrap(), ..Options::default() }
+}
+
+/// A gateway and an agent in this process, in front of `backend` or the built-in echo.
+pub(crate) fn demo(backend: Option<String>) -> Demo {
+    Demo::start(&options(backend)).unwrap()
+}
+
+/// Calls `look` repeatedly until it returns a value; panics with `what` after [`SOON`].
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "timed out waiting for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Asserts that one of five runs of `attempt` measures less than a second. A busy machine delays some runs, a fault
+/// delays all.
+pub(crate) fn within_a_second(what: &str, mut attempt: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.last().is_none_or(|last| *last >= Duration::from_secs(1)) {
+        assert!(took.len() < 5, "{what} took {took:?}");
+        took.push(attempt());
+    }
+}
+
+/// The reports of all workers. On a busy machine the report of a worker can be missing at first.
+pub(crate) fn reports(demo: &Demo) -> Vec<WorkerReport> {
+    let control = demo.gateway().control();
+    eventually("all workers report", || Some(control.reports()).filter(|reports| reports.len() == control.workers()))
+}
+
+pub(crate) fn tunnels(demo: &Demo) -> Vec<TunnelReport> {
+    reports(demo).into_iter().flat_map(|report| report.tunnels).collect()
+}
+
+/// Waits until both the gateway and the agent count no request on any tunnel.
+pub(crate) fn wait_until_slots_are_free(demo: &Demo) {
+    eventually("all slots free", || {
+        let free = |tunnel: &TunnelReport| tunnel.in_flight == 0 && tunnel.slots_in_use == Some(0);
+        tunnels(demo).iter().all(free).then_some(())
+    });
+}

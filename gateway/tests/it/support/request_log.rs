@@ -1,0 +1,30 @@
+//! Requests to a demo and their records in the request log.
+
+use gw_gateway::demo::Demo;
+use serde_json::{Value, json};
+
+use super::admin_api::Api;
+use super::caller::connect;
+use super::eventually;
+
+/// Waits for the record of the request with this id.
+pub(crate) fn record(api: &Api<'_>, id: &str) -> Value {
+    eventually("the request is in the log", || {
+        let reply = api.get(&format!("/requests/{id}"));
+        (reply.status == 200).then_some(reply.body)
+    })
+}
+
+/// Turns on capture of request and response bodies for the demo's service.
+pub(crate) fn capture_bodies(api: &Api<'_>) {
+    let changes = json!({ "capture_request_body": true, "capture_response_body": true });
+    assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
+}
+
+/// Sends `request` on a new connection; returns the status and the request id of the response.
+pub(crate) fn call(demo: &Demo, request: &str) -> (u16, String) {
+    let mut caller = connect(demo);
+    caller.send(request);
+    let response = caller.response();
+    (response.status.as_u16(), response.header("x-gw-request-id").to_owned())
+}

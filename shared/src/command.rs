@@ -1,0 +1,41 @@
+//! Outcome of a command and the exit code it gives.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// Error that ends a command.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Wrong usage or configuration: exit code 2.
+    Usage(String),
+    /// Failure at run time: exit code 1.
+    Run(String),
+}
+
+impl Failure {
+    pub fn run(error: impl Display) -> Self {
+        Self::Run(error.to_string())
+    }
+
+    pub fn message(&self) -> &str {
+        match self {
+            Self::Usage(message) | Self::Run(message) => message,
+        }
+    }
+
+    fn code(&self) -> u8 {
+        match self {
+            Self::Run(_) => 1,
+            Self::Usage(_) => 2,
+        }
+    }
+}
+
+/// Ends `program`: writes the message of a failure to standard error and returns the exit code.
+pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
+    let Err(failure) = result else { return ExitCode::SUCCESS };
+    // One write, since other processes may write to the same log. A failed write cannot be reported.
+    let _ = io::stderr().write_all(format!("{program}: {}\n", failure.message()).as_bytes());
+    ExitCode::from(failure.code())
+}

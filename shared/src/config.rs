@@ -1,0 +1,175 @@
+//! Configuration files: keys are checked one by one, and all mistakes are reported together.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// Every mistake in a configuration.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<String>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "configuration:")?;
+        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Keys of a TOML file, taken one by one.
+///
+/// A variable overrides the key of its name: `GW_` and the key in capitals, with `_` for the dot of a key in a table.
+pub struct Keys<'a> {
+    table: toml::Table,
+    environment: &'a dyn Fn(&str) -> Option<String>,
+    /// Mistakes found so far, each with the key or variable that it is about.
+    pub errors: Vec<String>,
+}
+
+impl<'a> Keys<'a> {
+    /// Parses the text of a configuration file.
+    pub fn parse(text: &str, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+        let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
+        Ok(Self::new(table, environment))
+    }
+
+    pub fn new(table: toml::Table, environment: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        Self { table, environment, errors: Vec::new() }
+    }
+
+    /// Looks variables up.
+    pub fn environment(&self) -> &'a dyn Fn(&str) -> Option<String> {
+        self.environment
+    }
+
+    /// As [`Self::text`]; reports a missing key.
+    pub fn required<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let had_errors = self.errors.len();
+        let value = self.text(key, expected, parse);
+        if value.is_none() && self.errors.len() == had_errors {
+            self.errors.push(format!("{key}: missing; it must be {expected}"));
+        }
+        value
+    }
+
+    /// A string that `parse` accepts. `expected` describes it in the error.
+    pub fn text<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        self.value(key, expected, |value| parse(value.as_str()?))
+    }
+
+    pub fn boolean(&mut self, key: &str) -> Option<bool> {
+        self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
+    }
+
+    pub fn integer<T: TryFrom<i64> + PartialOrd + fmt::Display>(
+        &mut self,
+        key: &str,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        self.value(key, &expected, |value| {
+            let number = value.as_integer().or_else(|| value.as_str()?.parse().ok())?;
+            T::try_from(number).ok().filter(|number| range.contains(number))
+        })
+    }
+
+    /// A number or its text.
+    pub fn number<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
+        self.value(key, expected, |value| parse(&value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+    }
+
+    /// Turns the keys of the table `name` into keys `name.key`.
+    pub fn open_table(&mut self, name: &str) {
+        match self.table.remove(name) {
+            Some(toml::Value::Table(entries)) => {
+                self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
+            }
+            Some(value) => self.errors.push(format!("{name}: {value} is not a table")),
+            None => {}
+        }
+    }
+
+    /// An array of strings; in a variable, one string with commas. Reports every wrong element.
+    pub fn list<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+        let (name, value) = self.take(key)?;
+        let elements = match value {
+            toml::Value::Array(elements) => elements,
+            toml::Value::String(text) => {
+                text.split(',').map(str::trim).filter(|text| !text.is_empty()).map(toml::Value::from).collect()
+            }
+            other => vec![other],
+        };
+        let mut parsed = Vec::with_capacity(elements.len());
+        for element in elements {
+            match element.as_str().and_then(&parse) {
+                Some(element) => parsed.push(element),
+                None => self.errors.push(format!("{name}: {element} is not {expected}")),
+            }
+        }
+        Some(parsed)
+    }
+
+    fn value<T>(&mut self, key: &str, expected: &str, parse: impl Fn(&toml::Value) -> Option<T>) -> Option<T> {
+        let (name, value) = self.take(key)?;
+        let parsed = parse(&value);
+        if parsed.is_none() {
+            self.errors.push(format!("{name}: {value} is not {expected}"));
+        }
+        parsed
+    }
+
+    /// Removes a key that no variable overrides and returns its value.
+    pub fn in_file(&mut self, key: &str) -> Option<toml::Value> {
+        self.table.remove(key)
+    }
+
+    /// Value in force and its source: the key or the variable.
+    fn take(&mut self, key: &str) -> Option<(String, toml::Value)> {
+        let in_file = self.table.remove(key);
+        let variable = format!("GW_{}", key.to_ascii_uppercase().replace('.', "_"));
+        match (self.environment)(&variable) {
+            Some(text) => Some((variable, toml::Value::String(text))),
+            None => in_file.map(|value| (key.to_owned(), value)),
+        }
+    }
+
+    /// Reports every key that was not taken.
+    pub fn refuse_unknown(&mut self) {
+        let unknown: Vec<String> = self.table.keys().map(|key| format!("{key}: no such key")).collect();
+        self.errors.extend(unknown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(text: &str) -> Option<u16> {
+        text.parse().ok()
+    }
+
+    #[test]
+    fn a_variable_overrides_its_key_and_every_mistake_names_its_source() {
+        let environment = |name: &str| match name {
+            "GW_PORT" => Some("7".to_owned()),
+            "GW_T_PORT" => Some("x".to_owned()),
+            _ => None,
+        };
+        let text = "port = '1'\nlist = ['1', 'x']\ncount = 4\nshare = 1\nother = 2\n[t]\nport = '1'\n";
+        let mut keys = Keys::parse(text, &environment).unwrap();
+        keys.open_table("t");
+        keys.open_table("no_table");
+        keys.open_table("count");
+        assert_eq!(keys.text("port", "a port", port), Some(7));
+        assert_eq!(keys.text("t.port", "a port", port), None);
+        assert_eq!(keys.list("list", "a port", port), Some(vec![1]));
+        assert_eq!(keys.number("share", "a port", port), Some(1));
+        assert_eq!(keys.required("missing", "a port", port), None);
+        keys.refuse_unknown();
+        assert_eq!(
+            ConfigErrors(keys.errors).to_string(),
+            "configuration:\n  count: 4 is not a table\n  GW_T_PORT: \"x\" is not a port\n  \
+             list: \"x\" is not a port\n  missing: missing; it must be a port\n  other: no such key"
+        );
+    }
+}

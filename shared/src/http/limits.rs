@@ -1,0 +1,58 @@
+//! Bounds on message heads, and the error for a refused head.
+
+use http::Method;
+use http::header::{self, HeaderMap};
+
+/// Bounds on a message head.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLimits {
+    /// Size of start line and fields, in bytes.
+    pub head: usize,
+    pub fields: usize,
+    /// Length of the request target, in bytes.
+    pub target: usize,
+}
+
+impl HeadLimits {
+    /// Checks a request of HTTP/2 as if it were written as HTTP/1.1.
+    pub fn check(&self, method: &Method, target: &str, headers: &HeaderMap) -> Result<(), InvalidHead> {
+        /// Bytes of `: ` and CRLF in a field line.
+        const FIELD_LINE_EXTRA: usize = 4;
+        if target.len() > self.target {
+            return Err(InvalidHead::TargetTooLong(self.target));
+        }
+        let size: usize =
+            headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
+        if method.as_str().len() + target.len() + size > self.head {
+            return Err(InvalidHead::HeadTooLarge(self.head));
+        }
+        // HTTP/2 may split one cookie field into many (RFC 9113 §8.2.3).
+        let cookies = headers.get_all(header::COOKIE).iter().count();
+        if headers.len() - cookies.saturating_sub(1) > self.fields {
+            return Err(InvalidHead::TooManyFields(self.fields));
+        }
+        Ok(())
+    }
+}
+
+/// Message head that RFC 9112 or RFC 9113 does not allow, or that is too large.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidHead {
+    #[error("head is larger than {0} bytes")]
+    HeadTooLarge(usize),
+    #[error("more than {0} header fields")]
+    TooManyFields(usize),
+    #[error("request target is longer than {0} bytes")]
+    TargetTooLong(usize),
+    #[error("malformed: {0}")]
+    Syntax(&'static str),
+    /// Malformed HTTP/2 message, which is a stream error (RFC 9113 §8.1.1).
+    #[error("malformed HTTP/2 message: {0}")]
+    Malformed(&'static str),
+}
+
+impl InvalidHead {
+    pub fn is_too_large(&self) -> bool {
+        !matches!(self, Self::Syntax(_) | Self::Malformed(_))
+    }
+}

@@ -1,0 +1,141 @@
+//! Reading a ClientHello before the TLS configuration is chosen.
+
+use std::io::{self, IoSlice};
+use std::task::{Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+
+use super::stream::{NonBlocking, SCRATCH_BUFFER, TlsStream};
+use crate::net::socket::Socket;
+
+/// Server name and ALPN protocols of a ClientHello (RFC 6066 §3, RFC 7301).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientHello {
+    pub server_name: Option<String>,
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// A connection whose ClientHello has been read and not answered: it can still move to another thread, as socket and
+/// bytes.
+pub struct Greeting {
+    pub socket: Socket,
+    /// All bytes received so far: a whole ClientHello and possibly more.
+    pub received: Bytes,
+    pub hello: ClientHello,
+}
+
+/// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
+pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
+
+/// Response to a plain HTTP request on an HTTPS port.
+pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
+connection: close\r\n\r\nThis port speaks https, not http.\n";
+
+impl Greeting {
+    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else with
+    /// the alert of RFC 8446 §6.2, or plain HTTP with [`SPEAK_TLS`].
+    pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
+        if received.is_empty() {
+            receive(&socket, &mut received).await?;
+        }
+        loop {
+            match parse_client_hello(&received) {
+                Ok(Some(accepted)) => {
+                    let hello = accepted.client_hello();
+                    let hello = ClientHello {
+                        server_name: hello.server_name().map(str::to_owned),
+                        alpn: hello.alpn().into_iter().flatten().map(<[u8]>::to_vec).collect(),
+                    };
+                    return Ok(Self { socket, received: received.freeze(), hello });
+                }
+                Ok(None) if received.len() < CLIENT_HELLO_MAX => receive(&socket, &mut received).await?,
+                Ok(None) => return Err(io::Error::new(io::ErrorKind::InvalidData, "ClientHello too long")),
+                Err((error, mut alert)) => {
+                    // A capital letter is no content type of TLS, but the first byte of an HTTP method.
+                    if received[0].is_ascii_uppercase() {
+                        drop(socket.try_send(&[IoSlice::new(SPEAK_TLS)]));
+                    } else {
+                        drop(alert.write_all(&mut NonBlocking(&socket)));
+                    }
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                }
+            }
+        }
+    }
+
+    /// Completes the handshake as a server with `config`.
+    pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let Ok(Some(accepted)) = parse_client_hello(&self.received) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ClientHello"));
+        };
+        match accepted.into_connection(config) {
+            Ok(session) => {
+                let stream = TlsStream::new(self.socket, session);
+                stream.handshake().await?;
+                Ok(stream)
+            }
+            Err((error, mut alert)) => {
+                drop(alert.write_all(&mut NonBlocking(&self.socket)));
+                Err(invalid(error))
+            }
+        }
+    }
+}
+
+/// Receives once; at least one byte.
+async fn receive(socket: &Socket, received: &mut BytesMut) -> io::Result<()> {
+    let count = std::future::poll_fn(|cx| {
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            let count = ready!(socket.poll_recv(cx, &mut scratch[..CLIENT_HELLO_MAX]))?;
+            received.extend_from_slice(&scratch[..count]);
+            Poll::Ready(io::Result::Ok(count))
+        })
+    })
+    .await?;
+    if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
+}
+
+fn parse_client_hello(
+    mut received: &[u8],
+) -> Result<Option<rustls::server::Accepted>, (rustls::Error, rustls::server::AcceptedAlert)> {
+    let mut acceptor = rustls::server::Acceptor::default();
+    while !received.is_empty() {
+        if !matches!(acceptor.read_tls(&mut received), Ok(1..)) {
+            break;
+        }
+    }
+    acceptor.accept()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Driver;
+
+    #[test]
+    fn other_bytes_get_an_alert_and_plain_http_gets_a_response() {
+        Driver::choose()
+            .unwrap()
+            .block_on(async {
+                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+                socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
+                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
+                let mut buffer = BytesMut::new();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                // Content type 21: alert (RFC 8446 §5.1).
+                assert_eq!(buffer[0], 21);
+
+                let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+                let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+                socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
+                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
+                let mut buffer = BytesMut::new();
+                std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
+                assert!(buffer.ends_with(b"\r\n\r\nThis port speaks https, not http.\n"), "{buffer:?}");
+            })
+            .unwrap();
+    }
+}
