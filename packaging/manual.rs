@@ -15,5 +15,10 @@ pub(crate) fn write(mut program: Command, folder: &Path) -> io::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut program, &name, folder)?;
     }
-    clap_mangen::generate_to(program, folder)
+    clap_mangen::generate_to(without_help(program), folder)
+}
+
+/// Removes the commands `help`, which say no more than `--help`.
+fn without_help(command: Command) -> Command {
+    command.disable_help_subcommand(true).mut_subcommands(without_help)
 }

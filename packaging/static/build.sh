@@ -32,7 +32,8 @@ for arch in "${arches[@]}"; do
     use_tools "$triple"
     "$cargo" build --locked --profile "$profile" --package gw-agent --bin gw-agent --target "$triple"
     built=$target/$triple/$profile_folder/gw-agent
-    ! readelf --program-headers "$built" | grep -q INTERP || fail "$built needs a dynamic linker"
+    headers=$(readelf --program-headers "$built")
+    [[ $headers != *INTERP* ]] || fail "$built needs a dynamic linker"
 
     name=gw-agent-$version-$arch-linux
     folder=$work/static/$name

@@ -1,0 +1,40 @@
+#!/bin/bash
+# Checks the installed packages, in a root of their own: manual, completions, units.
+set -eux -o pipefail
+export LC_ALL=C.UTF-8
+
+for program in gw-gateway gw-agent; do
+    $program --version
+    getent passwd $program
+    test "$(stat --format '%a %U' /var/lib/$program)" = "700 $program"
+    test -z "$(dpkg --verify $program)"
+
+    pages=$(dpkg --listfiles $program | grep '/man1/.*\.1\.gz$')
+    for page in $pages; do
+        said=$(man --warnings=w --local-file "$page" 2>&1 >/dev/null)
+        test -z "$said"
+    done
+    # Not hidden, as the command that writes the pages is.
+    man --local-file "/usr/share/man/man1/$program-doctor.1.gz" | grep -e --json >/dev/null
+    test ! -e /usr/share/man/man1/$program-manual.1.gz
+
+    # Each shell finds the completions by itself, and completes "doc".
+    bash -c '. /usr/share/bash-completion/bash_completion
+        _completion_loader $1 || test $? = 124
+        function=$(complete -p $1 | sed "s/.*-F \([^ ]*\).*/\1/")
+        COMP_WORDS=($1 doc) COMP_CWORD=1
+        $function $1 doc $1
+        test "${COMPREPLY[*]}" = doctor' bash $program
+    zsh -fc 'autoload -U compinit && compinit -u -D && [[ $_comps[$1] == _$1 ]] && autoload +X -U _$1' zsh $program
+    fish -c "complete --do-complete '$program doc'" | grep ^doctor
+done
+
+units=(gw-gateway.service gw-gateway.socket gw-gateway-admin.socket gw-agent.service gw-agent-enroll.service)
+said=$(systemd-analyze verify --man=yes "${units[@]}" 2>&1)
+test -z "$said"
+for unit in gw-gateway gw-agent gw-agent-enroll; do
+    # 0 is safe, 10 is not.
+    systemd-analyze security --offline=yes --threshold=25 $unit.service >/dev/null
+done
+gw-gateway serve --config /etc/gw/gateway.toml --check
+touch /root/passed
