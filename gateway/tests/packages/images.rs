@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -66,7 +66,8 @@ impl Bundle {
     }
 
     fn command(&self) -> Command {
-        let mut command = self.runc();
+        let mut command = Command::new("timeout");
+        command.args(["60", "runc", "--root"]).arg(self.folder.with_extension("state"));
         command.arg("run").arg("--bundle").arg(&self.folder).arg(&self.name).stdin(Stdio::null());
         command
     }
@@ -77,15 +78,6 @@ impl Drop for Bundle {
         // It is gone already unless the test has failed.
         let _ = self.runc().args(["delete", "--force", &self.name]).output();
     }
-}
-
-fn wait(mut process: Child) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while process.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "the container does not end");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    process.wait().unwrap().success()
 }
 
 #[test]
@@ -105,7 +97,7 @@ fn images_run_without_root_and_without_a_writable_root() {
     // The image's own command, with the variables that it needs.
     let bundle = Bundle::unpack(gateway, folder.path().join("gateway"), "gw-gateway");
     bundle.set(None, &["GW_REGION=eu1", "GW_DOMAIN=gw.localhost"]);
-    let process = bundle.command().stderr(Stdio::null()).spawn().unwrap();
+    let mut process = bundle.command().stderr(Stdio::null()).spawn().unwrap();
     let mut administer = bundle.runc();
     administer.args(["exec", "--env", "GW_ADMIN_TOKEN_FILE=/var/lib/gw-gateway/admin.token"]);
     administer.args([&*bundle.name, "/usr/bin/gw-gateway", "account", "create", "acme", "--json"]);
@@ -120,5 +112,5 @@ fn images_run_without_root_and_without_a_writable_root() {
     };
     assert!(answer.contains("acme"), "{answer}");
     run(bundle.runc().args(["kill", &bundle.name, "TERM"]));
-    assert!(wait(process), "SIGTERM drains and ends the gateway with exit code 0");
+    assert!(process.wait().unwrap().success(), "SIGTERM drains and ends the gateway with exit code 0");
 }
