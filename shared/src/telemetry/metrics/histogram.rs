@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Upper bounds of the buckets, in nanoseconds: from the time of a request on one machine to a minute, each about twice the
-/// one before. A last bucket without a bound has longer durations.
+/// Upper bounds of the buckets, in nanoseconds: from the time of a request on one machine to a minute, each about twice
+/// the one before. A last bucket without a bound has longer durations.
 pub const BOUNDS_NS: [u64; 17] = [
     250_000,
     500_000,

@@ -1,4 +1,5 @@
-//! Connection to the collector: OpenTelemetry's OTLP/HTTP exporter (protobuf, retries with backoff) on the `ureq` client.
+//! Connection to the collector: OpenTelemetry's OTLP/HTTP exporter (protobuf, retries with backoff) on the `ureq`
+//! client.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -66,7 +67,10 @@ fn agent(endpoint: &Endpoint) -> ureq::Agent {
     }
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
-        tracing::warn!(errors = ?found.errors, "this system trusts no certificate authorities: a collector at https:// cannot be reached");
+        tracing::warn!(
+            errors = ?found.errors,
+            "this system trusts no certificate authorities: a collector at https:// cannot be reached"
+        );
     }
     let roots: Vec<_> = found.certs.iter().map(|root| Certificate::from_der(root).to_owned()).collect();
     let tls = TlsConfig::builder()

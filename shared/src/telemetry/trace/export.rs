@@ -1,5 +1,5 @@
-//! The thread that exports spans: takes batches from the queue, converts them to OpenTelemetry's types and sends them. A
-//! slow or unreachable collector causes lost spans, but delays no request.
+//! The thread that exports spans: takes batches from the queue, converts them to OpenTelemetry's types and sends them.
+//! A slow or unreachable collector causes lost spans, but delays no request.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,8 +16,8 @@ use super::collector::{self, CollectorState};
 use super::settings::Settings;
 use super::span::Finished;
 
-/// Batches in the queue. With 128 spans in a batch, about 4 MiB with short paths and 8 MiB with long ones: the makers of spans
-/// bound their texts.
+/// Batches in the queue. With 128 spans in a batch, about 4 MiB with short paths and 8 MiB with long ones: the makers
+/// of spans bound their texts.
 const QUEUED_BATCHES: usize = 32;
 /// Spans after which an export takes no further batch.
 const EXPORT_SPANS: usize = 512;

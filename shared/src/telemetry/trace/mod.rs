@@ -1,7 +1,7 @@
 //! Distributed tracing: trace contexts of requests (W3C Trace Context), and export of spans to a collector (OTLP).
 //!
-//! With a collector, each thread that serves requests has a [`Tracer`], which collects finished spans and passes them in
-//! batches to the exporting thread. This never waits: spans that find no room in the queue are dropped and counted.
+//! With a collector, each thread that serves requests has a [`Tracer`], which collects finished spans and passes them
+//! in batches to the exporting thread. This never waits: spans that find no room in the queue are dropped and counted.
 
 mod collector;
 pub mod context;

@@ -58,8 +58,8 @@ impl Span {
     }
 }
 
-/// Returns the name of a request's span and adds the attributes of its method. Only methods of RFC 9110 and PATCH become
-/// names.
+/// Returns the name of a request's span and adds the attributes of its method. Only methods of RFC 9110 and PATCH
+/// become names.
 pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'static, str> {
     const KNOWN: [Method; 9] = [
         Method::GET,
