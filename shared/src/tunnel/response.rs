@@ -22,7 +22,7 @@ const OVERHEAD: usize = 32;
 /// Response that a backend must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    #[error("its status {} is not allowed", .0.as_u16())]
+    #[error("its status is {}", .0.as_u16())]
     Status(StatusCode),
     #[error("more than {} header fields", HEAD.fields)]
     TooManyFields,
