@@ -135,7 +135,7 @@ impl SeriesQuery {
 }
 
 fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesError> {
-    let expected = || invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
+    let expected = || invalid(field, "must be a time like `2026-11-21T04:15:32Z` (RFC 3339)");
     let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
     text.map(parse).transpose().map_err(|_| expected())
 }
