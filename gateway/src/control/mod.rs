@@ -32,6 +32,7 @@ use gw_shared::identity::secret::Secret;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
+#[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView, Proof};
 pub(crate) use executor::{Desk, Errands, desk};

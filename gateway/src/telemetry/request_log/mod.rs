@@ -33,7 +33,6 @@ use gw_shared::telemetry::mask::Masker;
 use http::Method;
 use rusqlite::ErrorCode;
 
-use self::block::{Block, Unpacker};
 use self::day::{Day, Now};
 use self::lookup::{Found, Reader};
 use self::query::Criteria;
@@ -212,9 +211,10 @@ impl RequestLog {
 }
 
 /// Reads `data` as a block of records and shows all of them, as readers do with what they find in a file.
+#[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
-    let raw = Unpacker::new()?.unpack(data)?;
-    let block = Block::read(&raw, |_| true)?;
+    let raw = block::Unpacker::new()?.unpack(data)?;
+    let block = block::Block::read(&raw, |_| true)?;
     Ok(block.rows.iter().map(|(_, row)| block.view(row, "acme--api")).collect())
 }
 

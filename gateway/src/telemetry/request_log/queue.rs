@@ -77,6 +77,7 @@ pub(super) fn queue(counters: Arc<Counters>) -> (LogQueue, Receiver<Command>) {
 
 impl LogQueue {
     /// Of no log: whatever is pushed is dropped.
+    #[cfg(feature = "bench_support")]
     pub(crate) fn to_nowhere() -> Self {
         queue(Arc::default()).0
     }
