@@ -1,4 +1,4 @@
-//! Entry points for fuzz targets and benchmarks.
+//! Entry points for fuzz targets and benchmarks, behind features.
 
 #[cfg(feature = "bench_support")]
 pub mod bench;

@@ -63,8 +63,8 @@ fn is_length(lengths: &[&[u8]], length: u64) -> bool {
     matches!(lengths, [value] if value.iter().all(u8::is_ascii_digit) && text(value) == Ok(length))
 }
 
-/// A request head. The result does not depend on how it is split, its framing is unambiguous, and written again it parses
-/// to the same request.
+/// A request head. The result does not depend on how it is split, its framing is unambiguous, and written again it
+/// parses to the same request.
 pub fn request_head(data: &[u8]) {
     // An invalid head may be refused before its end has arrived.
     let accepted = |step| {

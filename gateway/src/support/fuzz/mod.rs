@@ -1,7 +1,7 @@
 //! Targets of gateway/fuzz/: everything that parses bytes from outside. Not a public interface.
 //!
-//! A target takes any bytes, does what the gateway would do with them, and panics if an invariant does not hold. The parts
-//! of an input are on separate lines, so that the corpus can be read and written by hand.
+//! A target takes any bytes, does what the gateway would do with them, and panics if an invariant does not hold. The
+//! parts of an input are on separate lines, so that the corpus can be read and written by hand.
 
 #![expect(clippy::expect_used, reason = "a target fails by panicking, and what it sets up must exist")]
 
