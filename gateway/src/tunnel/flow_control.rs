@@ -1,8 +1,8 @@
 //! Flow control of a tunnel: measures the path and sets the HTTP/2 windows at both ends.
 //!
-//! The gateway chooses the windows for both directions. Only one end changes its window at a time: h2 does not read while
-//! SETTINGS or their acknowledgement wait to be written, so two congested ends that both send SETTINGS would deadlock. The
-//! next change waits for the agent's answer, which the agent sends after its SETTINGS.
+//! The gateway chooses the windows for both directions. Only one end changes its window at a time: h2 does not read
+//! while SETTINGS or their acknowledgement wait to be written, so two congested ends that both send SETTINGS would
+//! deadlock. The next change waits for the agent's answer, which the agent sends after its SETTINGS.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -44,7 +44,8 @@ pub(crate) struct FlowControl {
     announced_streams: Cell<usize>,
     /// Number of SETTINGS frames sent after the first one.
     changes: Cell<u64>,
-    /// Shortest time from a window message to its answer. Longer than the round trip of TCP if there is a proxy between.
+    /// Shortest time from a window message to its answer. Longer than the round trip of TCP if there is a proxy
+    /// between.
     quickest_answer: Cell<Option<Duration>>,
     /// Number of open streams that the connection window is sized for. Not the number that the agent allows, which is
     /// untrusted.
@@ -221,8 +222,8 @@ fn answered_within(excess: usize, is_acknowledged: bool) -> Duration {
     if excess > 0 && !is_acknowledged { limits::WINDOW_ACKNOWLEDGED_WITHIN } else { limits::WINDOW_ANSWERED_WITHIN }
 }
 
-/// Number of streams to size the connection window for, with `open` streams and a window for `before`. A power of two. It
-/// shrinks only when less than a quarter of it is open.
+/// Number of streams to size the connection window for, with `open` streams and a window for `before`. A power of two.
+/// It shrinks only when less than a quarter of it is open.
 fn connection_streams(open: usize, before: usize) -> usize {
     if open <= before && open >= before / 4 {
         return before;

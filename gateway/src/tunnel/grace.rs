@@ -1,5 +1,5 @@
-//! Grace period after a takeover: while agents reconnect from the predecessor, connections for their services wait instead
-//! of being refused.
+//! Grace period after a takeover: while agents reconnect from the predecessor, connections for their services wait
+//! instead of being refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,8 +48,8 @@ impl TunnelGrace {
         }
     }
 
-    /// Whether connections for a service should wait. They wait longest for the first tunnel, and less long for the others,
-    /// because one tunnel in place of several could be overloaded.
+    /// Whether connections for a service should wait. They wait longest for the first tunnel, and less long for the
+    /// others, because one tunnel in place of several could be overloaded.
     fn should_wait(&self, label: &str, now: Instant) -> bool {
         let Some((since, tunnels)) = self.since.zip(self.services.get(label)) else { return false };
         let waited = now.saturating_duration_since(since);

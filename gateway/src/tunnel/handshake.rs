@@ -1,4 +1,5 @@
-//! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts HTTP/2.
+//! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
+//! HTTP/2.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -52,7 +53,8 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can fill the log.
+            // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
+            // fill the log.
             let is_unknown_agent =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
             if !is_unknown_agent && tunnels.registry.borrow().openings().may_log_refusal() {

@@ -1,5 +1,5 @@
-//! Tunnels that are being opened: from the TLS connection of an agent to the registration of the tunnel. Because an agent
-//! may be modified, their number and rate are limited, and a revocation ends them like registered tunnels.
+//! Tunnels that are being opened: from the TLS connection of an agent to the registration of the tunnel. Because an
+//! agent may be modified, their number and rate are limited, and a revocation ends them like registered tunnels.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -34,8 +34,8 @@ struct Entry {
     closer: Closer,
     number: u64,
     cut: Cell<bool>,
-    /// The agent was allowed to have tunnels when it connected, or was admitted since. A connection of another agent is not
-    /// ended here, so that it gets an error response.
+    /// The agent was allowed to have tunnels when it connected, or was admitted since. A connection of another agent is
+    /// not ended here, so that it gets an error response.
     may_begin: bool,
 }
 
@@ -81,7 +81,7 @@ impl Openings {
     pub(super) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for (_, entry) in self.entries.borrow().iter() {
             if !entry.cut.get() && entry.may_begin && !entry.is_allowed(directory, now) {
-                tracing::info!(agent = %entry.agent, "opening of a tunnel ended: the agent was revoked, or its certificate expired");
+                tracing::info!(agent = %entry.agent, "opening of a tunnel ended: agent revoked or certificate expired");
                 entry.end();
             }
         }

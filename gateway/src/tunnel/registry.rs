@@ -65,8 +65,8 @@ impl Registry {
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
             older.send(&ToAgent::Replaced);
-            // Only the latest replaced session may finish its requests, so that an agent that keeps reconnecting does not
-            // accumulate sessions.
+            // Only the latest replaced session may finish its requests, so that an agent that keeps reconnecting does
+            // not accumulate sessions.
             let same =
                 |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
             self.replaced.iter().filter(same).for_each(|stale| stale.cut());
@@ -92,8 +92,8 @@ impl Registry {
         }
     }
 
-    /// The tunnel for an admitted request: the one with the fewest requests in flight, and among equals the least recently
-    /// picked.
+    /// The tunnel for an admitted request: the one with the fewest requests in flight, and among equals the least
+    /// recently picked.
     pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
         let picked = self
             .by_service
@@ -108,26 +108,26 @@ impl Registry {
         Ok(Rc::clone(picked))
     }
 
-    /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that loses its
-    /// tunnel gets the message.
+    /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
+    /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
         self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
     }
 
-    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service, and of agents that do
-    /// not answer.
+    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service, and of agents that
+    /// do not answer.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
         let instant = Instant::now();
         for session in self.by_service.values().flatten().chain(&self.replaced) {
             if !session.is_cut() && !session.is_allowed(directory, now) {
                 tracing::info!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent was revoked, or its certificate expired"
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: agent revoked or certificate expired"
                 );
                 session.cut();
             } else if !session.is_cut() && session.is_overdue(instant) {
                 tracing::warn!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer a change of the window"
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer window changes"
                 );
                 session.cut();
             }
