@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "demo")]
+use clap::Args;
+use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
 
@@ -36,11 +38,13 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Run gateway, agent and a small backend in one process, without configuration.
+    #[cfg(feature = "demo")]
     Demo(DemoArguments),
     #[command(flatten)]
     Administer(Administration),
 }
 
+#[cfg(feature = "demo")]
 #[derive(Args)]
 pub(crate) struct DemoArguments {
     /// Port for callers and the agent, on loopback; 0 means a free port.

@@ -1,5 +1,5 @@
-//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can reach
-//! it. Changes nothing and does not disturb a running gateway.
+//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
+//! reach it. Changes nothing and does not disturb a running gateway.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -71,7 +71,7 @@ fn tcp_memory(out: &mut Examination) {
         out.warning(
             CHECK,
             about,
-            "close to the limit: all connections become slow, and callers that hold the most memory are reset; raise the limit",
+            "close to the limit: all connections slow down, and callers that hold the most are reset; raise the limit",
         );
     } else {
         out.ok(CHECK, about);
