@@ -99,7 +99,7 @@ pub enum Error {
          after that enroll again"
     )]
     AgentCertificateExpired,
-    /// Not a failure: without client certificates in TLS, this response carries the challenge that the agent signs.
+    /// A challenge instead of an error: without client certificates in TLS, the agent signs it.
     #[error("sign the challenge")]
     AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]

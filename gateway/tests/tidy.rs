@@ -102,7 +102,7 @@ const CRATES: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Words that hide who or what is meant. Comments name the client, the agent, the worker.
+/// Pronouns that hide the client, the agent or the worker that is meant.
 const RIDDLES: [&str; 7] = ["who", "whom", "whoever", "nobody", "somebody", "anybody", "anew"];
 
 fn workspace() -> PathBuf {
