@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Directory, Service};
 
-/// Proof that the caller of a request may call the service. Only [`authenticate`] and [`Self::administrator`] create
+/// Proof that the caller of a request may call the service. Only [`authenticate`] and `Self::administrator` create
 /// one.
 pub struct Authenticated {
     pub(crate) service: Arc<Service>,
