@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run a gateway.
     Serve {
-        /// Configuration file (TOML); the README lists its keys.
+        /// Configuration file (TOML); docs/configuration.md lists its keys.
         #[arg(long)]
         config: PathBuf,
         /// Report all mistakes in the configuration and exit.

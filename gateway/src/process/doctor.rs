@@ -34,7 +34,7 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
         out.warning("configuration", "none given", "add --config gateway.toml to check it too");
         return out;
     };
-    const ADVICE: &str = "the README lists the keys; `gw-gateway serve --check` reports the same";
+    const ADVICE: &str = "docs/configuration.md lists the keys; `gw-gateway serve --check` reports the same";
     let parsed = std::fs::read_to_string(file).map_err(|error| error.to_string());
     match parsed.and_then(|text| Config::parse(&text, environment).map_err(|errors| errors.to_string())) {
         Err(error) => out.failed("configuration", format!("{}: {error}", file.display()), ADVICE),
