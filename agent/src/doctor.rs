@@ -67,7 +67,7 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
             return out;
         }
         Err(error) => {
-            out.failed("configuration", error.to_string(), "the README lists all settings");
+            out.failed("configuration", error.to_string(), "docs/configuration.md lists all settings");
             return out;
         }
     };

@@ -1,4 +1,4 @@
-//! Whose request it is, when proxies stand in front of the gateway.
+//! Address of the client, also behind trusted proxies.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -10,13 +10,12 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::memory::sockets::SocketUse;
 
-/// The proxies whose word is taken for where a connection or a request came from.
+/// Proxies whose PROXY header and `X-Forwarded-For` are trusted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrustedProxies(Vec<IpNet>);
 
 impl TrustedProxies {
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
-        // Without proxies, nothing but the end of an empty list is looked at.
         self.0.iter().any(|block| block.contains(&address.to_canonical()))
     }
 }
@@ -27,7 +26,7 @@ impl FromIterator<IpNet> for TrustedProxies {
     }
 }
 
-/// A block of IPv4-mapped addresses (RFC 4291 §2.5.5.2) as the block of IPv4 addresses that it is.
+/// Converts a block of IPv4-mapped addresses (RFC 4291 §2.5.5.2) into the block of IPv4 addresses.
 fn canonical(block: IpNet) -> IpNet {
     const MAPPED_PREFIX: u8 = 96;
     match (block.addr().to_canonical(), block.prefix_len().checked_sub(MAPPED_PREFIX)) {
@@ -38,35 +37,35 @@ fn canonical(block: IpNet) -> IpNet {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The peer of a connection.
 pub(crate) struct Peer {
-    /// IPv4, if it is one mapped to IPv6.
+    /// An IPv4-mapped IPv6 address is stored as IPv4.
     pub(crate) address: IpAddr,
-    /// The same as `X-Forwarded-For` has it: each request needs it, and formatting is slow.
+    /// `address` as a value of `X-Forwarded-For`, formatted once because every request needs it.
     pub(crate) forwarded: HeaderValue,
-    /// Kernel memory of its connection; `None` for a request that came on none.
+    /// Kernel memory of the connection; `None` for a request without a connection.
     socket: Option<Rc<SocketUse>>,
 }
 
 impl Peer {
     pub(crate) fn new(address: IpAddr, socket: Option<Rc<SocketUse>>) -> Self {
         let address = address.to_canonical();
-        // Digits, letters, dots and colons are a valid value.
+        // Never fails: an address is a valid field value.
         let forwarded = address.to_string().parse().unwrap_or_else(|_| HeaderValue::from_static("unknown"));
         Self { address, forwarded, socket }
     }
 
-    /// The connection carries an authenticated request for a service of `account`.
+    /// Records that the connection carries an authenticated request for a service of `account`.
     pub(crate) fn serves(&self, account: &AccountId) {
         self.socket.iter().for_each(|socket| socket.serves(account));
     }
 }
 
-/// Who made the request that `peer` sent.
+/// Address of the client that made a request which `peer` sent.
 ///
-/// Of a trusted proxy's request, that is the rightmost address in `X-Forwarded-For` that is not a trusted proxy's: each
-/// hop appends whom it heard, and what stands to the left of the first untrusted one is anybody's claim. If all are
-/// trusted, it is the leftmost. Something that is no address ends the search at the last one that was.
+/// If `peer` is a trusted proxy, this is the rightmost address in `X-Forwarded-For` that is not a trusted proxy: each
+/// proxy appends the address of its peer, and an untrusted client can forge the elements to the left of its own. If all
+/// addresses are trusted, it is the leftmost. The search stops at an element that is not an address.
 pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &TrustedProxies) -> IpAddr {
     let mut client = peer.to_canonical();
     if !trusted.contains(client) {
@@ -74,7 +73,7 @@ pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &Truste
     }
     let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
     let elements = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
-    // Empty elements count as not there (RFC 9110 §5.6.1.2).
+    // Empty elements are ignored (RFC 9110 §5.6.1.2).
     for element in elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty()) {
         let Some(address) = parse_element(element) else { break };
         client = address;
@@ -85,7 +84,7 @@ pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &Truste
     client
 }
 
-/// `ip`, `ip:port`, `[v6]` or `[v6]:port`: all that proxies are known to write.
+/// Parses `ip`, `ip:port`, `[v6]` or `[v6]:port`, the forms that proxies write.
 fn parse_element(element: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(element).ok()?;
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
@@ -120,12 +119,12 @@ mod tests {
         assert_eq!(client("::ffff:192.0.2.1", &[]), "192.0.2.1");
         let mut headers = HeaderMap::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
-        let nobody = TrustedProxies::default();
-        assert_eq!(client_address("10.0.0.1".parse().unwrap(), &headers, &nobody).to_string(), "10.0.0.1");
+        let none = TrustedProxies::default();
+        assert_eq!(client_address("10.0.0.1".parse().unwrap(), &headers, &none).to_string(), "10.0.0.1");
     }
 
     #[test]
-    fn the_rightmost_address_that_is_no_trusted_proxy_is_the_client() {
+    fn the_rightmost_untrusted_address_is_the_client() {
         assert_eq!(client("10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
         assert_eq!(client("::ffff:10.0.0.1", &["198.51.100.7"]), "198.51.100.7");
         assert_eq!(client("10.0.0.1", &["6.6.6.6, 198.51.100.7"]), "198.51.100.7");
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_and_brackets_are_understood() {
+    fn ports_and_brackets_are_parsed() {
         for (element, address) in [
             ("198.51.100.7:443", "198.51.100.7"),
             ("2001:db8::7", "2001:db8::7"),
@@ -154,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn if_all_are_trusted_the_leftmost_is_the_client() {
+    fn the_leftmost_address_is_the_client_if_all_are_trusted() {
         assert_eq!(client("10.0.0.1", &["10.0.0.3, 10.0.0.2"]), "10.0.0.3");
         assert_eq!(client("10.0.0.1", &[]), "10.0.0.1");
         assert_eq!(client("::ffff:10.0.0.1", &[""]), "10.0.0.1");
     }
 
     #[test]
-    fn what_is_no_address_ends_the_search() {
+    fn an_element_that_is_not_an_address_ends_the_search() {
         for garbage in
             ["unknown", "_hidden", "198.51.100", "198.51.100.7:x", "[198.51.100.7]", "[::1", "1.2.3.4 5", "é"]
         {
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_mapped_addresses_are_blocks_of_ipv4() {
+    fn blocks_of_mapped_addresses_become_ipv4_blocks() {
         let mapped = trusted(&["::ffff:10.0.0.0/104", "::ffff:192.0.2.1/128"]);
         assert_eq!(mapped, trusted(&["10.0.0.0/8", "192.0.2.1/32"]));
         assert!(mapped.contains("10.255.0.1".parse().unwrap()));

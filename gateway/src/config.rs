@@ -33,7 +33,7 @@ pub struct Config {
     pub hand_over: HandOver,
     /// Proxies whose PROXY protocol header and `X-Forwarded-For` are trusted.
     pub trusted_proxies: TrustedProxies,
-    /// For services without a rate of their own.
+    /// Default rate of services.
     pub default_rate: Rate,
     /// These rates apply to each client address.
     pub token_requests: Rate,

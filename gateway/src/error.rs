@@ -95,10 +95,11 @@ pub enum Error {
     #[error("this agent is unknown or revoked")]
     AgentRevoked,
     #[error(
-        "the agent's certificate has expired; within 30 days, request a new one at /csr with its key; after that, enroll again"
+        "the agent's certificate has expired; within 30 days, request a new one at /csr with its key, \
+         after that enroll again"
     )]
     AgentCertificateExpired,
-    /// Not a failure: without client certificates in TLS, this response carries the challenge that the agent signs.
+    /// A challenge instead of an error: without client certificates in TLS, the agent signs it.
     #[error("sign the challenge")]
     AgentChallenge { challenge: String },
     #[error("this agent may not serve {0}")]
@@ -228,8 +229,8 @@ impl Error {
         }
     }
 
-    /// Whether the backend may have received part of the request: true once the agent has connected to the backend, and if
-    /// the tunnel was lost.
+    /// Whether the backend may have received part of the request: true once the agent has connected to the backend, and
+    /// if the tunnel was lost.
     pub(crate) fn may_have_reached_backend(&self) -> bool {
         match self {
             Self::AgentForward(error) => match error.code {

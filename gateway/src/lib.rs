@@ -11,6 +11,7 @@ pub mod config;
 mod connections;
 pub mod control;
 mod current;
+#[cfg(any(test, feature = "demo"))]
 pub mod demo;
 mod downstream;
 pub mod error;

@@ -9,16 +9,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use gw_gateway::config::{Config, workers_or_cores};
-use gw_gateway::demo::{Demo, DemoError, Options};
+use gw_gateway::config::Config;
 use gw_gateway::process::doctor;
-use gw_gateway::rate::Rate;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::command::{self, Failure};
-use gw_shared::telemetry::logging::{self, LogFormat};
-use gw_shared::telemetry::trace::Settings;
+use gw_shared::telemetry::logging;
 
-use cli::arguments::{Arguments, Command, DemoArguments};
+use cli::arguments::{Arguments, Command};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -27,7 +24,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
-        Command::Demo(arguments) => demo(arguments),
+        #[cfg(feature = "demo")]
+        Command::Demo(arguments) => cli::demo::run(arguments),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
         Command::Administer(administration) => administration.run(),
@@ -72,40 +70,4 @@ fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Config::check(&text, |name| std::env::var(name).ok())
         .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
-}
-
-/// The trace settings of the environment, because a demo has no configuration file.
-fn traces_of_environment() -> Result<Option<Settings>, Failure> {
-    let mut errors = Vec::new();
-    let settings = Settings::resolve(None, None, &|name| std::env::var(name).ok(), &mut errors);
-    if errors.is_empty() { Ok(settings) } else { Err(Failure::Usage(errors.join("; "))) }
-}
-
-fn demo(arguments: DemoArguments) -> Result<(), Failure> {
-    logging::start(LogFormat::Text, "warn");
-    let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
-        .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
-    let options = Options {
-        port: arguments.port,
-        admin_port: arguments.admin_port,
-        backend: arguments.backend,
-        data_dir: arguments.data_dir,
-        workers: workers_or_cores(arguments.workers),
-        rate,
-        traces: traces_of_environment()?,
-        ..Options::default()
-    };
-    let demo = Demo::start(&options).map_err(|error| match error {
-        DemoError::Agent(_) => Failure::Usage(error.to_string()),
-        _ => Failure::run(error),
-    })?;
-    let mut out = io::stdout().lock();
-    let told = if arguments.json {
-        serde_json::to_writer(&mut out, &demo.about).map_err(io::Error::from).and_then(|()| writeln!(out))
-    } else {
-        demo.about.write_hints(&mut out)
-    };
-    told.and_then(|()| out.flush()).map_err(Failure::run)?;
-    drop(out);
-    demo.run_until_stopped().map_err(Failure::run)
 }

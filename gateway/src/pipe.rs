@@ -291,16 +291,11 @@ mod tests {
         });
         let receiving = on_a_worker(receiver_inbox, move || async move {
             let mut received = 0;
-            loop {
-                match receiver.receive().await.unwrap() {
-                    Body::Data(data) => {
-                        assert!(data.len() == size && data.iter().all(|byte| *byte == (received % 251) as u8));
-                        received += 1;
-                        let in_flight = receiver.shared.in_flight.load(Ordering::SeqCst);
-                        assert!(in_flight <= limits::PIPE_BYTES + size, "{in_flight}");
-                    }
-                    Body::End => break,
-                }
+            while let Body::Data(data) = receiver.receive().await.unwrap() {
+                assert!(data.len() == size && data.iter().all(|byte| *byte == (received % 251) as u8));
+                received += 1;
+                let in_flight = receiver.shared.in_flight.load(Ordering::SeqCst);
+                assert!(in_flight <= limits::PIPE_BYTES + size, "{in_flight}");
             }
             assert_eq!(received, frames);
         });

@@ -65,6 +65,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "lib",
             "doctor",
             "supervisor",
+            "admin",
             "tunnel",
             "config",
             "forward",
@@ -72,8 +73,10 @@ const CRATES: [(&str, &[&str]); 3] = [
             "telemetry",
             "identity",
             "apex_client",
-            "gateway_events",
             "clock",
+            "gateway_events",
+            "backoff",
+            "tls",
         ],
     ),
     (
@@ -99,7 +102,7 @@ const CRATES: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Words that hide who or what is meant. Comments name the client, the agent, the worker.
+/// Pronouns that hide the client, the agent or the worker that is meant.
 const RIDDLES: [&str; 7] = ["who", "whom", "whoever", "nobody", "somebody", "anybody", "anew"];
 
 fn workspace() -> PathBuf {
@@ -210,6 +213,38 @@ fn modules_import_only_from_modules_behind_them() {
         }
     }
     assert!(mistakes.is_empty(), "against the import order:\n{}", mistakes.join("\n"));
+}
+
+/// Steps of the walks in `docs/architecture.md` as file and function, by the title of the walk.
+fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
+    let mut walks = Vec::new();
+    let section = page.split("\n## Walks\n").nth(1).expect("the page has a section of walks");
+    for line in section.split("\n## ").next().unwrap_or_default().lines() {
+        if let Some(title) = line.strip_prefix("### ") {
+            walks.push((title.to_owned(), Vec::new()));
+        } else if line.starts_with(|char: char| char.is_ascii_digit())
+            && let Some((_, steps)) = walks.last_mut()
+        {
+            let mut quoted = line.split('`').skip(1).step_by(2);
+            let step = quoted.next().zip(quoted.next()).unwrap_or_else(|| panic!("no file and function: {line}"));
+            steps.push((step.0.to_owned(), step.1.to_owned()));
+        }
+    }
+    walks
+}
+
+#[test]
+fn walks_of_the_architecture_are_short_and_name_existing_functions() {
+    let walks = walks(&fs::read_to_string(workspace().join("docs/architecture.md")).unwrap());
+    assert_eq!(walks.len(), 5);
+    for (title, steps) in walks {
+        assert!((5..=12).contains(&steps.len()), "{title}: {} steps", steps.len());
+        for (file, function) in steps {
+            let text = fs::read_to_string(workspace().join(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+            let is_there = text.contains(&format!("fn {function}(")) || text.contains(&format!("fn {function}<"));
+            assert!(is_there, "{title}: {file} has no function {function}");
+        }
+    }
 }
 
 #[test]

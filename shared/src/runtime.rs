@@ -48,7 +48,8 @@ pub enum DriverError {
 }
 
 impl Driver {
-    /// Chooses the driver: the one that `GW_DRIVER` names, else io_uring with the flags that this kernel accepts, else epoll.
+    /// Chooses the driver: the one that `GW_DRIVER` names, else io_uring with the flags that this kernel accepts, else
+    /// epoll.
     pub fn choose() -> Result<Self, DriverError> {
         match std::env::var("GW_DRIVER").as_deref() {
             Ok("epoll") => Ok(Self::Epoll { reason: "GW_DRIVER=epoll".to_owned() }),
@@ -204,10 +205,10 @@ pub fn timeout<F: Future>(duration: Duration, future: F) -> Pin<Box<Timeout<F>>>
 
 /// Lets all other tasks of this thread run, and the ring's completions be processed, before the caller continues.
 ///
-/// monoio processes completions, timers and wakes of other threads only after its queue of tasks is empty or has been run
-/// twice. Tasks that queue themselves again and again would delay all others. This function therefore waits for the ring,
-/// with an operation that completes as soon as the kernel sees it. On epoll there is no such operation: it waits for the
-/// shortest timer.
+/// monoio processes completions, timers and wakes of other threads only after its queue of tasks is empty or has been
+/// run twice. Tasks that queue themselves again and again would delay all others. This function therefore waits for the
+/// ring, with an operation that completes as soon as the kernel sees it. On epoll there is no such operation: it waits
+/// for the shortest timer.
 pub async fn yield_now() {
     if is_epoll() {
         return sleep(Duration::from_millis(1)).await;

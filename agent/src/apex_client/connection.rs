@@ -71,7 +71,7 @@ pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut By
             }
             continue;
         };
-        // Of the request methods only HEAD changes how a response is framed, and no caller uses it.
+        // Only HEAD changes how a response is framed, and no request here uses it.
         let head = head::parse_response(&buffer.split_to(end).freeze(), &Method::GET, HEAD_LIMITS)?;
         if !head.status.is_informational() || head.status == StatusCode::SWITCHING_PROTOCOLS {
             break head;

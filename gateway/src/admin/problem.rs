@@ -21,37 +21,37 @@ use crate::telemetry::timeseries::SeriesError;
 
 const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// Why a request was not done, and what would be right.
+/// Why a request failed, and what would be right.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Problem {
     /// `urn:gw:problem:` and a word for programs.
     #[serde(rename = "type")]
     kind: Cow<'static, str>,
-    /// The same for people.
+    /// Short text for readers, the same for every problem of this type.
     title: Cow<'static, str>,
     /// The response's status code.
     status: u16,
-    /// What was wrong this time.
+    /// The mistake in this request.
     detail: String,
     /// The field or parameter that was wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     field: Option<Cow<'static, str>>,
 }
 
-/// What any request can meet with.
+/// Problems of every request.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "describes responses, makes none")]
 pub(crate) enum ReadProblems {
-    /// Not understood: path or query.
+    /// The path or the query is malformed.
     #[response(status = 400, content_type = "application/problem+json")]
     BadRequest(#[to_schema] Problem),
     /// The bearer token is missing or wrong.
     #[response(status = 401, content_type = "application/problem+json", headers(("WWW-Authenticate" = String)))]
     Unauthorized(#[to_schema] Problem),
-    /// There is no such thing.
+    /// The object does not exist.
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(#[to_schema] Problem),
-    /// A value is not what it has to be.
+    /// A value is invalid.
     #[response(status = 422, content_type = "application/problem+json")]
     Invalid(#[to_schema] Problem),
     /// The gateway's fault.
@@ -59,11 +59,11 @@ pub(crate) enum ReadProblems {
     Internal(#[to_schema] Problem),
 }
 
-/// What a request that changes something can meet with besides.
+/// Further problems of requests that change something.
 #[derive(IntoResponses)]
 #[expect(dead_code, reason = "describes responses, makes none")]
 pub(crate) enum WriteProblems {
-    /// It does not fit what is there.
+    /// The request conflicts with the current state.
     #[response(status = 409, content_type = "application/problem+json")]
     Conflict(#[to_schema] Problem),
     /// The body is larger than 64 KiB.

@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Directory, Service};
 
-/// Proof that the caller of a request may call the service. Only [`authenticate`] and [`Self::administrator`] create
+/// Proof that the caller of a request may call the service. Only [`authenticate`] and `Self::administrator` create
 /// one.
 pub struct Authenticated {
     pub(crate) service: Arc<Service>,
@@ -26,7 +26,7 @@ pub struct Authenticated {
 struct Proof;
 
 impl Authenticated {
-    /// For replays, which the admin listener has authenticated.
+    /// Used for replays, which the admin listener has authenticated.
     pub(crate) fn administrator(service: &Arc<Service>) -> Self {
         Self { service: Arc::clone(service), by: Principal::Admin, _proof: Proof }
     }
@@ -38,7 +38,7 @@ pub enum Principal {
     /// The client of an access token.
     Client(ClientId),
     ServiceKey(KeyId),
-    /// The administrator, who replays a request.
+    /// Stands for the administrator in replays of requests.
     Admin,
 }
 

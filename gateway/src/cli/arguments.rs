@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "demo")]
+use clap::Args;
+use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
 
@@ -18,7 +20,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run a gateway.
     Serve {
-        /// Configuration file (TOML); the README lists its keys.
+        /// Configuration file (TOML); docs/configuration.md lists its keys.
         #[arg(long)]
         config: PathBuf,
         /// Report all mistakes in the configuration and exit.
@@ -36,6 +38,7 @@ pub(crate) enum Command {
         json: bool,
     },
     /// Run gateway, agent and a small backend in one process, without configuration.
+    #[cfg(feature = "demo")]
     Demo(DemoArguments),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
@@ -47,6 +50,7 @@ pub(crate) enum Command {
     Administer(Administration),
 }
 
+#[cfg(feature = "demo")]
 #[derive(Args)]
 pub(crate) struct DemoArguments {
     /// Port for callers and the agent, on loopback; 0 means a free port.

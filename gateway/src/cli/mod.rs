@@ -1,6 +1,8 @@
 //! `gw-gateway account|service|…`: administration of a running gateway through its administration API.
 
 pub(crate) mod arguments;
+#[cfg(feature = "demo")]
+pub(crate) mod demo;
 
 mod account;
 mod agent;

@@ -1,5 +1,5 @@
-//! Connections of one worker that have not finished their handshake. When there are too many, the oldest gives way: who
-//! means well is done in milliseconds, who stalls has been there for longest.
+//! Unfinished handshakes of one worker. A handshake beyond the limit ends the oldest one: an honest handshake takes
+//! milliseconds, so the oldest are the ones that stall.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,14 +13,14 @@ use tokio::sync::Semaphore;
 
 pub(crate) struct Handshakes {
     limit: usize,
-    /// By number, which is the order they began in.
+    /// Running handshakes by number. Numbers are in the order of their start.
     under_way: RefCell<BTreeMap<u64, Closer>>,
     next: Cell<u64>,
-    /// Held while a ClientHello is answered.
+    /// Held during the first step of a handshake.
     turn: Semaphore,
 }
 
-/// A handshake that is under way; over when dropped.
+/// A running handshake. Dropping it ends the count.
 pub(crate) struct HandshakeGuard {
     handshakes: Rc<Handshakes>,
     number: u64,
@@ -31,8 +31,8 @@ impl Handshakes {
         Rc::new(Self { limit, under_way: RefCell::default(), next: Cell::new(0), turn: Semaphore::new(1) })
     }
 
-    /// Runs `handshake`, whose first step is the expensive one: key exchange and signature. Of many that wait for it, one
-    /// a turn of the reactor takes that step, so that a crowd at the door does not keep requests waiting. `None` if it
+    /// Runs `handshake`. Its first step is expensive (key exchange and signature), so only one handshake per turn of
+    /// the reactor runs that step, and a burst of connections does not delay requests. Returns `None` if the handshake
     /// `is_pointless` when its turn comes.
     pub(crate) async fn one_a_turn<T>(
         &self,
@@ -40,7 +40,7 @@ impl Handshakes {
         handshake: impl Future<Output = T>,
     ) -> Option<T> {
         let mut handshake = pin!(handshake);
-        // Never closed.
+        // Never fails: the semaphore is not closed.
         let turn = self.turn.acquire().await;
         if is_pointless() {
             return None;
@@ -54,7 +54,7 @@ impl Handshakes {
         }
     }
 
-    /// Counts one in; whether another had to give way for it.
+    /// Counts a handshake. Returns whether it has ended the oldest one.
     pub(crate) fn begin(self: &Rc<Self>, closer: Closer) -> (HandshakeGuard, bool) {
         let mut under_way = self.under_way.borrow_mut();
         let oldest = if under_way.len() >= self.limit { under_way.pop_first() } else { None };
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_turn_has_one_first_step_also_of_those_that_fail_in_it() {
+    fn one_first_step_runs_per_turn() {
         Driver::choose()
             .unwrap()
             .block_on(async {
@@ -104,14 +104,14 @@ mod tests {
                     runtime::yield_now().await;
                     seen.push(begun.get());
                 }
-                // Others may have two turns where this one has one.
+                // The other tasks may run twice between two checks.
                 assert!(seen.windows(2).all(|turn| turn[1] - turn[0] <= 2), "{seen:?}");
             })
             .unwrap();
     }
 
     #[test]
-    fn the_oldest_gives_way() {
+    fn a_handshake_beyond_the_limit_ends_the_oldest() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         Driver::choose()
@@ -125,15 +125,15 @@ mod tests {
                     (peer, ours[ours.len() - 1].closer())
                 };
                 let [(_a, a), (mut b_peer, b), (_c, c), (_d, d)] = [connect(), connect(), connect(), connect()];
-                let (first, gave_way) = handshakes.begin(a);
-                assert!(!gave_way);
-                let (_second, gave_way) = handshakes.begin(b);
-                assert!(!gave_way);
+                let (first, has_ended_oldest) = handshakes.begin(a);
+                assert!(!has_ended_oldest);
+                let (_second, has_ended_oldest) = handshakes.begin(b);
+                assert!(!has_ended_oldest);
                 drop(first);
-                let (_third, gave_way) = handshakes.begin(c);
-                assert!(!gave_way);
-                let (_fourth, gave_way) = handshakes.begin(d);
-                assert!(gave_way && handshakes.under_way.borrow().len() == 2);
+                let (_third, has_ended_oldest) = handshakes.begin(c);
+                assert!(!has_ended_oldest);
+                let (_fourth, has_ended_oldest) = handshakes.begin(d);
+                assert!(has_ended_oldest && handshakes.under_way.borrow().len() == 2);
                 assert_eq!(b_peer.read(&mut [0]).unwrap(), 0);
             })
             .unwrap();

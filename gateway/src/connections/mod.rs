@@ -1,6 +1,6 @@
-//! The connections of one worker: how many, what each must do by when, and which can be closed for a drain.
+//! Connections of one worker: their number, deadlines, and end in a drain.
 //!
-//! One sweep a tick over all of them instead of a timer each: setting a deadline is a store.
+//! One sweep per tick checks all deadlines. There is no timer per connection, so setting a deadline is one store.
 
 pub(crate) mod handshakes;
 
@@ -18,17 +18,17 @@ use crate::limits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
 use crate::telemetry::counters::Counter;
 
-/// All connections of a worker, up to a limit.
+/// Table of the connections of a worker.
 pub(crate) struct Connections {
     entries: RefCell<Slab<Rc<Entry>>>,
     limit: usize,
-    /// In a drain, how long a connection may be idle.
+    /// Time for which a connection may be idle in a drain; `None` without a drain.
     draining: Cell<Option<Duration>>,
-    /// When the drain began.
+    /// Start of the drain.
     draining_since: Cell<Option<Instant>>,
-    /// Ended to make room, and still there.
+    /// Number of connections that were ended to make room and still have an entry.
     evicting: Cell<usize>,
-    /// Ended to make room so far.
+    /// Number of connections that were ended to make room.
     pub(crate) evicted: Counter,
     socket_memory: Rc<SocketMemory>,
 }
@@ -36,35 +36,38 @@ pub(crate) struct Connections {
 struct Entry {
     closer: Closer,
     deadline: Cell<Option<Instant>>,
-    /// No request is being served.
+    /// No request is served.
     idle: Cell<bool>,
-    /// The peer has something to send: a handshake, its first request, the rest of a head.
+    /// The peer is expected to send: a handshake, its first request, the rest of a head.
     expected: Cell<bool>,
-    /// How long a request may take that was sent before the drain began, once that was asked.
+    /// Time for a request that was sent before the drain began to arrive; `None` until first computed.
     on_its_way: Cell<Option<Duration>>,
-    /// Since when that is so.
+    /// Time since which the connection is idle.
     idle_since: Cell<Instant>,
+    /// Ended to make room.
     evicted: Cell<bool>,
-    /// Told to stop once; aborted if the next deadline passes too.
+    /// The input was ended. The connection is aborted at the next deadline.
     stopping: Cell<bool>,
-    /// Who wants to know that the peer has left, while nobody reads from the connection.
+    /// Task to wake when the peer has left, for a connection that is not read from.
     watcher: RefCell<Option<Waker>>,
+    /// The peer has left.
     hung_up: Cell<bool>,
-    /// The peer has ended its direction, and may: it has left only when both are ended.
+    /// The peer has ended its direction and may still receive. It has left when both directions are ended.
     half_closed: Cell<bool>,
-    /// Who says goodbye before the connection ends, where the protocol has a word for it.
-    farewell: RefCell<Option<Waker>>,
+    /// Task to wake to send GOAWAY before the connection ends (HTTP/2).
+    goaway_task: RefCell<Option<Waker>>,
+    /// The connection is to send GOAWAY.
     leaving: Cell<bool>,
 }
 
-/// A connection's slot in the table; gives it back when dropped.
+/// Entry of a connection in the table; removed on drop.
 pub(crate) struct ConnectionGuard {
     connections: Rc<Connections>,
     key: usize,
     entry: Rc<Entry>,
     socket: WatchedSocket,
-    /// Held while the connection lasts.
-    _place: Option<AddressSlot>,
+    /// Count against the limit of the client address.
+    _address_slot: Option<AddressSlot>,
     _handshake: Option<HandshakeGuard>,
 }
 
@@ -81,7 +84,7 @@ impl Connections {
         })
     }
 
-    /// Takes a connection in, to shake hands by `deadline`; `None` when the worker has all it may have.
+    /// Adds a connection, whose handshake must be complete by `deadline`. `None` if the table is full.
     pub(crate) fn register(self: &Rc<Self>, socket: &Socket, deadline: Instant) -> Option<ConnectionGuard> {
         let mut entries = self.entries.borrow_mut();
         if entries.len() - self.evicting.get() >= self.limit - self.slack() {
@@ -102,24 +105,31 @@ impl Connections {
             watcher: RefCell::default(),
             hung_up: Cell::new(false),
             half_closed: Cell::new(false),
-            farewell: RefCell::default(),
+            goaway_task: RefCell::default(),
             leaving: Cell::new(false),
         });
         let key = entries.insert(Rc::clone(&entry));
         let socket = self.socket_memory.watch(socket);
-        Some(ConnectionGuard { connections: Rc::clone(self), key, entry, socket, _place: None, _handshake: None })
+        Some(ConnectionGuard {
+            connections: Rc::clone(self),
+            key,
+            entry,
+            socket,
+            _address_slot: None,
+            _handshake: None,
+        })
     }
 
-    /// Places kept free as long as there are idle connections.
+    /// Number of entries kept free as long as there are idle connections.
     fn slack(&self) -> usize {
         self.limit / 32
     }
 
-    /// Ends those that have been without a request for longest, so that a flood of idle connections keeps nobody out.
-    /// Many at once: finding them is a look at all.
+    /// Ends the connections that have been idle for longest, so that a flood of idle connections does not block new
+    /// ones. Ends several at once, because each search visits all entries.
     fn make_room(&self, entries: &Slab<Rc<Entry>>) {
-        let waits = |entry: &&Rc<Entry>| entry.idle.get() && !entry.evicted.get();
-        let mut idle: Vec<&Rc<Entry>> = entries.iter().map(|(_, entry)| entry).filter(waits).collect();
+        let is_idle = |entry: &&Rc<Entry>| entry.idle.get() && !entry.evicted.get();
+        let mut idle: Vec<&Rc<Entry>> = entries.iter().map(|(_, entry)| entry).filter(is_idle).collect();
         let most = (self.slack().max(1)).min(idle.len());
         if most == 0 {
             return;
@@ -133,7 +143,7 @@ impl Connections {
         }
     }
 
-    /// Ends them all at once.
+    /// Aborts all connections.
     pub(crate) fn abort(&self) {
         self.entries.borrow().iter().for_each(|(_, entry)| entry.closer.abort());
     }
@@ -142,8 +152,8 @@ impl Connections {
         self.entries.borrow().len()
     }
 
-    /// Ends what has missed its deadline: first by ending its input, which lets it say goodbye, then the hard way. Tells
-    /// those who watch for it that their peer has left.
+    /// Ends connections that have missed their deadline: first by ending their input, which lets them send GOAWAY, then
+    /// by an abort. Wakes tasks that watch a peer that has left.
     pub(crate) fn sweep(&self, now: Instant) {
         for (_, entry) in self.entries.borrow().iter() {
             if entry.watcher.borrow().is_some() && entry.has_left() {
@@ -156,7 +166,7 @@ impl Connections {
         }
     }
 
-    /// From now on a connection may be idle for `idle` and no longer; those that can say goodbye are told to.
+    /// Begins a drain: connections may be idle for `idle` from now on, and HTTP/2 connections send GOAWAY.
     pub(crate) fn drain(&self, now: Instant, idle: Duration) {
         self.draining.set(Some(idle));
         self.draining_since.set(Some(now));
@@ -165,17 +175,17 @@ impl Connections {
                 let earlier = entry.deadline.get().map_or(now + idle, |deadline| deadline.min(now + idle));
                 entry.deadline.set(Some(earlier));
             }
-            entry.say_goodbye();
+            entry.request_goaway();
         }
     }
 
-    /// Whether, in a drain, no connection has a request, not even one that was on its way when the drain began.
+    /// Whether, in a drain, no connection has a request, including one sent before the drain began.
     pub(crate) fn are_quiet(&self, now: Instant) -> bool {
         let Some(since) = self.draining_since.get() else { return false };
         self.entries.borrow().iter().all(|(_, entry)| entry.is_quiet(since, now))
     }
 
-    /// Ends those without a request now.
+    /// Ends the connections without a request.
     pub(crate) fn end_quiet(&self, now: Instant) {
         let Some(since) = self.draining_since.get() else { return };
         for (_, entry) in self.entries.borrow().iter() {
@@ -191,7 +201,7 @@ impl Entry {
         if self.half_closed.get() { self.closer.is_broken() } else { self.closer.is_hung_up() }
     }
 
-    /// Whether no request runs or arrives, nor can be on its way since before `drain_began`.
+    /// Whether no request runs, arrives, or can still arrive that was sent before `drain_began`.
     fn is_quiet(&self, drain_began: Instant, now: Instant) -> bool {
         if !self.idle.get() || self.expected.get() {
             return false;
@@ -204,17 +214,17 @@ impl Entry {
         now >= self.idle_since.get().max(drain_began) + on_its_way
     }
 
-    /// Whether somebody does so now.
-    fn say_goodbye(&self) -> bool {
-        let farewell = self.farewell.take();
-        if farewell.is_some() {
+    /// Wakes the task that sends GOAWAY. Returns whether there is one.
+    fn request_goaway(&self) -> bool {
+        let task = self.goaway_task.take();
+        if task.is_some() {
             self.leaving.set(true);
         }
-        farewell.map(Waker::wake).is_some()
+        task.map(Waker::wake).is_some()
     }
 
     fn stop(&self, now: Instant) {
-        if self.say_goodbye() {
+        if self.request_goaway() {
             self.deadline.set(Some(now + limits::LINGER));
         } else if self.stopping.replace(true) {
             self.closer.abort();
@@ -226,33 +236,33 @@ impl Entry {
 }
 
 impl ConnectionGuard {
-    /// To be called after parts of bodies were sent or received: kernel memory that the peer does not free is counted.
+    /// To be called after parts of bodies were sent or received. Measures kernel memory from time to time.
     pub(crate) fn carried(&self) {
         self.socket.carried();
     }
 
-    /// What the connection holds in the kernel, to say for which account.
+    /// Kernel memory of the connection.
     pub(crate) fn socket_use(&self) -> Rc<SocketUse> {
         self.socket.usage()
     }
 
-    /// The connection is about to be closed: bytes that its peer does not take are kept for a while, not for ever.
+    /// To be called before the connection is closed. Bounds the time for which the kernel keeps unacknowledged bytes.
     pub(crate) fn closes(&self) {
         self.socket.closes();
     }
 
-    /// Something is to arrive by `deadline`.
+    /// The peer has to send by `deadline`.
     pub(crate) fn expect_by(&self, deadline: Instant) {
         self.entry.expected.set(true);
         self.entry.deadline.set(Some(deadline));
     }
 
-    /// Counts for its address while it lasts.
+    /// Holds `slot` until the connection ends.
     pub(crate) fn counts_for(&mut self, slot: Option<AddressSlot>) {
-        self._place = slot;
+        self._address_slot = slot;
     }
 
-    /// Counts as a handshake until [`Self::has_shaken_hands`].
+    /// Counts the connection as a handshake until [`Self::has_shaken_hands`].
     pub(crate) fn shakes_hands(&mut self, handshake: HandshakeGuard) {
         self._handshake = Some(handshake);
     }
@@ -261,7 +271,7 @@ impl ConnectionGuard {
         self._handshake = None;
     }
 
-    /// No request is running; one may begin until `deadline`.
+    /// No request runs. The next one has to begin by `deadline`.
     pub(crate) fn idle_until(&self, deadline: Instant) {
         self.socket.rests();
         self.entry.idle.set(true);
@@ -271,7 +281,7 @@ impl ConnectionGuard {
         self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
     }
 
-    /// Resolves when the peer has left, within a tick: for a connection that is not read from, and so does not see it.
+    /// Resolves within a tick after the peer has left. For a connection that is not read from, which would not notice.
     pub(crate) fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.entry.hung_up.get() {
             return Poll::Ready(());
@@ -280,26 +290,25 @@ impl ConnectionGuard {
         Poll::Pending
     }
 
-    /// Resolves when the peer, which has ended its direction, has left: the connection is of no use in the other one.
+    /// Resolves when a peer that has ended its direction has ended the other one too.
     pub(crate) fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.entry.half_closed.set(true);
         self.poll_hung_up(cx)
     }
 
-    /// Resolves when the connection is to end and its peer to be told first: what runs on it may end, nothing new should
-    /// come.
+    /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are not accepted.
     pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.entry.leaving.get() || self.connections.draining.get().is_some() {
             return Poll::Ready(());
         }
-        let mut farewell = self.entry.farewell.borrow_mut();
-        if !farewell.as_ref().is_some_and(|farewell| farewell.will_wake(cx.waker())) {
-            *farewell = Some(cx.waker().clone());
+        let mut task = self.entry.goaway_task.borrow_mut();
+        if !task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
+            *task = Some(cx.waker().clone());
         }
         Poll::Pending
     }
 
-    /// A request is running, for as long as it takes.
+    /// A request runs. There is no deadline.
     pub(crate) fn busy(&self) {
         self.entry.idle.set(false);
         self.entry.expected.set(false);
@@ -330,7 +339,7 @@ mod tests {
     use crate::ownership::WorkerId;
 
     #[test]
-    fn the_limit_holds_and_places_come_back() {
+    fn entries_are_limited_and_freed_on_drop() {
         with_socket(|socket| {
             let connections = connections(1);
             let first = connections.register(socket, Instant::now());
@@ -342,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_pass_on_virtual_time_and_running_requests_have_none() {
+    fn idle_connections_have_deadlines_and_running_requests_have_none() {
         with_socket(|socket| {
             let (connections, start) = (connections(1), Instant::now());
             let second = Duration::from_secs(1);
@@ -362,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_shortens_what_is_idle_and_tells_who_wants_to_know() {
+    fn a_drain_shortens_deadlines_of_idle_connections_and_wakes_goaway_tasks() {
         with_socket(|socket| {
             let (connections, start) = (connections(3), Instant::now());
             let second = Duration::from_secs(1);
@@ -382,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_waits_for_requests_on_their_way_and_for_no_other() {
+    fn a_drain_waits_for_requests_that_were_sent_before_it() {
         with_socket(|socket| {
             let connections = connections(4);
             let register = || connections.register(socket, Instant::now() + limits::IDLE).unwrap();
@@ -390,7 +399,7 @@ mod tests {
             idle.idle_until(Instant::now() + limits::IDLE);
             busy.busy();
             let began = Instant::now();
-            // Longer than any request is on its way.
+            // Later than a request sent before the drain can arrive.
             let later = began + limits::DRAIN_IDLE;
             assert!(!connections.are_quiet(later), "no drain");
             connections.drain(began, limits::DRAIN_IDLE);
@@ -411,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn those_idle_for_longest_make_room_and_running_requests_do_not() {
+    fn the_longest_idle_connections_are_evicted_and_running_requests_are_not() {
         with_socket(|socket| {
             let (connections, now) = (connections(64), Instant::now());
             let register = || connections.register(socket, now);
@@ -425,7 +434,7 @@ mod tests {
             };
             assert_eq!((connections.evicted.value(), evicted(&all)), (2, vec![2, 3]));
             all.push(register().unwrap());
-            // Full, and two are on their way out: two more have to go.
+            // Full, and two evicted connections are still present: evicts two more.
             assert!(register().is_none());
             assert_eq!((connections.evicted.value(), evicted(&all)), (4, vec![2, 3, 4, 5]));
             drop(all.drain(2..6).collect::<Vec<_>>());

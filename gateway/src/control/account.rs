@@ -9,7 +9,7 @@ use super::{Actor, Control, ControlError, Plan};
 use crate::page::{Page, PageQuery};
 use crate::store::{AccountRecord, Record, RecordId, Records, Step};
 
-/// Whose the services, credentials, keys and agents are.
+/// The owner of services, credentials, keys and agents.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Account)]
 pub struct AccountView {
@@ -33,7 +33,7 @@ pub struct NewAccount {
     pub capture_allowed: Option<bool>,
 }
 
-/// What is left out stays as it is.
+/// Changes of an account. Omitted members keep their values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AccountChanges {

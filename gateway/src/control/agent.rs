@@ -14,7 +14,7 @@ use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, Record, RecordId, Records, Step};
 use crate::telemetry::counters::TunnelReport;
 
-/// What runs beside a backend.
+/// A program beside a backend that keeps tunnels to the gateway.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[schema(as = Agent)]
 pub struct AgentView {
@@ -27,7 +27,7 @@ pub struct AgentView {
     #[schema(value_type = String)]
     pub account: AccountId,
     pub name: String,
-    /// What it serves.
+    /// Services that the agent may serve.
     #[schema(value_type = Vec<String>)]
     pub services: BTreeSet<ServiceId>,
     #[schema(value_type = String, example = "approved")]
@@ -42,7 +42,7 @@ pub struct AgentView {
     pub tunnels: Vec<TunnelReport>,
 }
 
-/// What is left out stays as it is.
+/// Changes of an agent. Omitted members keep their values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentChanges {

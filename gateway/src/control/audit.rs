@@ -12,7 +12,7 @@ use crate::page::Page;
 use crate::store::{AuditEntry, AuditQuery, NumberedEntry};
 use crate::telemetry::request_log::{RequestView, Side};
 
-/// Who changed what, when.
+/// One change: its actor, object and time.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[schema(as = AuditEntry)]
 pub struct AuditEntryView {
@@ -25,7 +25,7 @@ pub struct AuditEntryView {
     pub action: String,
     pub account: Option<String>,
     pub target: String,
-    /// What was asked for.
+    /// The requested values.
     pub detail: serde_json::Value,
 }
 

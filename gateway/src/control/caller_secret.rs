@@ -112,7 +112,7 @@ pub struct NewServiceKeyView {
 #[schema(as = NewGrant)]
 #[serde(deny_unknown_fields)]
 pub struct NewCallerSecret {
-    /// What people call it. With a name, creating it again changes nothing and shows what is there.
+    /// Name for administrators. Creating a second one of the same name changes nothing and returns the existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
     pub name: Option<String>,
@@ -123,7 +123,7 @@ pub struct NewCallerSecret {
     pub enabled: Option<bool>,
 }
 
-/// What is left out stays as it is.
+/// Changes. Omitted members keep their values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = GrantChanges)]
 #[serde(deny_unknown_fields)]

@@ -36,6 +36,7 @@ pub use caller_secret::{
     CallerSecret, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
     ServiceKeyView,
 };
+#[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{AgentProof, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};

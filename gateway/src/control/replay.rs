@@ -41,7 +41,7 @@ pub(crate) struct Replay {
     pub(crate) reply: oneshot::Sender<RequestId>,
 }
 
-/// What is to be different this time. What is left out stays as it was.
+/// Changes of a replayed request. Omitted members keep the captured values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayEdits {
@@ -59,7 +59,7 @@ pub struct ReplayEdits {
     pub set_headers: BTreeMap<String, Option<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The same for what is not text.
+    /// The body in base64, if it is not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
 }

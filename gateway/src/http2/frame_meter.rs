@@ -1,6 +1,6 @@
-//! Floods of HTTP/2 frames that cost work and carry nothing: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the
-//! like (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this counts all, as they are read.
-//! Header lists that h2 does not read end their connection, too. Callers and agents are metered alike, each by an
+//! Guard against floods of HTTP/2 frames without content: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the like
+//! (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this module counts all as they are read.
+//! It also ends connections whose header lists are too large for h2. Callers and agents are metered alike, each by an
 //! [`Allowance`].
 
 use std::cell::{Cell, RefCell};
@@ -20,31 +20,31 @@ use crate::limits;
 
 const HEADER: usize = 9;
 
-/// The peer has sent too much of this.
+/// Kind of flood, as the label of its counter.
 #[derive(Debug, PartialEq, Eq)]
 struct Flood(&'static str);
 
-/// Frames without use.
+/// Too many frames without content.
 const FRAMES: Flood = Flood("frames");
-/// Header lists over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
+/// A header list over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
 const HEADER_LIST: Flood = Flood("headers");
 
-/// What the peer at the other end of a connection may send.
+/// Limits on the frames that a peer may send.
 #[derive(Clone, Copy)]
 pub(crate) struct Allowance {
     /// Bytes before the first frame.
     pub(crate) preface: u32,
-    /// Frames that carry nothing.
+    /// Frames without content.
     pub(crate) control_frames: Rate,
-    /// Frames of requests that may come before requests are known to have earned them.
+    /// Frames of requests that the peer may send before requests have earned them.
     pub(crate) ahead: u32,
-    /// What the frames of one turn may cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    /// Weight of the frames of one turn: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     pub(crate) weight_per_turn: u32,
-    /// The peer answers requests: besides HEADERS, the frames that end or continue an answer are of requests.
+    /// The peer sends responses: besides HEADERS, frames that end or continue a response belong to requests.
     pub(crate) answers: bool,
 }
 
-/// A caller. Header blocks become requests, which earn further ones.
+/// Limits for a caller. Its header blocks become requests, which earn further header blocks.
 pub(crate) const CALLER: Allowance = Allowance {
     preface: 24,
     control_frames: limits::HTTP2_CONTROL_FRAMES,
@@ -53,7 +53,7 @@ pub(crate) const CALLER: Allowance = Allowance {
     answers: false,
 };
 
-/// An agent. Requests earn the frames of their answers.
+/// Limits for an agent. Requests earn the frames of their responses.
 pub(crate) const AGENT: Allowance = Allowance {
     preface: 0,
     control_frames: limits::TUNNEL_CONTROL_FRAMES,
@@ -65,29 +65,30 @@ pub(crate) const AGENT: Allowance = Allowance {
 /// Follows the frames of one connection (RFC 9113 §4.1).
 struct FrameMeter {
     allowance: Allowance,
-    /// The frame header being read, and how much of it is there.
+    /// The frame header being read.
     header: [u8; HEADER],
+    /// Bytes of `header` received so far.
     filled: usize,
     /// Bytes of a payload, or of the preface, still to come.
     payload: u32,
     budget: Bucket,
-    /// Window updates that what was sent entitles the peer to.
+    /// Window updates that the peer has earned by the bytes sent to it.
     updates: u64,
-    /// Frames of requests that may still come before more are earned.
+    /// Frames of requests that the peer may send before more are earned.
     earned: u32,
     /// SETTINGS that the peer has acknowledged.
     settings_acknowledged: u64,
-    /// What the frames of this turn cost: see [`limits::HTTP2_WEIGHT_PER_TURN`].
+    /// Weight of the frames of this turn: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     weight: u32,
     /// The header block being read.
     block: Option<Block>,
-    /// A header block was read to its end since [`Metered`] last looked.
+    /// A header block has ended since [`Metered`] last cleared this.
     block_ended: bool,
 }
 
 struct Block {
     bytes: u32,
-    /// The frame being read is its last one.
+    /// The frame being read is the last one of the block.
     is_last: bool,
 }
 
@@ -108,7 +109,7 @@ impl FrameMeter {
         }
     }
 
-    /// Follows `bytes` until this turn has enough of them. Returns how many that are.
+    /// Counts the frames in `bytes` until the weight of this turn is used up. Returns the number of bytes consumed.
     fn received(&mut self, bytes: &[u8], now: impl Fn() -> Instant) -> Result<usize, Flood> {
         let all = bytes.len();
         let mut bytes = bytes;
@@ -136,7 +137,7 @@ impl FrameMeter {
         Ok(all - bytes.len())
     }
 
-    /// Whether others should have their turn.
+    /// Whether the weight of this turn is used up.
     fn has_enough(&self) -> bool {
         self.weight >= self.allowance.weight_per_turn
     }
@@ -168,7 +169,7 @@ impl FrameMeter {
         };
         let answers = self.allowance.answers;
         match kind {
-            // Flow control bounds it.
+            // Bounded by flow control.
             DATA if self.payload > 0 => return Ok(()),
             DATA if flags & END_STREAM != 0 && !answers => return Ok(()),
             HEADERS if self.earned > 0 => {
@@ -193,23 +194,23 @@ impl FrameMeter {
         self.budget.take(now()).map_err(|_| FRAMES)
     }
 
-    /// Requests have earned `frames`. With those that are `kept` for open requests, no more than that is saved up.
+    /// Adds `frames` that requests have earned. Keeps at most `kept` for open requests, plus the allowance ahead.
     fn earn(&mut self, frames: u32, kept: u32) {
         self.earned = self.earned.saturating_add(frames).min(self.allowance.ahead.saturating_add(kept));
     }
 
     fn sent(&mut self, bytes: usize) {
-        // Some callers send two for each small response.
+        // Some callers send two updates for each small response.
         self.updates = (self.updates + (bytes as u64).div_ceil(64)).min(limits::HTTP2_WINDOW_UPDATES);
     }
 }
 
-/// What the reading and the serving side of a connection know of its frames.
+/// State shared by the reader and the server of a connection.
 pub(crate) struct Meter {
     frames: RefCell<FrameMeter>,
-    /// The responses sent; `None` where this side sends requests.
+    /// Meter of sent responses; `None` on a tunnel, where the gateway sends requests.
     sent: Option<RefCell<SentFrames>>,
-    /// What the peer has sent too much of.
+    /// Kind of flood that the peer has sent.
     abuse: Cell<Option<&'static str>>,
     /// The last write was pending: the socket buffer is full.
     blocked: Cell<bool>,
@@ -225,7 +226,7 @@ impl Meter {
         }
     }
 
-    /// What the peer has sent too much of: its connection is to be ended.
+    /// Kind of flood that the peer has sent. Its connection has to be ended.
     pub(crate) fn abuse(&self) -> Option<&'static str> {
         self.abuse.get()
     }
@@ -235,38 +236,38 @@ impl Meter {
         self.blocked.get()
     }
 
-    /// h2 was given the trailers of this stream.
+    /// Records that h2 was given the trailers of `stream`.
     pub(crate) fn trailers_follow(&self, stream: u32) {
         self.sent.iter().for_each(|sent| sent.borrow_mut().trailers_follow(stream));
     }
 
-    /// The connection's task, which is being polled, looks at the reason in its next turn.
+    /// Records a flood and wakes the task of the connection, which is being polled, to end it.
     fn end_for(&self, Flood(abuse): Flood, cx: &Context<'_>) {
         self.abuse.set(Some(abuse));
         cx.waker().wake_by_ref();
     }
 
-    /// A header block has become a request: two were its own, if it has trailers.
+    /// Counts a header block that has become a request. A request can have two: head and trailers.
     pub(crate) fn became_request(&self) {
         self.frames.borrow_mut().earn(2, 0);
     }
 
-    /// A request was sent, one of `open`.
+    /// Counts a sent request, one of `open` ones.
     pub(crate) fn sent_request(&self, open: usize) {
         self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_REQUEST, kept_for(open));
     }
 
-    /// A request has ended, and `open` ones are left. Discards the allowance that the ended request did not use.
+    /// Counts a request that has ended, with `open` ones left. Discards the frames that it did not use.
     pub(crate) fn ended_request(&self, open: usize) {
         self.frames.borrow_mut().earn(0, kept_for(open));
     }
 
-    /// An interim response was taken: another head may come.
+    /// Counts an interim response that was read: another head may follow.
     pub(crate) fn took_interim(&self, open: usize) {
         self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_HEAD, kept_for(open));
     }
 
-    /// How many SETTINGS the peer has acknowledged.
+    /// Number of SETTINGS frames that the peer has acknowledged.
     pub(crate) fn settings_acknowledged(&self) -> u64 {
         self.frames.borrow().settings_acknowledged
     }
@@ -276,13 +277,13 @@ fn kept_for(open: usize) -> u32 {
     u32::try_from(open).unwrap_or(u32::MAX).saturating_mul(limits::TUNNEL_FRAMES_PER_REQUEST)
 }
 
-/// A connection whose frames are counted as h2 reads them: so many in a turn, and of a flood no more at all.
+/// A connection that counts frames as h2 reads them. Limits the frames of a turn, and stops reading at a flood.
 pub(crate) struct Metered {
     stream: TlsStream,
     meter: Rc<Meter>,
-    /// Others have their turn until this is done.
+    /// Yield to other tasks; reading continues when it resolves.
     pause: Option<Pin<Box<dyn Future<Output = ()>>>>,
-    /// When the header block being read is to be complete. Set once its beginning was not followed by the rest at once.
+    /// Deadline of the header block being read. Set when a block is incomplete and no more bytes are available.
     head_due: Option<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
@@ -307,7 +308,7 @@ impl AsyncRead for Metered {
         }
         let filled = buffer.filled().len();
         if AsyncRead::poll_read(Pin::new(&mut this.stream), cx, buffer)?.is_pending() {
-            // What comes now comes in another turn.
+            // Later bytes arrive in another turn.
             meter.weight = 0;
             if meter.block.is_some() {
                 let due = this.head_due.get_or_insert_with(|| Box::pin(runtime::sleep(limits::HEAD)));
@@ -319,7 +320,7 @@ impl AsyncRead for Metered {
         let read = &buffer.filled()[filled..];
         let received = meter.received(read, Instant::now);
         if std::mem::take(&mut meter.block_ended) {
-            // The next block, which may have begun in the same read, has its own time.
+            // The next block, which may begin in the same read, gets its own deadline.
             this.head_due = None;
         }
         match received {
@@ -414,7 +415,7 @@ mod tests {
         frame
     }
 
-    /// How many of `frame` are taken at one instant, at most `most`, given in pieces of `step` bytes.
+    /// Number of copies of `frame`, at most `most`, that are accepted at one instant in pieces of `step` bytes.
     fn taken(meter: &mut FrameMeter, now: Instant, frame: &[u8], most: u32, step: usize) -> u32 {
         let mut whole = |mut piece: &[u8]| {
             while !piece.is_empty() {
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_without_use_have_a_budget_however_they_are_cut() {
+    fn frames_without_content_have_a_budget_however_they_are_split() {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         for kind in [2, 3, 4, PING, 7, 9, 0xbe] {
             for step in [1, 5, 9, 100] {
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn what_carries_something_has_none() {
+    fn frames_with_content_are_not_budgeted() {
         let now = Instant::now();
         for frame in [frame(0, 0, 1), frame(0, 1, 0)] {
             assert_eq!(taken(&mut begun(now), now, &frame, 100_000, 7), 100_000);
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn header_blocks_are_free_as_far_as_they_become_requests() {
+    fn header_blocks_are_free_if_they_become_requests() {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let ahead = limits::HTTP2_HEADERS_AHEAD;
         let (request, trailers) = (frame(1, 4, 20), frame(1, 5, 20));
@@ -469,25 +470,25 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_has_as_many_as_weigh_little() {
+    fn a_turn_is_bounded_by_weight() {
         let now = Instant::now();
         let all = limits::HTTP2_WEIGHT_PER_TURN as usize;
         let (tiny, head) = (frame(0, 0, 1), frame(1, 4, 15_000));
         let mut meter = begun(now);
         let many = tiny.repeat(10_000);
-        // Up to the header of the last one: its byte is the next turn's.
+        // Up to the header of the last frame. Its payload is left to the next turn.
         assert_eq!(meter.received(&many, || now), Ok(all * tiny.len() - 1));
         assert_eq!(meter.received(&many, || now), Ok(0));
         let mut meter = begun(now);
         assert!(meter.received(&head.repeat(10), || now).unwrap() < 2 * head.len());
-        // Large ones cost what their bytes cost, which are bounded elsewhere.
+        // Large DATA frames weigh 1: their bytes are bounded elsewhere.
         let mut meter = begun(now);
         let large = frame(0, 0, 16_384).repeat(50);
         assert_eq!(meter.received(&large, || now), Ok(large.len()));
     }
 
     #[test]
-    fn a_header_block_has_a_largest_size_however_it_is_cut() {
+    fn header_blocks_are_bounded_however_they_are_split() {
         let (now, most) = (Instant::now(), limits::HTTP2_HEADER_LIST as usize);
         let head = |payload| frame(1, 0, payload);
         let (last, rest) = (frame(9, 4, 16_384), frame(9, 0, 16_384));
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_header_block_is_seen_although_the_next_one_begins() {
+    fn the_end_of_a_header_block_is_recorded_when_the_next_one_begins() {
         let now = Instant::now();
         for last in [frame(9, 4, 8), frame(9, 4, 0)] {
             let mut meter = begun(now);
@@ -524,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn window_updates_are_free_for_what_was_sent() {
+    fn sent_bytes_earn_window_updates() {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let mut meter = begun(now);
         meter.sent(10 * 64);
@@ -532,20 +533,20 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_has_frames_for_its_requests_and_a_budget_beyond() {
+    fn requests_earn_frames_of_an_agent_and_others_have_a_budget() {
         let (now, burst) = (Instant::now(), limits::TUNNEL_CONTROL_FRAMES.burst());
         let (each, ahead) = (limits::TUNNEL_FRAMES_PER_REQUEST, limits::TUNNEL_FRAMES_AHEAD);
         let (head, end, reset) = (frame(1, 4, 20), frame(0, 1, 0), frame(3, 0, 4));
         for frame in [&head, &end, &reset] {
             let mut meter = FrameMeter::new(AGENT, now);
             assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + burst);
-            // All that open requests have earned is kept for them, and nothing for those that are over.
+            // Frames earned by open requests are kept; those of ended requests are discarded.
             let mut meter = FrameMeter::new(AGENT, now);
             (1..=1000).for_each(|open| meter.earn(each, kept_for(open)));
             meter.earn(0, kept_for(10));
             assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + 10 * each + burst);
         }
-        // Requests that are answered one after the other never use it up.
+        // Consecutive requests do not use up the budget.
         let mut meter = FrameMeter::new(AGENT, now);
         for _ in 0..100_000 {
             meter.earn(each, kept_for(1));
@@ -568,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn the_budget_comes_back_with_time() {
+    fn the_budget_refills() {
         let (now, burst) = (Instant::now(), limits::HTTP2_CONTROL_FRAMES.burst());
         let mut meter = begun(now);
         assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);

@@ -1,4 +1,4 @@
-//! Guards of HTTP/2 connections: meters of the frames that a peer sends and is sent.
+//! Guards of HTTP/2 connections: meters of received and sent frames.
 
 pub(crate) mod frame_meter;
 pub(crate) mod sent_frames;

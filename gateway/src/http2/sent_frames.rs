@@ -1,19 +1,19 @@
-//! The frames that one HTTP/2 connection sends: finds responses that the h2 crate makes by itself.
+//! Meter of the frames that one HTTP/2 connection sends. Finds responses that the h2 crate generates itself.
 //!
-//! h2 answers 431 with no other field if a header list is over `max_header_list_size`, but not four times as large.
-//! Nothing in its API tells of it. Every response of the gateway has a request id, so the frame of a 431 is
-//! the only one that ends its stream, is shorter than that field and is no trailer section.
+//! h2 answers 431 without other fields if a header list exceeds `max_header_list_size` by less than a factor of four.
+//! Its API does not report this. Every response of the gateway has a request id, so the frame of such a 431 is the only
+//! HEADERS frame that ends its stream, is shorter than a request id, and is not a trailer section.
 
 use std::io::IoSlice;
 
 use crate::limits;
 
 const HEADER: usize = 9;
-/// Longest header block of h2's own response: two table size updates (RFC 7541 §6.3) and a status. An encoded request id
-/// alone is longer.
+/// Longest header block of h2's own response: two table size updates (RFC 7541 §6.3) and a status. An encoded request
+/// id alone is longer.
 const BARE_RESPONSE: u32 = 24;
 
-/// Where in a frame the connection is (RFC 9113 §4.1).
+/// Position in the sequence of frames (RFC 9113 §4.1).
 #[derive(Debug, Clone, Copy, Default)]
 struct Position {
     /// Header of the current frame (its sent part); between frames, of the previous frame.
@@ -46,7 +46,8 @@ impl Position {
         self.filled == 0 && self.payload == 0
     }
 
-    /// Moves on by what `bytes` has of this frame. Returns how many that are, and the frame's header if it is complete now.
+    /// Advances to the end of the header or payload, or of `bytes`. Returns the number of bytes, and a header that is
+    /// now complete.
     fn advance(&mut self, bytes: &[u8]) -> (usize, Option<FrameHeader>) {
         if self.payload > 0 {
             let skipped = bytes.len().min(self.payload as usize);
@@ -66,7 +67,7 @@ impl Position {
     }
 }
 
-/// What to do with the bytes that come next.
+/// What to do with the next bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Send(usize),
@@ -76,26 +77,26 @@ pub(crate) enum Next {
 #[derive(Default)]
 pub(crate) struct SentFrames {
     position: Position,
-    /// Streams with trailers that h2 has not sent yet. The entry of a stream that its caller resets stays.
+    /// Streams with trailers that h2 has not sent yet. Entries of streams that are reset remain.
     trailers: Vec<u32>,
     bare_response: bool,
 }
 
 impl SentFrames {
-    /// h2 was given the trailers of this stream.
+    /// Records that h2 was given the trailers of `stream`.
     pub(crate) fn trailers_follow(&mut self, stream: u32) {
         if self.trailers.len() < limits::HTTP2_TRAILERS_WAITING {
             self.trailers.push(stream);
         }
     }
 
-    /// A response without a request id was found. From here on only GOAWAY is sent: header blocks that follow refer to
-    /// the one that is left out.
+    /// Whether a response without a request id was found. From then on only GOAWAY is sent: later header blocks depend
+    /// on the compression state of the discarded one.
     pub(crate) fn has_bare_response(&self) -> bool {
         self.bare_response
     }
 
-    /// Looks at the frames in `pieces`.
+    /// Decides on the frames in `pieces`.
     pub(crate) fn look(&mut self, pieces: &[IoSlice<'_>]) -> Next {
         if !self.bare_response {
             let sound = self.sound(pieces);
@@ -107,7 +108,7 @@ impl SentFrames {
         self.frame(pieces)
     }
 
-    /// Bytes of `pieces` up to a response without a request id.
+    /// Number of bytes of `pieces` before a response without a request id.
     fn sound(&self, pieces: &[IoSlice<'_>]) -> usize {
         let (mut position, mut seen, mut sound) = (self.position, 0, 0);
         for piece in pieces {
@@ -131,8 +132,8 @@ impl SentFrames {
         header.ends_stream_with_fields() && header.length <= BARE_RESPONSE && !is_known
     }
 
-    /// What to do with the rest of one frame: GOAWAY is sent. h2 hands over whole frames, so that the header of one that
-    /// begins is there.
+    /// Decides on the rest of one frame: only GOAWAY is sent. h2 writes whole frames, so a frame that begins has its
+    /// header.
     fn frame(&self, pieces: &[IoSlice<'_>]) -> Next {
         let mut position = self.position;
         let was_begun = !position.is_between_frames();
@@ -153,7 +154,7 @@ impl SentFrames {
         if is_goaway { Next::Send(length) } else { Next::Discard(length) }
     }
 
-    /// The first `count` bytes of `pieces` have been sent or discarded.
+    /// Records that the first `count` bytes of `pieces` were sent or discarded.
     pub(crate) fn passed(&mut self, pieces: &[IoSlice<'_>], count: usize) {
         let mut count = count;
         for piece in pieces {
@@ -189,7 +190,7 @@ mod tests {
         frame(FrameHeader::HEADERS, flags, stream, length)
     }
 
-    /// What of `frames` is sent by a socket that takes `step` bytes at a time.
+    /// Bytes that are sent on a socket that accepts `step` bytes at a time.
     fn sent(frames: &mut SentFrames, bytes: &[u8], step: usize) -> Vec<u8> {
         let (mut rest, mut sent) = (bytes, Vec::new());
         while !rest.is_empty() {
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_goaway_follows_a_bare_response() {
+    fn only_goaway_follows_a_bare_response() {
         let end = FrameHeader::END_STREAM;
         let before = [frame(DATA, 0, 1, 200), headers(end, 3, 60)].concat();
         let goaway = frame(FrameHeader::GOAWAY, 0, 0, 20);
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_with_trailers_are_remembered_up_to_a_bound() {
+    fn streams_with_trailers_are_bounded() {
         let mut frames = SentFrames::default();
         (0..10_000).for_each(|stream| frames.trailers_follow(stream));
         assert_eq!(frames.trailers.len(), limits::HTTP2_TRAILERS_WAITING);

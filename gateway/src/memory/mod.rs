@@ -1,4 +1,4 @@
-//! Memory: of this process, of relayed requests, and of the kernel's socket buffers.
+//! Memory limits: of the process, of relayed requests, and of socket buffers in the kernel.
 
 pub(crate) mod process;
 pub(crate) mod relay;

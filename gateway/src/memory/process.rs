@@ -1,15 +1,16 @@
-//! Memory that this process may use.
+//! Memory available to this process.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes that relayed requests may hold in all unless configured: a quarter of [`limit`]. Close to it, windows shrink to
-/// [`gw_shared::tunnel::window::LEAST`]; requests without room for that are refused (503).
+/// Default limit on the memory of all relayed requests: a quarter of [`limit`]. Close to the limit, windows shrink to
+/// [`gw_shared::tunnel::window::LEAST`]. A request without room for that is refused (503).
 pub(crate) fn default_relay_memory() -> usize {
     limit() / 4
 }
 
-/// Bytes: the machine's, or less if a control group (cgroup v2 or v1) says so.
+/// Memory limit of the process in bytes: the smaller of the machine's memory and the limits of its control groups
+/// (cgroup v1 or v2).
 pub(crate) fn limit() -> usize {
     let info = rustix::system::sysinfo();
     let physical = usize::try_from(info.totalram).unwrap_or(usize::MAX).saturating_mul(info.mem_unit as usize);
@@ -17,8 +18,9 @@ pub(crate) fn limit() -> usize {
         .map_or(physical, |limit| limit.min(physical))
 }
 
-/// The smallest limit on the way from the root to the process's group. `membership` is `/proc/self/cgroup`: one
-/// `hierarchy:controllers:path` per line. Inside a container the path may not be visible, but the root is then its own.
+/// Smallest limit of the process's group and its ancestors. `membership` is the text of `/proc/self/cgroup`: one
+/// `hierarchy:controllers:path` per line. In a container the path may be invisible; the root is then the container's
+/// group.
 fn cgroup_limit(membership: &str, read: impl Fn(&Path) -> Option<String>) -> Option<usize> {
     let groups = membership.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -34,12 +36,12 @@ fn cgroup_limit(membership: &str, read: impl Fn(&Path) -> Option<String>) -> Opt
     });
     groups
         .flat_map(|(root, group, file)| {
-            let up: Vec<_> = group
+            let files: Vec<_> = group
                 .ancestors()
                 .take_while(|folder| folder.starts_with(root))
                 .map(|folder| folder.join(file))
                 .collect();
-            up
+            files
         })
         .filter_map(|file| read(&file)?.trim().parse().ok())
         .min()
@@ -56,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_limit_on_the_way_up_counts() {
+    fn the_smallest_limit_of_the_group_and_its_ancestors_applies() {
         let files = [
             ("/sys/fs/cgroup/a/b/memory.max", "max"),
             ("/sys/fs/cgroup/a/memory.max", "1000"),
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_memory() {
+    fn the_limit_of_this_machine_is_read() {
         assert!(limit() > 1 << 20);
     }
 }

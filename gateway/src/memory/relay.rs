@@ -1,4 +1,4 @@
-//! Memory that the relayed requests of one worker may hold, and each account's share of it.
+//! Memory for the relayed requests of one worker, and the share of each account.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use gw_shared::tunnel::window;
 use crate::error::Error;
 use crate::memory::sockets::SocketMemory;
 
-/// Memory for the relayed requests of one worker: the windows of their streams, and kernel memory of their callers.
+/// Memory of the relayed requests of one worker: the windows of their streams, and kernel memory of their callers.
 pub(crate) struct RelayMemory {
     budget: usize,
     use_of_all: Use,
@@ -20,7 +20,7 @@ pub(crate) struct RelayMemory {
 
 #[derive(Default)]
 struct Use {
-    /// Bytes that all open streams can hold with their windows of now.
+    /// Bytes that all open streams can hold with their current windows.
     committed: Cell<usize>,
     streams: Cell<usize>,
 }
@@ -34,7 +34,7 @@ impl Use {
         self.committed.set(self.committed.get() - bytes);
     }
 
-    /// Bytes that the streams hold at the least once one more is open.
+    /// Bytes that the streams need with the least windows once one more is open.
     fn least_with_one_more(&self) -> usize {
         (self.streams.get() + 1) * window::LEAST as usize
     }
@@ -45,30 +45,30 @@ impl RelayMemory {
         Rc::new(Self { budget, use_of_all: Use::default(), accounts: RefCell::default(), sockets })
     }
 
-    /// The share of `account`, for one of its tunnels.
+    /// A handle of the share of `account`, for one of its tunnels.
     pub(crate) fn account(self: &Rc<Self>, account: &AccountId) -> AccountMemory {
         let own = Rc::clone(self.accounts.borrow_mut().entry(account.clone()).or_default());
         AccountMemory { all: Rc::clone(self), account: account.clone(), own }
     }
 
-    /// Bytes of the budget that kernel memory leaves, at least half of it: the limit on kernel memory is one for all
-    /// workers, and one worker may hold more than its part.
+    /// The budget minus kernel memory, and at least half of the budget. The limit on kernel memory applies to all
+    /// workers together, so one worker may hold more than its part.
     fn for_windows(&self) -> usize {
         self.budget - self.sockets.held().min(self.budget / 2)
     }
 
-    /// Most bytes that one account may commit: half, so that one account alone cannot use up the memory.
+    /// Most bytes that one account may commit: half, so that one account cannot exhaust the memory.
     fn account_most(&self) -> usize {
         self.for_windows() / 2
     }
 
-    /// Accounts with requests under way, at least one.
+    /// Number of accounts with running requests, at least one.
     fn active_accounts(&self) -> usize {
         self.accounts.borrow().values().filter(|account| account.streams.get() > 0).count().max(1)
     }
 }
 
-/// The share of one account, as one of its tunnels uses it.
+/// Handle of the share of one account, for one of its tunnels.
 pub(crate) struct AccountMemory {
     all: Rc<RelayMemory>,
     account: AccountId,
@@ -76,8 +76,8 @@ pub(crate) struct AccountMemory {
 }
 
 impl AccountMemory {
-    /// Counts a stream that is about to be opened with `window`. Refused where even the least windows have no room for it
-    /// in the account's share, or in the worker's memory.
+    /// Counts a stream with `window` before it is opened. Fails if the least windows of all streams would exceed the
+    /// share of the account or the memory of the worker.
     pub(crate) fn enter(&self, window: usize) -> Result<(), Error> {
         if self.own.least_with_one_more() > self.all.account_most() {
             return Err(Error::Overloaded("at this account's limit of relayed requests"));
@@ -92,7 +92,7 @@ impl AccountMemory {
         Ok(())
     }
 
-    /// Counts a stream out.
+    /// Removes a stream with `window` from the count.
     pub(crate) fn leave(&self, window: usize) {
         for counted in [&self.all.use_of_all, &*self.own] {
             counted.streams.set(counted.streams.get() - 1);
@@ -110,8 +110,8 @@ impl AccountMemory {
         self.own.remove(bytes);
     }
 
-    /// Bytes that a tunnel with `streams` that commits `committed` may commit: the rest that other accounts leave of half
-    /// of the memory, and never less than its even part of the account's even share.
+    /// Bytes that a tunnel with `streams` and `committed` bytes may commit: what is left of half of the memory, and at
+    /// least its even part of the even share of the account.
     pub(crate) fn allowance(&self, streams: usize, committed: usize) -> usize {
         let windows = self.all.for_windows();
         let left = windows.saturating_sub(self.all.use_of_all.committed.get() - committed);
@@ -121,7 +121,7 @@ impl AccountMemory {
         left.min(left_to_account).max(even).min(window::TUNNEL_BUDGET)
     }
 
-    /// Whether more is committed than there is, by this account or by all.
+    /// Whether this account or all accounts have committed more than they may.
     pub(crate) fn is_exceeded(&self) -> bool {
         self.own.committed.get() > self.all.account_most()
             || self.all.use_of_all.committed.get() > self.all.for_windows()
@@ -130,7 +130,7 @@ impl AccountMemory {
 
 impl Drop for AccountMemory {
     fn drop(&mut self) {
-        // One reference is the table's, one is this one.
+        // This reference and that of the table.
         if Rc::strong_count(&self.own) <= 2 {
             self.all.accounts.borrow_mut().remove(&self.account);
         }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_may_commit_half_what_others_leave_of_it_and_its_even_share() {
+    fn the_allowance_is_the_rest_of_half_the_memory_and_at_least_an_even_share() {
         let memory = memory(100 * WINDOW);
         let one = tunnel(&memory, "one", 10);
         assert_eq!(one.allowance(10, 10 * WINDOW), 50 * WINDOW);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_tunnel_may_commit_is_bounded_however_much_is_left() {
+    fn the_allowance_of_one_tunnel_is_bounded() {
         let memory = memory(usize::MAX);
         assert_eq!(tunnel(&memory, "one", 1).allowance(1, WINDOW), window::TUNNEL_BUDGET);
     }
@@ -191,13 +191,13 @@ mod tests {
             assert!(tunnel.enter(LEAST).unwrap_err().to_string().contains("this account"));
         }
         let three = memory.account(&"three".parse().unwrap());
-        assert!(three.enter(LEAST).is_err(), "nothing is left");
+        assert!(three.enter(LEAST).is_err(), "no memory is left");
         one.leave(LEAST);
         three.enter(LEAST).unwrap();
     }
 
     #[test]
-    fn accounts_without_tunnels_are_forgotten() {
+    fn accounts_without_tunnels_are_removed() {
         let memory = memory(8 * LEAST);
         let tunnels = [tunnel(&memory, "one", 0), tunnel(&memory, "one", 0)];
         let [first, second] = tunnels;

@@ -1,5 +1,5 @@
-//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can reach
-//! it. Changes nothing and does not disturb a running gateway.
+//! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
+//! reach it. Changes nothing and does not disturb a running gateway.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -34,7 +34,7 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
         out.warning("configuration", "none given", "add --config gateway.toml to check it too");
         return out;
     };
-    const ADVICE: &str = "the README lists the keys; `gw-gateway serve --check` reports the same";
+    const ADVICE: &str = "docs/configuration.md lists the keys; `gw-gateway serve --check` reports the same";
     let parsed = std::fs::read_to_string(file).map_err(|error| error.to_string());
     match parsed.and_then(|text| Config::parse(&text, environment).map_err(|errors| errors.to_string())) {
         Err(error) => out.failed("configuration", format!("{}: {error}", file.display()), ADVICE),
@@ -71,7 +71,7 @@ fn tcp_memory(out: &mut Examination) {
         out.warning(
             CHECK,
             about,
-            "close to the limit: all connections become slow, and callers that hold the most memory are reset; raise the limit",
+            "close to the limit: all connections slow down, and callers that hold the most are reset; raise the limit",
         );
     } else {
         out.ok(CHECK, about);

@@ -18,8 +18,8 @@ const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
 impl Gateway {
-    /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to end
-    /// their tunnels, then stops.
+    /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to
+    /// end their tunnels, then stops.
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
@@ -32,8 +32,8 @@ impl Gateway {
             self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
         });
         if successor && let Some(predecessor) = &self.predecessor {
-            // This process relays the successor's records to its own predecessor, so it waits for the predecessor's end. The
-            // channel carries no messages.
+            // This process relays the successor's records to its own predecessor, so it waits for the predecessor's
+            // end. The channel carries no messages.
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
         self.peers.tell_all(|| Message::End);
@@ -64,7 +64,7 @@ impl Gateway {
     fn keep_levels(&self) {
         let levels = self.bucket_levels(Message::ReportLevels);
         if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
-            tracing::error!(path = %self.levels_path.display(), %error, "cannot store the levels of rate limits: all limits start full");
+            tracing::error!(path = %self.levels_path.display(), %error, "cannot store levels of rate limits: limits start full");
         }
     }
 

@@ -53,8 +53,8 @@ pub struct Gateway {
     pub(super) levels_path: PathBuf,
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) executor: Executor,
-    /// Thread that serves what workers ask of the control plane. It ends when `executor` is closed, and returns the jobs that
-    /// still wait.
+    /// Thread that serves what workers ask of the control plane. It ends when `executor` is closed, and returns the jobs
+    /// that still wait.
     pub(super) jobs: Option<JoinHandle<JobQueue>>,
     pub(super) admin: Option<AdminThread>,
     /// Exporter of spans.
@@ -189,8 +189,8 @@ impl Gateway {
         };
         gateway.serve_jobs(jobs)?;
         gateway.serve_admin()?;
-        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves no
-        // file.
+        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
+        // no file.
         levels::remove(&gateway.levels_path);
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
         if let Some(predecessor) = predecessor {

@@ -11,8 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::config::Config;
 use crate::limits;
 
-/// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after the process has ended,
-/// and only then closes the sockets with pending operations.
+/// Longest wait for an address in use. The kernel tears down the io_uring of a killed process after the process has
+/// ended, and only then closes the sockets with pending operations.
 const ADDRESS_WAIT: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Name of the admin listener (`FileDescriptorName=` in systemd.socket(5)).
@@ -61,8 +61,8 @@ impl Inherited {
         Ok(found)
     }
 
-    /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses their
-    /// addresses.
+    /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses
+    /// their addresses.
     fn retain_wanted(&mut self, config: &Config) {
         if !self.from_service_manager {
             self.callers.retain(|listener| is_at(listener, config.listen));
@@ -113,7 +113,8 @@ impl Listeners {
         self.admin.local_addr()
     }
 
-    /// The listeners of each of `workers` workers. Includes every listener: the kernel spreads connections over all queues.
+    /// The listeners of each of `workers` workers. Includes every listener: the kernel spreads connections over all
+    /// queues.
     pub(crate) fn shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
         let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
         for (number, listener) in self.callers.iter().enumerate() {

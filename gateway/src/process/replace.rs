@@ -8,8 +8,8 @@ use crate::limit::SuccessorBuckets;
 use crate::worker::{Message, Succeeded};
 
 impl Gateway {
-    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only has to
-    /// drain. Returns the process id of the successor. On an error this process continues as before.
+    /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only
+    /// has to drain. Returns the process id of the successor. On an error this process continues as before.
     pub(super) fn replace(&mut self, program: Option<&Program>) -> Result<u32, TakeoverError> {
         let (Some(program), Some(listeners)) = (program, &self.listeners) else { return Err(TakeoverError::NoProgram) };
         if std::process::id() == 1 {
@@ -33,7 +33,7 @@ impl Gateway {
         if given.is_err()
             && let Err(error) = self.control.reopen_store()
         {
-            tracing::error!(%error, "cannot reopen the store: requests are served, but administration fails; restart the gateway");
+            tracing::error!(%error, "cannot reopen the store: administration fails until the gateway is restarted");
         }
         // After a success too: waiting jobs get the answer to try again.
         let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
@@ -51,7 +51,7 @@ impl Gateway {
         let levels =
             self.bucket_levels(|levels| Message::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
         if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
-            tracing::warn!(%error, "the successor has ended: this process accepts no more requests and finishes running ones");
+            tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
             self.peers.tell_all(|| Message::End);
         }
     }

@@ -43,8 +43,9 @@ impl Signals {
         Ok(Self { runtime, streams })
     }
 
-    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A further
-    /// SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates. Notifies systemd (sd_notify(3)).
+    /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A
+    /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates. Notifies systemd
+    /// (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
         let Self { runtime, mut streams } = self;
         let result = runtime.block_on(async {

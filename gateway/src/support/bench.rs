@@ -1,5 +1,5 @@
-//! What benches/ measures of the crate-private parts: workers with nothing to do, reached through their mailboxes, and
-//! pipes between them. Not an interface.
+//! Entry points of benches/ into private modules: idle workers, their mailboxes, and pipes between them. Not a public
+//! interface.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -32,17 +32,17 @@ use crate::tls::ServerConfigs;
 use crate::upstream::Frame;
 use crate::worker::{self, Message, Peers, Setup};
 
-/// Longest wait for a worker: only one that has ended takes longer.
+/// Longest wait for a worker.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// A worker of the product without services or connections, on a thread of its own.
+/// A worker without services or connections, on its own thread.
 pub struct IdleWorker {
     mailbox: Mailbox<Message>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl IdleWorker {
-    /// Starts worker number `id`, pinned to the core of that number.
+    /// Starts worker `id`, pinned to the core of that number.
     pub fn start(id: usize) -> io::Result<Self> {
         let driver = Driver::choose().map_err(io::Error::other)?;
         let (mailbox, inbox) = mailbox(limits::MAILBOX);
@@ -70,7 +70,7 @@ impl IdleWorker {
 
     /// Posts `messages` messages as fast as there is room for them and waits until the worker has handled them all.
     ///
-    /// Each is an empty directory of its own: the cheapest message that owns memory, as a request does.
+    /// Each message is an empty directory: the cheapest message that owns memory, as a request does.
     pub fn post_and_drain(&self, messages: usize) -> io::Result<()> {
         for _ in 0..messages {
             self.post(Message::Directory(Arc::new(Directory::default())))?;
@@ -78,7 +78,7 @@ impl IdleWorker {
         self.round_trip()
     }
 
-    /// Has the worker report, and waits for it: everything posted before has been handled then.
+    /// Waits for a report of the worker, which it sends after handling all earlier messages.
     pub fn round_trip(&self) -> io::Result<()> {
         let (reply, report) = crossbeam_channel::bounded(1);
         self.post(Message::Scrape(Scrape { reply, with_services: false }))?;
@@ -93,7 +93,7 @@ impl IdleWorker {
         let job = Job(Mutex::new(Some(Box::new(move || runtime::spawn(task())))));
         let (sender, mut receiver) = pipe_between(&self.mailbox, &self.mailbox);
         let waker = Waker::from(Arc::new(job));
-        // Finds nothing, and registers the waker; dropping the other end then has the worker wake it.
+        // Registers the waker. Dropping the sender makes the worker wake it.
         drop(receiver.poll_receive(&mut Context::from_waker(&waker)));
         drop(sender);
     }
@@ -105,7 +105,7 @@ impl IdleWorker {
 
 impl Drop for IdleWorker {
     fn drop(&mut self) {
-        // Fails only when it has ended already.
+        // Fails only if the worker has ended.
         let _ = self.post(Message::Stop);
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
@@ -120,7 +120,7 @@ fn pipe_between(
     pipe::pipe(WorkerId(0), WorkerId(1), Peers::new(vec![sender.clone(), receiver.clone()]))
 }
 
-/// A configuration that no handshake succeeds with: none is tried.
+/// A configuration without certificates. The benches make no handshakes.
 fn no_certificates() -> io::Result<ServerConfigs> {
     let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -132,8 +132,8 @@ fn no_certificates() -> io::Result<ServerConfigs> {
     Ok(ServerConfigs { public: Arc::clone(&config), tunnel: config, agents })
 }
 
-/// Passes `frames` frames of `size` bytes round and round through a pipe each way between two workers, `hops` hops in
-/// all, and returns how long that took. At most as many frames as a pipe has room for.
+/// Passes `frames` frames of `size` bytes back and forth between two workers through a pipe each way, `hops` hops in
+/// total. Returns the time taken. The number of frames is limited to the capacity of a pipe.
 pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, hops: usize) -> io::Result<Duration> {
     let (mut to_far, from_near) = pipe_between(&near.mailbox, &far.mailbox);
     let (to_near, from_far) = pipe_between(&far.mailbox, &near.mailbox);
@@ -151,7 +151,7 @@ pub fn rally(near: &IdleWorker, far: &IdleWorker, frames: usize, size: usize, ho
     wait.recv_timeout(WITHIN).map(|()| start.elapsed()).map_err(io::Error::other)
 }
 
-/// Plays back what arrives. Whoever takes the last hop ends the rally, and by leaving has the other one leave too.
+/// Sends received frames back until the last hop. Then drops its pipes, which ends the other side too.
 async fn play(
     mut receiver: pipe::Receiver<Frame>,
     mut sender: pipe::Sender<Frame>,
@@ -160,19 +160,19 @@ async fn play(
 ) {
     while let Ok(frame) = receiver.receive().await {
         if hops_left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // Fails only when nobody waits any more.
+            // Fails only if `rally` has timed out.
             let _ = done.try_send(());
             return;
         }
         if sender.send(frame).await.is_err() {
             return;
         }
-        // As everything that a frame leads to in the product does: other tasks get their turn.
+        // Relaying yields after a frame too.
         runtime::yield_now().await;
     }
 }
 
-/// What a worker does when this wake is delivered to it. Wakes are the only messages that can carry anything.
+/// A task that a worker starts when this waker is woken on it. Wakes are the only messages that can carry code.
 struct Job(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Wake for Job {
@@ -184,13 +184,13 @@ impl Wake for Job {
     }
 }
 
-/// Sends a frame that there is room for.
+/// Sends a frame without waiting. Returns whether there was room.
 fn send_now(sender: &mut pipe::Sender<Frame>, frame: Frame) -> bool {
     let sending = pin!(sender.send(frame));
     matches!(sending.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(())))
 }
 
-/// One frame through a pipe whose ends are on the same thread and never wait: queue and credit alone.
+/// A pipe with both ends on one thread, to measure queue and credit without wakes.
 pub struct LocalPipe(pipe::Sender<Frame>, pipe::Receiver<Frame>);
 
 impl LocalPipe {
@@ -199,21 +199,21 @@ impl LocalPipe {
         Self(sender, receiver)
     }
 
-    /// Sends `data` and receives it; whether it came through.
+    /// Sends `data` and receives it. Returns whether it arrived.
     pub fn pass(&mut self, data: Bytes) -> bool {
         send_now(&mut self.0, Frame::Data(data))
             && matches!(self.1.poll_receive(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(Frame::Data(_))))
     }
 }
 
-/// The counts that a worker keeps of its services' requests.
+/// Request counters of the services of a worker.
 pub struct ServiceCounts {
     services: Services,
     labels: Vec<Arc<str>>,
 }
 
 impl ServiceCounts {
-    /// Of so many services, each with a request already.
+    /// Counters of `services` services with one request each.
     pub fn new(services: usize) -> Self {
         let labels = (0..services).map(|number| format!("acme--svc{number}").into()).collect();
         let counts = Self { services: Services::default(), labels };
@@ -221,7 +221,7 @@ impl ServiceCounts {
         counts
     }
 
-    /// A request of the service of that number has ended.
+    /// Counts a request of service `number`.
     pub fn count(&self, number: usize) {
         let sample = Sample {
             status: Some(200),

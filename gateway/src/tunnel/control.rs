@@ -1,4 +1,4 @@
-//! The control stream of a tunnel, gateway's end.
+//! The control stream of a tunnel, at the gateway.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -17,18 +17,19 @@ use http::{Request, Uri, Version};
 
 use super::Tunnels;
 use super::openings::Opening;
-use super::session::{Misconduct, Session};
+use super::session::{ProtocolViolation, Session};
 use crate::clock::Timestamp;
 use crate::limit::Bucket;
 use crate::limits;
 
-/// Opens the control stream, lets requests onto the tunnel once the agent has answered, then talks until it ends.
+/// Opens the control stream, registers the tunnel once the agent has answered, then exchanges messages until the stream
+/// ends.
 pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: Opening) {
     let ended = match open(&session) {
         Ok((response, sender)) => {
-            let hears = pin!(hear(&tunnels, &session, response, opening));
-            let tells = pin!(tell(&session, sender));
-            match select(hears, tells).await {
+            let receiving = pin!(receive(&tunnels, &session, response, opening));
+            let sending = pin!(send(&session, sender));
+            match select(receiving, sending).await {
                 Either::Left((ended, _)) => ended,
                 Either::Right((Err(error), _)) => Err(error),
             }
@@ -36,9 +37,9 @@ pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: O
         Err(error) => Err(error.into()),
     };
     match ended {
-        // The agent has said that it leaves: what still runs may end.
+        // The agent drains: running requests may finish.
         Ok(()) if !session.takes_requests() => {}
-        // Without its control stream a tunnel can be neither drained nor replaced.
+        // A tunnel without a control stream can be neither drained nor replaced.
         Ok(()) => session.cut(),
         Err(error) => {
             if !session.is_cut() {
@@ -57,20 +58,20 @@ enum ControlError {
     #[error(transparent)]
     Message(#[from] InvalidMessage),
     #[error(transparent)]
-    Misconduct(#[from] Misconduct),
+    ProtocolViolation(#[from] ProtocolViolation),
     #[error("{0}")]
     Refused(crate::error::Error),
-    #[error("the agent did not answer")]
+    #[error("the agent did not answer the control stream")]
     NoAnswer,
-    #[error("the agent may not serve this service any more")]
+    #[error("the agent may no longer serve this service")]
     NotAllowed,
-    #[error("the agent answered {0}")]
+    #[error("the agent answered with status {0}")]
     Status(http::StatusCode),
     #[error("the agent sends too many messages")]
     TooMany,
-    #[error("the agent does not read its messages")]
+    #[error("the agent does not read its control stream")]
     NotRead,
-    #[error("the agent has ended it")]
+    #[error("the agent has closed the control stream")]
     Ended,
 }
 
@@ -83,8 +84,8 @@ fn open(session: &Session) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Er
     session.open_control(head)
 }
 
-/// Listens until the agent ends the stream.
-async fn hear(
+/// Receives messages until the agent ends the stream.
+async fn receive(
     tunnels: &Rc<Tunnels>,
     session: &Rc<Session>,
     response: ResponseFuture,
@@ -94,20 +95,20 @@ async fn hear(
     if !response.status().is_success() {
         return Err(ControlError::Status(response.status()));
     }
-    // The records may have changed since the handshake, and the connection may have ended already.
+    // Since the handshake, the records may have changed and the connection may have ended.
     if !session.is_allowed(&tunnels.directory.get(), Timestamp::now()) || !session.takes_requests() {
         return Err(ControlError::NotAllowed);
     }
     tunnels.registry.borrow_mut().insert(session).map_err(ControlError::Refused)?;
     drop(opening);
-    session.tell(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
+    session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&tunnels.directory.get());
-    session.flow.tell(session);
+    session.flow.send_window(session);
     tracing::info!(
         agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
     );
     if tunnels.lifecycle.is_draining() {
-        session.tell(&ToAgent::Drain);
+        session.send(&ToAgent::Drain);
     }
     let (mut body, mut decoder) = (response.into_body(), Decoder::new(TO_GATEWAY_MAX));
     let mut rate = Bucket::new(limits::CONTROL_MESSAGES, Instant::now());
@@ -116,13 +117,13 @@ async fn hear(
         decoder.push(&data);
         while let Some(message) = decoder.next_message()? {
             rate.take(Instant::now()).map_err(|_| ControlError::TooMany)?;
-            session.hear(tunnels, message)?;
+            session.receive(tunnels, message)?;
         }
     }
     Ok(())
 }
 
-/// The agent's answer to the control stream. An interim one is none.
+/// The agent's final response to the control stream. An interim response is an error.
 async fn answer(mut response: ResponseFuture) -> Result<http::Response<h2::RecvStream>, ControlError> {
     match std::future::poll_fn(|cx| response.poll_informational(cx)).await {
         Some(interim) => Err(ControlError::Status(interim?.status())),
@@ -130,8 +131,8 @@ async fn answer(mut response: ResponseFuture) -> Result<http::Response<h2::RecvS
     }
 }
 
-/// Sends what the agent is told, as fast as it reads.
-async fn tell(session: &Session, mut sender: SendStream<Bytes>) -> Result<Infallible, ControlError> {
+/// Sends queued messages as fast as the agent reads them.
+async fn send(session: &Session, mut sender: SendStream<Bytes>) -> Result<Infallible, ControlError> {
     loop {
         let line = session.outbox.next().await;
         let bytes = line.len();

@@ -1,8 +1,8 @@
-//! How fast a tunnel may go and how much it may hold: measures it, and sets its windows at both ends.
+//! Flow control of a tunnel: measures the path and sets the HTTP/2 windows at both ends.
 //!
-//! The gateway decides for both directions, and one end changes at a time: h2 reads nothing while SETTINGS or their
-//! acknowledgement wait to be written, so two ends that are full and both change would wait for each other. The next
-//! change therefore waits for the agent's answer, which comes after its SETTINGS.
+//! The gateway chooses the windows for both directions. Only one end changes its window at a time: h2 does not read
+//! while SETTINGS or their acknowledgement wait to be written, so two congested ends that both send SETTINGS would
+//! deadlock. The next change waits for the agent's answer, which the agent sends after its SETTINGS.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,30 +22,33 @@ use crate::http2::frame_meter::Metered;
 use crate::limits;
 use crate::memory::relay::AccountMemory;
 
-/// The pace of one tunnel.
+/// Windows and buffered bytes of one tunnel.
 pub(crate) struct FlowControl {
     gauge: Gauge,
-    /// The time, as of the last bytes: nothing else makes it worth looking.
+    /// Time of the last received bytes. Used as the current time: without traffic there is nothing to measure.
     last_received: Rc<Cell<Instant>>,
-    next_look: Cell<Instant>,
+    next_measurement: Cell<Instant>,
     tuner: RefCell<WindowTuner>,
-    /// As in the tuner.
+    /// The window of each stream, as in `tuner`.
     window: Cell<u32>,
     streams: Cell<usize>,
-    /// When the last byte of the last request had come, once there is none any more.
+    /// Time of the last byte before the last request ended. Valid while there are no requests.
     quiet_since: Cell<Instant>,
     held: UnreadBodies,
-    /// Bytes committed to streams that hold more than a window, beyond that window.
+    /// Bytes that streams hold beyond their window, after the window has shrunk.
     excess: Cell<usize>,
     memory: AccountMemory,
-    /// When the agent was told a window that it has not confirmed yet, and how many streams there were.
-    told: Cell<Option<Instant>>,
-    told_streams: Cell<usize>,
-    /// How often the window was changed: SETTINGS that were sent after the first.
+    /// When the last window message was sent; `None` once the agent has answered it.
+    announced: Cell<Option<Instant>>,
+    /// Number of streams at that time.
+    announced_streams: Cell<usize>,
+    /// Number of SETTINGS frames sent after the first one.
     changes: Cell<u64>,
-    /// The agent's quickest answer: longer than the round trip of TCP if there is a proxy between.
+    /// Shortest time from a window message to its answer. Longer than the round trip of TCP if there is a proxy
+    /// between.
     quickest_answer: Cell<Option<Duration>>,
-    /// Open streams that the connection window is for. Not those that the agent allows: it may claim any number.
+    /// Number of open streams that the connection window is sized for. Not the number that the agent allows, which is
+    /// untrusted.
     connection_streams: Cell<usize>,
 }
 
@@ -54,7 +57,7 @@ impl FlowControl {
         let last_received = socket.last_received();
         Self {
             gauge: socket.gauge(),
-            next_look: Cell::new(last_received.get()),
+            next_measurement: Cell::new(last_received.get()),
             last_received,
             tuner: RefCell::default(),
             window: Cell::new(window::FIRST),
@@ -63,8 +66,8 @@ impl FlowControl {
             held: UnreadBodies::default(),
             excess: Cell::new(0),
             memory,
-            told: Cell::new(None),
-            told_streams: Cell::new(0),
+            announced: Cell::new(None),
+            announced_streams: Cell::new(0),
             changes: Cell::new(0),
             quickest_answer: Cell::new(None),
             connection_streams: Cell::new(settings::FIRST_STREAMS),
@@ -79,22 +82,22 @@ impl FlowControl {
         self.window.get()
     }
 
-    /// Bytes that were received and that callers have not taken yet.
+    /// Bytes received from the agent and not yet sent to callers.
     pub(super) fn held_bytes(&self) -> usize {
         self.held.bytes().iter().sum()
     }
 
-    /// How long nothing has been relayed: none while a request is under way.
+    /// Time since the last request ended; zero while a request runs.
     pub(super) fn quiet_for(&self, now: Instant) -> Duration {
         if self.streams.get() > 0 { Duration::ZERO } else { now.saturating_duration_since(self.quiet_since.get()) }
     }
 
-    /// The smoothed round trip of the tunnel's connection.
+    /// Smoothed round trip of the TCP connection.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.gauge.read().ok()?.smoothed_rtt
     }
 
-    /// Counts a request that is about to open its stream.
+    /// Counts a request before its stream is opened. Fails if there is no memory for it.
     pub(super) fn enter(&self) -> Result<(), Error> {
         let window = self.window.get() as usize;
         self.memory.enter(window)?;
@@ -103,12 +106,12 @@ impl FlowControl {
         // The connection window grows before the stream is opened.
         let outgrown = self.streams.get() > self.connection_streams.get();
         if outgrown || (exceeded && self.window.get() > window::LEAST) {
-            self.next_look.set(self.last_received.get());
+            self.next_measurement.set(self.last_received.get());
         }
         Ok(())
     }
 
-    /// Counts a request out.
+    /// Removes a request from the count.
     pub(super) fn leave(&self) {
         self.streams.set(self.streams.get() - 1);
         self.memory.leave(self.window.get() as usize);
@@ -118,37 +121,37 @@ impl FlowControl {
         }
     }
 
-    /// Counts what `body` holds.
+    /// Counts the bytes that `body` buffers.
     pub(super) fn watch(&self, body: &mut RecvStream) -> UnreadBody {
         self.held.watch(body)
     }
 
-    /// Called whenever the connection is about to be driven: looks now and then, and changes what should be otherwise.
-    pub(super) fn look(&self, session: &Session, connection: &mut h2::client::Connection<Metered, Bytes>) {
+    /// Measures the traffic once per interval and adjusts the windows. Called before each poll of the connection.
+    pub(super) fn adjust(&self, session: &Session, connection: &mut h2::client::Connection<Metered, Bytes>) {
         let now = self.last_received.get();
-        if now < self.next_look.get() {
+        if now < self.next_measurement.get() {
             return;
         }
-        self.next_look.set(now + window::INTERVAL);
+        self.next_measurement.set(now + window::INTERVAL);
         self.fit_connection_window(connection);
         let Some(traffic) = self.traffic() else { return };
         let held = self.held.bytes();
         let demand = Demand { streams: self.streams.get(), unread: &held };
         let allowance = self.memory.allowance(demand.streams, self.committed());
         let wanted = self.tuner.borrow_mut().look(now, traffic, &demand, allowance);
-        if self.told.get().is_none() {
+        if self.announced.get().is_none() {
             if wanted != self.window.get() {
-                // Refused while the last SETTINGS are not acknowledged: then at one of the next looks.
+                // Fails while the last SETTINGS are not acknowledged. The next measurement tries again.
                 if connection.set_initial_window_size(wanted).is_ok() {
                     tracing::debug!(agent = %session.agent, bytes = wanted, ?traffic, streams = demand.streams, "window");
                     self.set_window(wanted);
-                    self.tell(session);
+                    self.send_window(session);
                 }
-            } else if demand.streams >= 2 * self.told_streams.get().max(1)
+            } else if demand.streams >= 2 * self.announced_streams.get().max(1)
                 && demand.streams * wanted as usize > allowance / 2
             {
-                // The agent alone knows what its own streams hold.
-                self.tell(session);
+                // The agent adjusts its end by what its own streams hold.
+                self.send_window(session);
             }
         }
         self.set_excess(demand.excess(self.window.get()));
@@ -161,32 +164,32 @@ impl FlowControl {
         }
     }
 
-    /// Tells the agent the window. Its answer says how long the whole path is.
-    pub(super) fn tell(&self, session: &Session) {
-        self.told.set(Some(Instant::now()));
-        self.told_streams.set(self.streams.get());
-        session.tell(&ToAgent::Window { bytes: self.window.get() });
+    /// Sends the window to the agent. The time until its answer measures the whole path.
+    pub(super) fn send_window(&self, session: &Session) {
+        self.announced.set(Some(Instant::now()));
+        self.announced_streams.set(self.streams.get());
+        session.send(&ToAgent::Window { bytes: self.window.get() });
     }
 
-    /// SETTINGS that the agent has to have acknowledged when it answers.
+    /// Number of SETTINGS frames that the agent must have acknowledged when it answers.
     pub(super) fn settings_sent(&self) -> u64 {
         1 + self.changes.get()
     }
 
-    /// How long the agent has owed an answer.
+    /// Time since an unanswered window message; zero if there is none.
     pub(super) fn unanswered_for(&self, now: Instant) -> Duration {
-        self.told.get().map_or(Duration::ZERO, |told| now.saturating_duration_since(told))
+        self.announced.get().map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent))
     }
 
-    /// How long the agent may owe an answer to a change that it has acknowledged, or not.
+    /// Longest time for the answer to a window message.
     pub(super) fn answered_within(&self, is_acknowledged: bool) -> Duration {
         answered_within(self.excess.get(), is_acknowledged)
     }
 
-    /// The agent has answered.
+    /// Records the answer to a window message.
     pub(super) fn answered(&self) {
-        if let Some(told) = self.told.take() {
-            let took = told.elapsed();
+        if let Some(sent) = self.announced.take() {
+            let took = sent.elapsed();
             self.quickest_answer.set(Some(self.quickest_answer.get().map_or(took, |quickest| quickest.min(took))));
         }
     }
@@ -219,8 +222,8 @@ fn answered_within(excess: usize, is_acknowledged: bool) -> Duration {
     if excess > 0 && !is_acknowledged { limits::WINDOW_ACKNOWLEDGED_WITHIN } else { limits::WINDOW_ANSWERED_WITHIN }
 }
 
-/// Streams that the connection window is to be for, with `open` ones and a window for `before`: a power of two that is
-/// halved only when three quarters of it are not needed.
+/// Number of streams to size the connection window for, with `open` streams and a window for `before`. A power of two.
+/// It shrinks only when less than a quarter of it is open.
 fn connection_streams(open: usize, before: usize) -> usize {
     if open <= before && open >= before / 4 {
         return before;
@@ -239,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_connection_window_has_room_for_the_open_streams_and_little_more() {
+    fn the_connection_window_fits_the_open_streams_and_at_most_four_times_as_many() {
         let first = settings::FIRST_STREAMS;
         let mut before = first;
         for open in (0..settings::STREAMS_MAX).chain((0..settings::STREAMS_MAX).rev()) {
@@ -249,12 +252,12 @@ mod tests {
             before = streams;
         }
         assert_eq!(before, first);
-        // One that comes and goes changes nothing.
+        // A stream that opens and closes repeatedly does not resize the window.
         assert_eq!(connection_streams(first, connection_streams(first + 1, first)), 2 * first);
     }
 
     #[test]
-    fn a_change_that_bounds_what_streams_hold_is_to_be_acknowledged_sooner() {
+    fn a_smaller_window_must_be_acknowledged_sooner_than_others() {
         assert_eq!(answered_within(1, false), Duration::from_secs(60));
         for (excess, is_acknowledged) in [(0, false), (0, true), (1, true)] {
             assert_eq!(answered_within(excess, is_acknowledged), limits::WINDOW_ANSWERED_WITHIN);

@@ -1,5 +1,5 @@
-//! Tunnels on their way here from the process before this one: its agents were told to come, and until they have, the
-//! callers of their services wait instead of being refused.
+//! Grace period after a takeover: while agents reconnect from the predecessor, connections for their services wait
+//! instead of being refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +13,15 @@ use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
 
-/// How often a waiting connection looks again. Only in the first seconds of a successor.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Interval between checks of a waiting connection. Applies only in the first seconds of a successor.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// By service, the tunnels that its agents had with the predecessor. Shared by all workers; empty without one.
+/// Tunnels that agents had with the predecessor, by service. Shared by all workers. Empty without a predecessor.
 #[derive(Default)]
 pub(crate) struct TunnelGrace {
-    /// By label.
+    /// Keyed by the label of the service.
     services: HashMap<String, ServiceTunnels>,
-    /// When the predecessor sends its agents here.
+    /// When the predecessor began to send its agents away.
     since: Option<Instant>,
 }
 
@@ -39,17 +39,17 @@ impl TunnelGrace {
         Self { services, since: Some(since) }
     }
 
-    /// A tunnel is ready that was not there before.
+    /// Counts a new tunnel.
     pub(super) fn arrived(&self, label: &str) {
         if let Some(tunnels) = self.services.get(label) {
             let one_less = |missing: usize| missing.checked_sub(1);
-            // An error means that none was missing.
+            // Fails if no tunnel was missing.
             let _ = tunnels.missing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         }
     }
 
-    /// Whether callers of a service should wait. One tunnel in place of several could be more than full: for the others,
-    /// too, they wait, but not as long.
+    /// Whether connections for a service should wait. They wait longest for the first tunnel, and less long for the
+    /// others, because one tunnel in place of several could be overloaded.
     fn should_wait(&self, label: &str, now: Instant) -> bool {
         let Some((since, tunnels)) = self.since.zip(self.services.get(label)) else { return false };
         let waited = now.saturating_duration_since(since);
@@ -65,7 +65,7 @@ impl TunnelGrace {
     }
 }
 
-/// Waits until the tunnels of the service that a caller asks for are back, or for some seconds.
+/// Waits until the tunnels of the service in the server name are back, at most [`limits::FIRST_TUNNEL_BACK`].
 pub(crate) async fn wait_for_tunnels(tunnels: &Tunnels, hello: &ClientHello, guard: &ConnectionGuard) {
     if tunnels.grace.since.is_none() || tunnels.grace.is_over(Instant::now()) {
         return;
@@ -75,9 +75,9 @@ pub(crate) async fn wait_for_tunnels(tunnels: &Tunnels, hello: &ClientHello, gua
         return;
     };
     while tunnels.grace.should_wait(&label, Instant::now()) {
-        // The wait is ours, and does not count as the caller's.
+        // This wait does not count against the deadline of the caller.
         guard.expect_by(Instant::now() + limits::HANDSHAKE);
-        runtime::sleep(LOOK_AGAIN).await;
+        runtime::sleep(CHECK_INTERVAL).await;
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callers_wait_for_all_tunnels_and_for_the_first_one_longer() {
+    fn connections_wait_longer_for_the_first_tunnel_than_for_all() {
         let start = Instant::now();
         let expected = TunnelGrace::new(BTreeMap::from([("a".into(), 2), ("b".into(), 1)]), start);
         let waits = |label, after| expected.should_wait(label, start + after);
@@ -98,15 +98,15 @@ mod tests {
         assert!(waits("a", all - moment) && !waits("a", all));
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
-        // More than there were.
+        // More tunnels than before.
         expected.arrived("a");
         assert!(!waits("a", Duration::ZERO));
-        assert!(waits("b", Duration::ZERO), "services wait for their own");
+        assert!(waits("b", Duration::ZERO), "each service waits for its own tunnels");
         assert!(!expected.is_over(start + some - moment) && expected.is_over(start + some));
     }
 
     #[test]
-    fn without_a_predecessor_nobody_waits() {
+    fn without_a_predecessor_connections_do_not_wait() {
         let expected = TunnelGrace::default();
         assert!(expected.is_over(Instant::now()) && !expected.should_wait("a", Instant::now()));
     }

@@ -1,4 +1,5 @@
-//! From an agent's TLS connection to a guard tunnel: who is it, may it serve this service, then HTTP/2.
+//! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
+//! HTTP/2.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -28,14 +29,14 @@ use crate::limits;
 use crate::store::Service;
 use crate::tls::pki;
 
-/// Serves one tunnel, from its upgrade request to its end.
+/// Serves a connection of an agent, from the upgrade request to the end of the tunnel.
 pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketAddr, guard: ConnectionGuard) {
     guard.expect_by(Instant::now() + limits::HEAD);
     let begin = |agent| {
         let openings = Rc::clone(tunnels.registry.borrow().openings());
         openings.begin(agent, stream.closer(), &tunnels.directory.get())
     };
-    // From here on a revocation ends the connection, if the agent is known by its certificate.
+    // From here on a revocation ends the connection, if the agent has sent a certificate.
     let identity = stream.peer_certificate().and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
     let known = identity.map(|identity| begin(identity.agent));
     let mut buffer = BytesMut::new();
@@ -52,10 +53,11 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
     let (agent, service) = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            // Strangers fill no log, and neither does a modified agent. The genuine one is worth a line.
-            let of_a_stranger =
+            // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
+            // fill the log.
+            let is_unknown_agent =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
-            if !of_a_stranger && tunnels.registry.borrow().openings().is_worth_a_line() {
+            if !is_unknown_agent && tunnels.registry.borrow().openings().may_log_refusal() {
                 tracing::warn!(%peer, %error, "tunnel refused");
             } else {
                 tracing::debug!(%peer, %error, "tunnel refused");
@@ -64,7 +66,7 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
         }
     };
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
-    opening.is_for(&service);
+    opening.set_service(&service);
     let accepted = async {
         let acceptance = handshake::acceptance();
         stream.write_all(&mut [std::io::IoSlice::new(&acceptance)]).await?;
@@ -74,12 +76,12 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
         return;
     }
     stream.unread(&buffer);
-    // From here on the heartbeat keeps the time.
+    // From here on the heartbeat replaces the deadline.
     drop(guard);
     session::run(tunnels, stream, agent, service, opening).await;
 }
 
-/// The head of an upgrade request, or what is wrong with it; `None` when the agent has left.
+/// Reads the head of an upgrade request. `None` if the agent has closed the connection.
 async fn read_upgrade(
     stream: &TlsStream,
     buffer: &mut BytesMut,
@@ -93,12 +95,13 @@ async fn refuse(tunnels: &Tunnels, stream: &TlsStream, error: &Error, guard: &Co
     tunnels.counters.refused(error);
     guard.expect_by(Instant::now() + limits::LINGER);
     let response = dated(error.response(tunnels.ids.next_id()));
-    // Fails when the agent does not wait for the answer; the connection closes either way.
+    // Fails if the agent has closed the connection. The connection closes in any case.
     let _ = http1::write_response(stream, response, Connection::Close).await;
     http1::linger(stream, guard).await;
 }
 
-/// Decides in the order in which the answers may be known: version, certificate, agent, service.
+/// Checks version, certificate, agent and service. In this order, so that an answer reveals nothing before the
+/// authentication that it requires.
 fn admit(
     tunnels: &Tunnels,
     stream: &TlsStream,
@@ -131,7 +134,7 @@ fn admit(
     if !agent.may_serve(service) {
         return Err(Error::AgentNotAllowed(service.hostname.clone()));
     }
-    // The server name brought the connection to its owner; a Host that says otherwise is nonsense.
+    // The server name has routed the connection to the owner of its service. `Host` names another service.
     if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
@@ -139,8 +142,8 @@ fn admit(
     Ok((identity.agent, Arc::clone(service)))
 }
 
-/// The certificate of an agent that was not asked for one in the TLS handshake, once it has signed the challenge of this
-/// connection with its key.
+/// The certificate from a proof of an agent without a client certificate: the agent has signed the challenge of this
+/// connection with the key of the certificate.
 fn proved_certificate(
     tunnels: &Tunnels,
     head: &RequestHead,
@@ -148,7 +151,7 @@ fn proved_certificate(
 ) -> Result<CertificateDer<'static>, Error> {
     let proof = head.headers.get(header::AUTHORIZATION).and_then(|value| Proof::parse(value.to_str().ok()?));
     let (Some(challenge), Some(proof)) = (challenge, proof) else {
-        // Only the first request of a connection is answered with a challenge.
+        // Only the first request of a connection gets a challenge.
         return Err(match challenge {
             None => Error::AgentChallenge { challenge: random_base62(SECRET_LENGTH) },
             Some(_) => Error::AgentCertificateRequired,

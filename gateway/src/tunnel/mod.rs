@@ -1,4 +1,4 @@
-//! The gateway's end of the tunnels.
+//! Tunnels, at the gateway.
 
 mod control;
 pub(crate) mod flow_control;
@@ -27,14 +27,14 @@ use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 use crate::tls::ServerConfigs;
 
-/// The tunnels of one worker, and what their tasks use.
+/// The tunnels of one worker, and the parts of the worker that their tasks use.
 pub(crate) struct Tunnels {
     pub(crate) worker: WorkerId,
     pub(crate) region: Region,
-    /// Agents authenticate by client certificates; otherwise by signing a challenge.
+    /// Whether agents must send a client certificate. Otherwise they may sign a challenge.
     pub(crate) agent_mtls: bool,
     pub(crate) registry: RefCell<Registry>,
-    /// Tunnels that agents had with the process before this one.
+    /// Tunnels that agents had with the predecessor.
     pub(crate) grace: Arc<TunnelGrace>,
     pub(crate) directory: Rc<Current<Directory>>,
     pub(crate) certificates: Rc<Current<ServerConfigs>>,

@@ -1,5 +1,5 @@
-//! Tunnels on their way: from an agent's TLS connection to its registration. An agent may be modified: it has few of
-//! them at a time, opens them at a rate, and a revocation ends them as it ends tunnels.
+//! Tunnels that are being opened: from the TLS connection of an agent to the registration of the tunnel. Because an
+//! agent may be modified, their number and rate are limited, and a revocation ends them like registered tunnels.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -22,23 +22,24 @@ use crate::store::{Directory, Service};
 /// The tunnels of one worker that are not registered yet.
 pub(crate) struct Openings {
     entries: RefCell<Slab<Entry>>,
-    /// Counts entries: the lowest is the oldest.
+    /// Number of openings so far, which numbers the entries.
     begun: Cell<u64>,
     rates: RefCell<Rates>,
 }
 
 struct Entry {
     agent: AgentId,
-    /// Once the agent has asked for it and was admitted.
+    /// The service that the agent is admitted to; `None` before.
     service: Option<Arc<Service>>,
     closer: Closer,
     number: u64,
     cut: Cell<bool>,
-    /// The agent might have a tunnel when it connected, or was admitted since. Others are refused, and are to hear why.
+    /// The agent was allowed to have tunnels when it connected, or was admitted since. A connection of another agent is
+    /// not ended here, so that it gets an error response.
     may_begin: bool,
 }
 
-/// One tunnel on its way; forgotten when dropped.
+/// Entry of one tunnel that is being opened; removed on drop.
 pub(crate) struct Opening {
     openings: Rc<Openings>,
     key: usize,
@@ -53,7 +54,7 @@ impl Openings {
         })
     }
 
-    /// Adds a connection of an agent that its certificate names. Ends the oldest one of an agent that has too many.
+    /// Adds a connection of `agent`. Ends its oldest one if it has too many.
     pub(super) fn begin(self: &Rc<Self>, agent: AgentId, closer: Closer, directory: &Directory) -> Opening {
         let services = directory.agent(agent.as_str()).map_or(0, |agent| agent.services.len());
         let may_begin = may_begin(&agent, directory, Timestamp::now());
@@ -66,33 +67,33 @@ impl Openings {
         Opening { openings: Rc::clone(self), key: entries.insert(entry) }
     }
 
-    /// Counts a tunnel that an agent asks for, if it may have another one now.
+    /// Counts a requested tunnel against the rates of the agent and the service.
     pub(super) fn admit(&self, agent: &AgentId, service: &Service, now: Instant) -> Result<(), Error> {
         self.rates.borrow_mut().take(agent, &service.label, now)
     }
 
-    /// Whether a refusal is worth a line at a level that is usually logged: an agent must not fill logs with them.
-    pub(super) fn is_worth_a_line(&self) -> bool {
-        self.rates.borrow_mut().lines.take(Instant::now()).is_ok()
+    /// Whether a refusal may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
+    pub(super) fn may_log_refusal(&self) -> bool {
+        self.rates.borrow_mut().warnings.take(Instant::now()).is_ok()
     }
 
-    /// Ends openings of agents that lost the right to their tunnel.
+    /// Ends openings of agents that may no longer have their tunnel.
     pub(super) fn enforce(&self, directory: &Directory, now: Timestamp) {
         for (_, entry) in self.entries.borrow().iter() {
             if !entry.cut.get() && entry.may_begin && !entry.is_allowed(directory, now) {
-                tracing::info!(agent = %entry.agent, "tunnel ended before it began: revoked, or its certificate expired");
+                tracing::info!(agent = %entry.agent, "opening of a tunnel ended: agent revoked or certificate expired");
                 entry.end();
             }
         }
     }
 
-    /// Ends them all.
+    /// Ends all openings.
     pub(super) fn cut(&self) {
         self.entries.borrow().iter().for_each(|(_, entry)| entry.end());
     }
 }
 
-/// Makes room for one more of those that `matches`, where there may be `most`.
+/// Ends the oldest entry that `matches` if there are `most` of them.
 fn end_oldest(entries: &Slab<Entry>, most: usize, matches: impl Fn(&Entry) -> bool) {
     let same = || entries.iter().map(|(_, entry)| entry).filter(|entry| !entry.cut.get() && matches(entry));
     if same().count() >= most
@@ -102,7 +103,7 @@ fn end_oldest(entries: &Slab<Entry>, most: usize, matches: impl Fn(&Entry) -> bo
     }
 }
 
-/// Whether an agent may have a tunnel, of whatever service.
+/// Whether an agent may have a tunnel of any service.
 fn may_begin(agent: &AgentId, directory: &Directory, now: Timestamp) -> bool {
     let agent = directory.agent(agent.as_str());
     agent.is_some_and(|agent| agent.status == EnrollmentStatus::Approved && !agent.is_expired(now))
@@ -124,8 +125,8 @@ impl Entry {
 }
 
 impl Opening {
-    /// The agent was admitted to `service`. One more of the same than there may be: the oldest ends.
-    pub(super) fn is_for(&self, service: &Arc<Service>) {
+    /// Records that the agent is admitted to `service`. Ends its oldest opening for the service if it has too many.
+    pub(super) fn set_service(&self, service: &Arc<Service>) {
         let mut entries = self.openings.entries.borrow_mut();
         let Some(agent) = entries.get(self.key).map(|entry| entry.agent.clone()) else { return };
         end_oldest(&entries, limits::OPENINGS_PER_TUNNEL, |entry| {
@@ -144,24 +145,25 @@ impl Drop for Opening {
     }
 }
 
-/// How fast tunnels are opened: by each agent of each service, and by all agents of a service together.
+/// Limits on the rate of new tunnels: per agent and service, and per service.
 struct Rates {
     agents: HashMap<(AgentId, Arc<str>), Bucket>,
     services: HashMap<Arc<str>, Bucket>,
-    lines: Bucket,
+    /// Rate of warnings about refused tunnels.
+    warnings: Bucket,
 }
 
 impl Rates {
     fn new(now: Instant) -> Self {
-        let lines = Bucket::new(limits::TUNNEL_REFUSAL_LINES, now);
-        Self { agents: HashMap::new(), services: HashMap::new(), lines }
+        let warnings = Bucket::new(limits::TUNNEL_REFUSAL_LINES, now);
+        Self { agents: HashMap::new(), services: HashMap::new(), warnings }
     }
 
     fn take(&mut self, agent: &AgentId, label: &Arc<str>, now: Instant) -> Result<(), Error> {
         let limited = |retry_after: Duration| Error::TunnelRateLimited { retry_after };
         let own = bucket(&mut self.agents, (agent.clone(), Arc::clone(label)), limits::TUNNELS_BY_AGENT, now)?;
         let all = bucket(&mut self.services, Arc::clone(label), limits::TUNNELS_BY_SERVICE, now)?;
-        // A token of one bucket is not spent if the other one refuses.
+        // If one bucket refuses, the other keeps its token.
         let mut own_taken = own.clone();
         own_taken.take(now).map_err(limited)?;
         all.take(now).map_err(limited)?;
@@ -170,7 +172,7 @@ impl Rates {
     }
 }
 
-/// The bucket of `key`, in a table that forgets full ones when it has no room.
+/// The bucket of `key`. Removes full buckets if the table has no room.
 fn bucket<K: Hash + Eq>(
     buckets: &mut HashMap<K, Bucket>,
     key: K,
@@ -191,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tunnels_are_counted_by_agent_and_service_and_by_service() {
+    fn rates_apply_per_agent_and_service_and_per_service() {
         let now = Instant::now();
         let mut rates = Rates::new(now);
         let agents: Vec<AgentId> = (0..100).map(|_| AgentId::random()).collect();
@@ -200,7 +202,7 @@ mod tests {
         let mut taken =
             |agent: &AgentId, label| (0..1000).take_while(|_| rates.take(agent, label, now).is_ok()).count();
         assert_eq!(taken(&agents[0], &api), burst);
-        // Another service has its own.
+        // Another service has its own bucket.
         assert_eq!(taken(&agents[0], &web), burst);
         let rest: usize = agents[1..].iter().map(|agent| taken(agent, &api)).sum();
         assert_eq!(rest + burst, limits::TUNNELS_BY_SERVICE.burst() as usize);
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_for_the_service_costs_the_agent_nothing() {
+    fn a_refusal_by_the_rate_of_the_service_takes_no_token_of_the_agent() {
         let (now, label) = (Instant::now(), Arc::from("acme--api"));
         let mut rates = Rates::new(now);
         while rates.take(&AgentId::random(), &label, now).is_ok() {}
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn all_agents_of_a_service_come_back_at_once_after_a_restart() {
+    fn all_agents_of_a_service_may_reconnect_at_once() {
         let (now, label) = (Instant::now(), Arc::from("acme--api"));
         let mut rates = Rates::new(now);
         for _ in 0..limits::TUNNELS_PER_SERVICE {
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_have_a_bound_and_forget_what_is_full() {
+    fn tables_are_bounded_and_drop_full_buckets() {
         let (now, mut buckets) = (Instant::now(), HashMap::new());
         for number in 0..limits::TUNNEL_BUCKETS {
             bucket(&mut buckets, number, limits::TUNNELS_BY_AGENT, now).unwrap().take(now).unwrap();

@@ -1,5 +1,5 @@
-//! Messages on their way to an agent. If the agent does not read its control stream, the HTTP/2 library queues data
-//! without a bound, so messages wait here, up to a bound.
+//! Queue of messages to an agent. h2 queues without a bound if the agent does not read its control stream, so messages
+//! wait here, up to a bound.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use crate::limits;
 
 #[derive(Default)]
-pub(super) struct Outbox(RefCell<Waiting>);
+pub(super) struct Outbox(RefCell<Queue>);
 
 #[derive(Default)]
-struct Waiting {
+struct Queue {
     lines: VecDeque<Bytes>,
-    /// Bytes of `lines` and of lines that were taken out and are not sent yet.
+    /// Bytes of `lines`, and of lines that were taken out and are not sent yet.
     bytes: usize,
     writer: Option<Waker>,
 }
@@ -25,40 +25,39 @@ struct Waiting {
 pub(super) struct Full;
 
 impl Outbox {
-    /// Queues a line.
     pub(super) fn push(&self, line: Bytes) -> Result<(), Full> {
-        let mut waiting = self.0.borrow_mut();
-        if waiting.bytes + line.len() > limits::CONTROL_QUEUE {
+        let mut queue = self.0.borrow_mut();
+        if queue.bytes + line.len() > limits::CONTROL_QUEUE {
             return Err(Full);
         }
-        waiting.bytes += line.len();
-        waiting.lines.push_back(line);
-        if let Some(writer) = waiting.writer.take() {
+        queue.bytes += line.len();
+        queue.lines.push_back(line);
+        if let Some(writer) = queue.writer.take() {
             writer.wake();
         }
         Ok(())
     }
 
-    /// Takes the next line out. It counts until it was [`sent`](Self::sent).
+    /// Takes the next line out. It counts until [`sent`](Self::sent).
     pub(super) async fn next(&self) -> Bytes {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
     fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
-        let mut waiting = self.0.borrow_mut();
-        match waiting.lines.pop_front() {
+        let mut queue = self.0.borrow_mut();
+        match queue.lines.pop_front() {
             Some(line) => Poll::Ready(line),
             None => {
-                waiting.writer = Some(cx.waker().clone());
+                queue.writer = Some(cx.waker().clone());
                 Poll::Pending
             }
         }
     }
 
-    /// A line of `bytes` is the agent's.
+    /// Records that a line of `bytes` was sent.
     pub(super) fn sent(&self, bytes: usize) {
-        let mut waiting = self.0.borrow_mut();
-        waiting.bytes = waiting.bytes.saturating_sub(bytes);
+        let mut queue = self.0.borrow_mut();
+        queue.bytes = queue.bytes.saturating_sub(bytes);
     }
 }
 
@@ -67,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_in_order_and_wait_up_to_a_bound() {
+    fn lines_are_in_order_and_bounded() {
         let outbox = Outbox::default();
         let line = Bytes::from(vec![b'x'; limits::CONTROL_QUEUE / 4]);
         let mut cx = Context::from_waker(Waker::noop());
@@ -79,7 +78,7 @@ mod tests {
             outbox.push(line.clone()).unwrap();
         }
         assert_eq!(outbox.push(Bytes::from_static(b"\n")), Err(Full));
-        // One that is being sent counts until it is the agent's.
+        // A line that is being sent counts until it is sent.
         assert_eq!(outbox.poll_next(&mut cx), Poll::Ready(line.clone()));
         assert_eq!(outbox.push(Bytes::from_static(b"\n")), Err(Full));
         outbox.sent(line.len());

@@ -1,4 +1,4 @@
-//! Where the tunnels of a service are.
+//! Registry of the live tunnels of a worker.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -22,10 +22,10 @@ use crate::telemetry::counters::TunnelReport;
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
     by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
-    /// Sessions that a newer one has replaced and that still have requests.
+    /// Sessions that a newer one of the same agent has replaced and that still have requests.
     replaced: Vec<Rc<Session>>,
     generations: u64,
-    /// Counts requests, so that tunnels that are equally busy take turns.
+    /// Number of picks so far, so that equally busy tunnels take turns.
     picks: Cell<u64>,
     tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
@@ -49,23 +49,24 @@ impl Registry {
         &self.openings
     }
 
-    /// The number of the next session: of two of one agent, the higher is the newer.
+    /// The number of the next session. A newer session has a higher number.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.generations += 1;
         self.generations
     }
 
-    /// Takes a session in. One of the same agent that was there before gets no more requests.
+    /// Adds a session. It replaces an older one of the same agent, which gets no more requests.
     pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), Error> {
         let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
         if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
-            // Sessions may get here in another order than they began in.
+            // Sessions may register in another order than they began in.
             if sessions[at].generation > session.generation {
                 return Err(Error::Overloaded("serving a newer tunnel of this agent"));
             }
             let older = std::mem::replace(&mut sessions[at], Rc::clone(session));
-            older.tell(&ToAgent::Replaced);
-            // One predecessor may finish its requests; an agent that comes again and again does not pile them up.
+            older.send(&ToAgent::Replaced);
+            // Only the latest replaced session may finish its requests, so that an agent that keeps reconnecting does
+            // not accumulate sessions.
             let same =
                 |other: &&Rc<Session>| other.agent == session.agent && other.service.label == session.service.label;
             self.replaced.iter().filter(same).for_each(|stale| stale.cut());
@@ -80,7 +81,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets a session that has ended.
+    /// Removes a session that has ended.
     pub(crate) fn remove(&mut self, session: &Rc<Session>) {
         self.replaced.retain(|other| !Rc::ptr_eq(other, session));
         if let Some(sessions) = self.by_service.get_mut(&session.service.label) {
@@ -91,8 +92,8 @@ impl Registry {
         }
     }
 
-    /// The tunnel for an admitted request: of those that take requests, the one with the fewest in flight; of these, the
-    /// one whose last turn is longest ago.
+    /// The tunnel for an admitted request: the one with the fewest requests in flight, and among equals the least
+    /// recently picked.
     pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
         let picked = self
             .by_service
@@ -107,42 +108,43 @@ impl Registry {
         Ok(Rc::clone(picked))
     }
 
-    /// Tells the agents what they serve, those too that are about to lose a tunnel: without it they would not hear of it.
+    /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
+    /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
         self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
     }
 
-    /// Cuts the tunnels of agents that may not serve their service any more, those included that have not begun, and of
-    /// agents that do not answer.
+    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service, and of agents that
+    /// do not answer.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
         let instant = Instant::now();
         for session in self.by_service.values().flatten().chain(&self.replaced) {
             if !session.is_cut() && !session.is_allowed(directory, now) {
                 tracing::info!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: revoked, or its certificate expired"
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: agent revoked or certificate expired"
                 );
                 session.cut();
             } else if !session.is_cut() && session.is_overdue(instant) {
                 tracing::warn!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer"
+                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer window changes"
                 );
                 session.cut();
             }
         }
     }
 
-    /// Tells every agent that this gateway is going away.
+    /// Tells every agent that this gateway drains.
     pub(crate) fn drain(&self) {
-        self.by_service.values().flatten().for_each(|session| session.tell(&ToAgent::Drain));
+        self.by_service.values().flatten().for_each(|session| session.send(&ToAgent::Drain));
     }
 
-    /// Tells every agent that no more requests come: it ends its tunnel when those it has are over.
+    /// Ends every tunnel once its running requests have finished.
     pub(crate) fn end(&self) {
         self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.end());
     }
 
-    /// Ends every tunnel now.
+    /// Cuts every tunnel.
     pub(crate) fn cut(&self) {
         self.openings.cut();
         self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());

@@ -35,27 +35,27 @@ use crate::ownership::WorkerId;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::TunnelReport;
 
-/// A live tunnel, as the requests see it.
+/// A live tunnel.
 pub(crate) struct Session {
     pub(crate) agent: AgentId,
     pub(crate) service: Arc<Service>,
     pub(crate) generation: u64,
-    /// Which of its service's requests, as the registry counts them, it was given last.
+    /// Value of the registry's counter at the last pick of this session.
     pub(super) last_pick: Cell<u64>,
     requests: h2::client::SendRequest<Bytes>,
-    /// Counts the requests that are open on it.
+    /// Flow control, which also counts the open requests.
     pub(super) flow: FlowControl,
-    /// The agent wants no more requests, or the tunnel was cut.
+    /// No more requests: the tunnel drains, was cut, or has ended.
     closed_to_requests: Cell<bool>,
-    /// The tunnel was ended by us.
+    /// The gateway has cut the tunnel.
     cut: Cell<bool>,
-    /// A certificate is being made.
+    /// A certificate is being issued.
     renewing: Cell<bool>,
-    /// What the agent was last told that it serves.
+    /// Services that were last announced to the agent.
     announced: RefCell<BTreeSet<ServiceId>>,
-    /// Certificates that it may still ask for.
+    /// Rate of certificates that the agent may request.
     renewals: RefCell<Bucket>,
-    /// Messages for our half of the control stream.
+    /// Messages to send on the control stream.
     pub(super) outbox: Outbox,
     /// Counts the frames that the agent sends.
     meter: Rc<Meter>,
@@ -64,30 +64,30 @@ pub(crate) struct Session {
     closer: Closer,
 }
 
-/// What no genuine agent does on its control stream.
+/// Violation of the protocol on the control stream.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Misconduct {
-    #[error("the agent answers a change of its windows without having acknowledged it")]
+pub(super) enum ProtocolViolation {
+    #[error("the agent answered a change of the window without acknowledging its SETTINGS")]
     SettingsNotAcknowledged,
 }
 
-/// Why a tunnel ended.
+/// Reason why a tunnel failed.
 #[derive(Debug, thiserror::Error)]
 enum EndError {
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    #[error("the agent sends too many frames that carry nothing")]
+    #[error("the agent sends too many frames that belong to no request")]
     Flood,
 }
 
-/// A stream of a tunnel that was opened for a request.
+/// A stream that was opened for a request.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenedStream {
     pub(crate) at: Instant,
     pub(crate) agent: AgentId,
 }
 
-/// Counts one request in flight on a session; the count is given back when dropped.
+/// Counts one request in flight on a session until dropped.
 pub(crate) struct InFlight {
     session: Rc<Session>,
     opened: Instant,
@@ -99,17 +99,17 @@ impl InFlight {
         OpenedStream { at: self.opened, agent: self.session.agent.clone() }
     }
 
-    /// How long ago its stream was opened.
+    /// Time since the stream was opened.
     pub(crate) fn open_for(&self) -> Duration {
         self.opened.elapsed()
     }
 
-    /// An interim response was taken off the stream.
+    /// Counts an interim response that was read from the stream.
     pub(crate) fn took_interim(&self) {
         self.session.meter.took_interim(self.session.flow.streams());
     }
 
-    /// Counts what `body`, its response's, holds. Drop the two together.
+    /// Counts the bytes that `body`, the response's, buffers. Drop both together.
     pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
         self.body = Some(self.session.flow.watch(body));
     }
@@ -133,10 +133,10 @@ pub(super) async fn run(
     let closer = stream.closer();
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
-        tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; heartbeats still watch it");
+        tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; only heartbeats detect a dead agent");
     }
     if let Err(error) = stream.socket().limit_unsent(settings::UNSENT) {
-        tracing::warn!(%error, "cannot bound what a tunnel's socket takes ahead");
+        tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
     }
     let flow = FlowControl::new(stream.socket(), tunnels.relay_memory.account(&service.account));
     let meter = Rc::new(Meter::new(AGENT, Instant::now()));
@@ -145,7 +145,7 @@ pub(super) async fn run(
         Ok(begun) => begun,
         Err(error) => {
             let error = error_line(&error);
-            tracing::warn!(%agent, %error, "tunnel did not begin");
+            tracing::warn!(%agent, %error, "HTTP/2 handshake of a tunnel failed");
             return;
         }
     };
@@ -176,7 +176,7 @@ pub(super) async fn run(
         if session.meter.abuse().is_some() {
             return Poll::Ready(Err(EndError::Flood));
         }
-        session.flow.look(&session, &mut connection);
+        session.flow.adjust(&session, &mut connection);
         Pin::new(&mut connection).poll(cx).map_err(EndError::from)
     })
     .await;
@@ -191,13 +191,13 @@ pub(super) async fn run(
 }
 
 impl Session {
-    /// Opens a stream for a request. Never queues: what the agent has no stream for is refused.
+    /// Opens a stream for a request. Fails instead of queueing if the agent allows no further stream.
     pub(crate) fn open_stream(
         self: &Rc<Self>,
         head: Request<()>,
         end: bool,
     ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>, InFlight), Error> {
-        // One stream is the control stream's.
+        // One stream is the control stream.
         if self.flow.streams() + 1 >= self.requests.current_max_send_streams().min(settings::STREAMS_MAX) {
             return Err(Error::AgentConcurrencyLimit);
         }
@@ -207,7 +207,7 @@ impl Session {
         let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
             let request_id = request_id.flatten();
             let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-            tracing::debug!(request_id, error = error_line(&error), "stream not opened");
+            tracing::debug!(request_id, error = error_line(&error), "cannot open a stream");
             if self.takes_no_streams() {
                 self.end();
             }
@@ -232,8 +232,8 @@ impl Session {
         self.requests.clone().send_request(head, false)
     }
 
-    /// Sends a message to the agent. Cuts the tunnel of an agent that does not take its messages.
-    pub(crate) fn tell(&self, message: &ToAgent) {
+    /// Queues a message to the agent. Cuts the tunnel if the queue is full.
+    pub(crate) fn send(&self, message: &ToAgent) {
         let Ok(line) = messages::encode(message) else { return };
         if let Err(Full) = self.outbox.push(line)
             && !self.is_cut()
@@ -243,21 +243,21 @@ impl Session {
         }
     }
 
-    /// Takes in what the agent says.
-    pub(super) fn hear(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) -> Result<(), Misconduct> {
+    /// Handles a message from the agent.
+    pub(super) fn receive(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) -> Result<(), ProtocolViolation> {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => {
-                // More than a tunnel has streams for is not true.
+                // A tunnel cannot have more slots than streams.
                 let slots = slots.min(u32::try_from(settings::STREAMS_MAX).unwrap_or(u32::MAX));
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
             }
-            // The windows of SETTINGS that are not acknowledged are not in force (RFC 9113 §6.5.3).
+            // Unacknowledged SETTINGS are not in force (RFC 9113 §6.5.3).
             ToGateway::Window if self.meter.settings_acknowledged() < self.flow.settings_sent() => {
-                return Err(Misconduct::SettingsNotAcknowledged);
+                return Err(ProtocolViolation::SettingsNotAcknowledged);
             }
             ToGateway::Window => self.flow.answered(),
             ToGateway::Drain => self.end(),
-            // One at a time and not many: an agent that asks for more gets no answer that we would have to keep for it.
+            // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
                 if !self.renewing.get() && self.renewals.borrow_mut().take(Instant::now()).is_ok() {
                     self.renewing.set(true);
@@ -268,36 +268,36 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the agent owes an answer for too long, without which its windows cannot be changed.
+    /// Whether the agent has not answered a change of the window in time. Without the answer, windows cannot change.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         let is_acknowledged = self.meter.settings_acknowledged() >= self.flow.settings_sent();
         self.flow.unanswered_for(now) >= self.flow.answered_within(is_acknowledged)
     }
 
-    /// Gets the agent its next certificate. The tunnel stays: only the next one will begin with it.
+    /// Issues the next certificate of the agent. The agent uses it for its next tunnel; this one stays.
     async fn renew(self: Rc<Self>, executor: Executor, csr: String) {
         let proof = AgentProof::Tunnel(self.agent.clone());
         let reply = executor.run(move |control| control.sign(&proof, &csr)).await;
         self.renewing.set(false);
-        self.tell(&match reply {
+        self.send(&match reply {
             Ok(certificate) => ToAgent::Certificate(certificate),
             Err(error) => {
-                tracing::warn!(agent = %self.agent, %error, "certificate not renewed");
+                tracing::warn!(agent = %self.agent, %error, "cannot renew the certificate of the agent");
                 ToAgent::RenewalRefused { message: error.to_string() }
             }
         });
     }
 
-    /// Tells the agent what it serves, if that has changed.
+    /// Sends the agent the services that it serves, if they have changed.
     pub(super) fn announce_services(&self, directory: &Directory) {
         let Some(agent) = directory.agent(self.agent.as_str()) else { return };
         if *self.announced.borrow() != agent.services {
             self.announced.borrow_mut().clone_from(&agent.services);
-            self.tell(&ToAgent::Services { hostnames: directory.hostnames(agent) });
+            self.send(&ToAgent::Services { hostnames: directory.hostnames(agent) });
         }
     }
 
-    /// Whether its agent may serve its service, by the records of now.
+    /// Whether the agent may serve the service, by the current records.
     pub(crate) fn is_allowed(&self, directory: &Directory, now: Timestamp) -> bool {
         let (service, agent) = (directory.service(&self.service.label), directory.agent(self.agent.as_str()));
         service.zip(agent).is_some_and(|(service, agent)| agent.may_serve(service) && !agent.is_expired(now))
@@ -315,15 +315,14 @@ impl Session {
         self.flow.streams()
     }
 
-    /// Sends no more requests and says so: the agent ends the tunnel once those it has are over.
+    /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.
     pub(super) fn end(&self) {
-        // Said once.
         if !self.closed_to_requests.replace(true) {
-            self.tell(&ToAgent::Drained);
+            self.send(&ToAgent::Drained);
         }
     }
 
-    /// Ends the tunnel and everything on it now.
+    /// Closes the connection and aborts its requests.
     pub(crate) fn cut(&self) {
         self.cut.set(true);
         self.closed_to_requests.set(true);
@@ -335,7 +334,7 @@ impl Session {
         TunnelReport {
             service: self.service.label.to_string(),
             agent_id: self.agent.to_string(),
-            // The handshake has seen to it that the two are of one version.
+            // The handshake accepts agents of the same version only.
             agent_version: VERSION.to_owned(),
             certificate_not_after: certificate.map(|not_after| not_after.to_string()),
             generation: self.generation,

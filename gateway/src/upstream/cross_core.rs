@@ -100,7 +100,7 @@ async fn carry(request: UpstreamRequest, upload: Option<pipe::Receiver<Frame>>, 
         }
     });
     let down = std::pin::pin!(carry_down(request.response, &mut response));
-    // Dropping what is left of the stream resets it.
+    // Dropping the rest of the stream resets it.
     match select(down, up).await {
         Either::Left((Ok(Completed { switched: Some(download) }), up)) => {
             up.await;

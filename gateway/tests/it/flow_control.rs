@@ -160,8 +160,10 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
 
 #[test]
 fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
-    const CALLERS: usize = 300;
-    let demo = start(512, |config| config.relay_memory = 256 * MIB);
+    // Far below the share of the account before the gateway has measured any connection, however slow the machine is:
+    // each socket starts with at most 128 KiB of unsent bytes and can hold twice that.
+    const CALLERS: usize = 100;
+    let demo = start(512, |config| config.relay_memory = 512 * MIB);
     let report = || reports(&demo).remove(0);
     let callers = stalled_downloads(&demo, CALLERS);
     let held = eventually("the memory of every caller is counted", || {
@@ -169,7 +171,7 @@ fn kernel_memory_of_stalled_callers_is_bounded_counted_and_released() {
         (held > CALLERS * 8 * 1024).then_some(held)
     });
     let limit = report().socket_limit;
-    assert!(limit <= 128 * MIB && held <= limit / 2, "{held} of {limit}");
+    assert!(limit <= 256 * MIB && held <= limit / 2, "{held} of {limit}");
     assert_eq!(report().ended_early.get("memory"), None, "the account is within its share");
     is_answered(&demo);
     drop(callers);

@@ -145,7 +145,7 @@ fn free_space(out: &mut Examination, check: &str, name: &str, bytes: u64) {
     let found = format!("{name}: {} MiB free", bytes / 1024 / 1024);
     match bytes {
         ..SPACE_FAILED => {
-            out.failed(check, found, "free some space: on a full disk the program can save and log nothing")
+            out.failed(check, found, "free some space: on a full disk the program can save and log nothing");
         }
         SPACE_FAILED..SPACE_WARNING => out.warning(check, found, "free some space before the disk is full"),
         _ => out.ok(check, found),

@@ -24,12 +24,13 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// Removes the fields that are not relayed, and keeps the order of the others: the fields of RFC 9110 §7.6.1, fields that
-/// `Connection` names, fields for which `drop` returns true, and names that some servers confuse with framing fields
-/// ([`is_framing`](super::framing::is_framing)).
+/// Removes the fields that are not relayed, and keeps the order of the others: the fields of RFC 9110 §7.6.1, fields
+/// that `Connection` names, fields for which `drop` returns true, and names that some servers confuse with framing
+/// fields ([`is_framing`](super::framing::is_framing)).
 ///
-/// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`, the
-/// only value that HTTP/2 allows (RFC 9113 §8.2.2). If a field is removed, the result has room for `added` more fields.
+/// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`,
+/// the only value that HTTP/2 allows (RFC 9113 §8.2.2). If a field is removed, the result has room for `added` more
+/// fields.
 pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

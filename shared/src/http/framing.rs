@@ -1,8 +1,8 @@
 //! Framing of message bodies, and the fields that determine it (RFC 9112 §6).
 //!
-//! Fields that frame a message are not relayed as fields. A reader converts them into a [`Framing`]; the HTTP/1.1 writer
-//! ([`super::write`]) generates them from it. Over HTTP/2 the stream frames the body, and [`set_content_length`] makes
-//! `Content-Length` agree with it.
+//! Fields that frame a message are not relayed as fields. A reader converts them into a [`Framing`]; the HTTP/1.1
+//! writer ([`super::write`]) generates them from it. Over HTTP/2 the stream frames the body, and [`set_content_length`]
+//! makes `Content-Length` agree with it.
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -65,8 +65,9 @@ impl Framing {
     }
 }
 
-/// Whether a field frames a message or belongs to a connection, so that only the writer of a head generates it: the fields
-/// of RFC 9110 §7.6.1, `Content-Length`, and names that servers which read `_` as `-` (CGI, WSGI) confuse with them.
+/// Whether a field frames a message or belongs to a connection, so that only the writer of a head generates it: the
+/// fields of RFC 9110 §7.6.1, `Content-Length`, and names that servers which read `_` as `-` (CGI, WSGI) confuse with
+/// them.
 pub fn is_framing(name: &HeaderName) -> bool {
     *name == header::CONTENT_LENGTH || is_of_connection(name)
 }
@@ -88,8 +89,8 @@ pub(super) fn is_of_connection(name: &HeaderName) -> bool {
 
 /// Parses `Content-Length`.
 ///
-/// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts leading
-/// zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
+/// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts
+/// leading zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
 pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
     const DIGITS_MAX: usize = 19;
     let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
@@ -153,8 +154,8 @@ fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
     }
 }
 
-/// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113 §8.2.1), which the h2 crate
-/// does not check.
+/// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113 §8.2.1), which the h2
+/// crate does not check.
 pub fn check_values_of_http2(headers: &HeaderMap) -> Result<(), InvalidHead> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());

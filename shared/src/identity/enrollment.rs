@@ -7,7 +7,8 @@ use crate::id::{AgentId, EnrollmentId};
 pub const ENROLL_PATH: &str = "/enroll";
 /// Path of the status, with `?enrollment_id=…` and `Authorization: Bearer {enrollment_secret}`.
 pub const STATUS_PATH: &str = "/enroll/status";
-/// Path of certificate requests, with the same bearer token, or with `agent_id` in the body if the certificate has expired.
+/// Path of certificate requests, with the same bearer token, or with `agent_id` in the body if the certificate has
+/// expired.
 pub const CSR_PATH: &str = "/csr";
 
 /// Largest request and reply of these paths, in bytes.

@@ -87,8 +87,8 @@ impl<'de> Deserialize<'de> for SecretHash {
     }
 }
 
-/// Module for `#[serde(with = "…")]` that writes a [`Secret`] in clear text. Use it only for files that only their owner can
-/// read.
+/// Module for `#[serde(with = "…")]` that writes a [`Secret`] in clear text. Use it only for files that only their
+/// owner can read.
 pub mod revealed {
     use super::{Deserialize, Deserializer, Secret, Serializer};
 

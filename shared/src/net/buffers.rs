@@ -59,14 +59,15 @@ impl Buffers {
         raw_fd::memory_info(raw_fd::borrow(&self.0.stream))
     }
 
-    /// Bounds the bytes that wait to be sent: the kernel accepts no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and at
-    /// most `bytes` at once. Does not bound bytes that are sent and not acknowledged, which depend on the path.
+    /// Bounds the bytes that wait to be sent: the kernel accepts no more while `bytes` wait (`TCP_NOTSENT_LOWAT`), and
+    /// at most `bytes` at once. Does not bound bytes that are sent and not acknowledged, which depend on the path.
     pub fn limit_unsent(&self, bytes: u32) -> io::Result<()> {
         self.0.send_at_once.set(bytes as usize);
         socket2::SockRef::from(&self.0.as_fd()).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Bounds the send buffer and ends its autotuning. The kernel's own limit (`net.core.wmem_max`) may make it smaller.
+    /// Bounds the send buffer and ends its autotuning. The kernel's own limit (`net.core.wmem_max`) may make it
+    /// smaller.
     pub fn limit_send_buffer(&self, bytes: usize) -> io::Result<()> {
         // The kernel doubles the value, for its overhead (socket(7)).
         socket2::SockRef::from(&self.0.as_fd()).set_send_buffer_size(bytes / 2)
@@ -85,7 +86,8 @@ impl Buffers {
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_tcp_user_timeout(Some(within));
     }
 
-    /// Ends the connection: it fails for its owner at once, and the drop by its owner sends a reset and frees the buffers.
+    /// Ends the connection: it fails for its owner at once, and the drop by its owner sends a reset and frees the
+    /// buffers.
     pub fn reset(&self) {
         // Fails only if the connection has ended.
         let _ = socket2::SockRef::from(&self.0.as_fd()).set_linger(Some(Duration::ZERO));

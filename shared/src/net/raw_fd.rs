@@ -27,16 +27,16 @@ pub fn own(stream: TcpStream) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(stream.into_raw_fd()) }
 }
 
-/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Further calls
-/// return none.
+/// Takes the sockets that the service manager passed to this process, with their names (sd_listen_fds(3)). Further
+/// calls return none.
 pub fn service_manager_sockets() -> io::Result<Vec<(OwnedFd, String)>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Ok(Vec::new());
     }
     let sockets = sd_notify::listen_fds_with_names()?;
-    // SAFETY: the service manager passed the descriptors open and for this process to own, and `TAKEN` lets only one call
-    // take them.
+    // SAFETY: the service manager passed the descriptors open and for this process to own, and `TAKEN` lets only one
+    // call take them.
     Ok(sockets.map(|(fd, name)| (unsafe { OwnedFd::from_raw_fd(fd) }, name)).collect())
 }
 
@@ -80,8 +80,8 @@ pub(crate) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     })
 }
 
-/// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the receive buffer and of the
-/// send buffer, bytes reserved, bytes queued for sending, bytes received while the socket was in use.
+/// Indexes into the numbers of `SO_MEMINFO` (linux/sock_diag.h): bytes received, limits of the receive buffer and of
+/// the send buffer, bytes reserved, bytes queued for sending, bytes received while the socket was in use.
 const RECEIVED: usize = 0;
 const RECEIVE_LIMIT: usize = 1;
 const SEND_LIMIT: usize = 3;

@@ -18,8 +18,8 @@ use crate::runtime;
 /// Head start of one connection attempt over the next (RFC 8305 §5 recommends 250 ms).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Threads of the process that call getaddrinfo(3), which blocks. A reactor resolves a name only once at a time, so a name
-/// whose servers do not answer occupies one thread of each reactor at most.
+/// Threads of the process that call getaddrinfo(3), which blocks. A reactor resolves a name only once at a time, so a
+/// name whose servers do not answer occupies one thread of each reactor at most.
 const LOOKUP_THREADS: usize = 4;
 
 /// How long [`resolve_cached`] uses an answer, and how long if resolving again fails.
@@ -28,8 +28,8 @@ const STALE_FOR: Duration = Duration::from_secs(3600);
 /// Most names in the cache. Names come from configuration, so there are few.
 const ANSWERS_MAX: usize = 256;
 
-/// Resolves `host` without the cache. Addresses alternate between families (RFC 8305 §4); never empty. Loopback names are
-/// resolved here, since not every resolver knows them.
+/// Resolves `host` without the cache. Addresses alternate between families (RFC 8305 §4); never empty. Loopback names
+/// are resolved here, since not every resolver knows them.
 pub async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     match without_lookup(host) {
         Some(addresses) => Ok(with_port(&addresses, port)),

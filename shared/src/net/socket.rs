@@ -1,7 +1,7 @@
 //! A connected stream socket: the ring reports readiness, non-blocking `recv(2)` and `sendmsg(2)` carry the bytes.
 //!
-//! Waiting for readiness needs no buffer, so an idle connection has none. A cancelled wait loses no bytes. `sendmsg` takes
-//! the pieces of a message without a copy. kernel-notes/readiness-or-completion.md has measurements.
+//! Waiting for readiness needs no buffer, so an idle connection has none. A cancelled wait loses no bytes. `sendmsg`
+//! takes the pieces of a message without a copy. kernel-notes/readiness-or-completion.md has measurements.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
@@ -125,8 +125,8 @@ impl Socket {
 
     /// Connects to `address`. Has no time limit: drop the future to cancel.
     ///
-    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on, since
-    /// an advertised window cannot shrink. `None` leaves it to autotuning.
+    /// `receive_buffer` bounds the kernel's receive buffer, in bytes as the kernel counts, from the first segment on,
+    /// since an advertised window cannot shrink. `None` leaves it to autotuning.
     pub async fn connect(address: SocketAddr, receive_buffer: Option<usize>) -> io::Result<Self> {
         let Some(receive_buffer) = receive_buffer else {
             return Self::new(TcpStream::connect_addr(address).await?);
@@ -189,8 +189,8 @@ impl Socket {
         socket2::SockRef::from(self).set_tcp_notsent_lowat(bytes)
     }
 
-    /// Makes the kernel detect a dead peer, with keep-alive probes while idle and `TCP_USER_TIMEOUT` while sent bytes are
-    /// not acknowledged (RFC 5482).
+    /// Makes the kernel detect a dead peer, with keep-alive probes while idle and `TCP_USER_TIMEOUT` while sent bytes
+    /// are not acknowledged (RFC 5482).
     pub fn detect_dead_peer(&self, after: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(self);
         let probes = socket2::TcpKeepalive::new().with_time(after / 2).with_interval(after / 4).with_retries(2);
@@ -198,8 +198,8 @@ impl Socket {
         socket.set_tcp_user_timeout(Some(after))
     }
 
-    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone. Sets no time limit for bytes that
-    /// a live peer is slow to take.
+    /// Makes the kernel probe an idle peer (RFC 9293 §3.8.4), to detect one that is gone. Sets no time limit for bytes
+    /// that a live peer is slow to take.
     pub fn keep_alive(&self, after: Duration) -> io::Result<()> {
         let probes = socket2::TcpKeepalive::new().with_time(after).with_interval(after / 4).with_retries(4);
         socket2::SockRef::from(self).set_tcp_keepalive(&probes)
@@ -251,8 +251,8 @@ impl Socket {
         self.drained.set(true);
     }
 
-    /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in `buffer` only when bytes have
-    /// arrived: little at first, more while the peer fills it.
+    /// Appends arrived bytes to `buffer`; `Ok(0)` is the end of the stream. Reserves room in `buffer` only when bytes
+    /// have arrived: little at first, more while the peer fills it.
     pub fn poll_recv_buf(&self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         if self.drained.get() {
             ready!(self.poll_readable(cx))?;
@@ -388,9 +388,9 @@ impl Closer {
         self.shutdown(Shutdown::Both);
     }
 
-    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or `most` bytes have
-    /// been discarded. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not receive the
-    /// last sent bytes. Call this only after the owner has stopped reading.
+    /// Ends the sending direction, then discards received bytes until the peer ends its own direction, or `most` bytes
+    /// have been discarded. Closing with unread bytes would send a reset (RFC 1122 §4.2.2.13), and the peer might not
+    /// receive the last sent bytes. Call this only after the owner has stopped reading.
     pub async fn linger(&self, most: usize) {
         self.shutdown(Shutdown::Write);
         let mut discarded = 0;

@@ -1,4 +1,5 @@
-//! Masking of the gateway's secrets in text that is stored or sent on. A client may put a secret anywhere, such as in a path.
+//! Masking of the gateway's secrets in text that is stored or sent on. A client may put a secret anywhere, such as in a
+//! path.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,10 +44,10 @@ impl Masker {
 
     /// Masks the secrets in `text`; `None` if there are none.
     ///
-    /// `***` replaces the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`, `gw_et_…`), of clients and
-    /// enrollments (`gw_cs_<secret>`, `gw_es_…`), and the signatures of JSON Web Tokens; `gw_admin.***` replaces known
-    /// secrets. Also finds secrets with percent-encoded characters, even if encoded several times. The time is proportional
-    /// to the length of `text`.
+    /// `***` replaces the secrets of service keys and enrollment tokens (`gw_sk_<id>.<secret>`, `gw_et_…`), of clients
+    /// and enrollments (`gw_cs_<secret>`, `gw_es_…`), and the signatures of JSON Web Tokens; `gw_admin.***` replaces
+    /// known secrets. Also finds secrets with percent-encoded characters, even if encoded several times. The time is
+    /// proportional to the length of `text`.
     pub fn mask(&self, text: &[u8]) -> Option<Vec<u8>> {
         let decoded = Decoded::of(text);
         let mut found = secrets_by_form(&decoded.bytes);

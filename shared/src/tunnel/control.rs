@@ -23,8 +23,8 @@ pub enum ToAgent {
     Ready { agent_id: String, generation: u64 },
     /// The gateway is stopping: connect again, and keep this tunnel, since requests may still arrive on it.
     Drain,
-    /// No request arrives after this: end the tunnel when its requests have ended. Answers the agent's `Drain`, and ends the
-    /// gateway's own.
+    /// No request arrives after this: end the tunnel when its requests have ended. Answers the agent's `Drain`, and
+    /// ends the gateway's own.
     Drained,
     /// A newer tunnel of this agent replaces this one: do not reconnect.
     Replaced,
@@ -34,8 +34,9 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
-    /// Flow-control window of request bodies, in bytes; the agent uses a smaller one if it has too many unread bytes. Sent
-    /// again only after the answer: two ends that both wait to write SETTINGS or an acknowledgement would read nothing.
+    /// Flow-control window of request bodies, in bytes; the agent uses a smaller one if it has too many unread bytes.
+    /// Sent again only after the answer: two ends that both wait to write SETTINGS or an acknowledgement would read
+    /// nothing.
     Window { bytes: u32 },
 }
 

@@ -35,7 +35,8 @@ pub enum BadUpgrade {
 }
 
 /// Response to a challenge, by which an agent authenticates if the gateway requests no client certificate in the TLS
-/// handshake: `Authorization: Gw-Agent certificate="…", signature="…"`, both in base64url without padding (RFC 9110 §11.4).
+/// handshake: `Authorization: Gw-Agent certificate="…", signature="…"`, both in base64url without padding (RFC 9110
+/// §11.4).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Proof {
     /// The agent's certificate, DER.
@@ -57,7 +58,8 @@ pub fn parse_challenge(field: &str) -> Option<&str> {
     parameters(field)?.strip_prefix("challenge=\"")?.strip_suffix('"')
 }
 
-/// Message that the agent signs: bound to its purpose, the service and the challenge, which is random for each connection.
+/// Message that the agent signs: bound to its purpose, the service and the challenge, which is random for each
+/// connection.
 pub fn challenge_message(host: &str, challenge: &str) -> Vec<u8> {
     format!("gw-tunnel agent authentication\0{host}\0{challenge}").into_bytes()
 }

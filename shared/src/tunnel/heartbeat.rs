@@ -9,8 +9,8 @@ use crate::runtime;
 
 /// Silence after which each end sends an HTTP/2 PING, and interval of further ones.
 ///
-/// Only on a silent tunnel: h2 reads nothing while a PING or its acknowledgement waits to be written, so two ends with full
-/// buffers that both ping would block each other.
+/// Only on a silent tunnel: h2 reads nothing while a PING or its acknowledgement waits to be written, so two ends with
+/// full buffers that both ping would block each other.
 pub const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Silence after which a tunnel is dead: two PINGs or their acknowledgements were lost.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);

@@ -1,7 +1,7 @@
 //! Bodies received on HTTP/2 streams, buffered while the next hop is slow.
 //!
-//! h2 needs about 250 bytes for a frame of one byte, and ends connections on which too many such frames wait. Frames that
-//! wait for the next hop are therefore taken out of h2 and merged. The stream's window still bounds their bytes.
+//! h2 needs about 250 bytes for a frame of one byte, and ends connections on which too many such frames wait. Frames
+//! that wait for the next hop are therefore taken out of h2 and merged. The stream's window still bounds their bytes.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -12,8 +12,8 @@ pub const HEAD: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 
 /// Most interim responses (1xx) to one request.
 pub const INTERIM_MAX: u32 = 1000;
 
-/// Most bytes of all interim responses to one request. They have no flow control, so each hop may have to buffer all of them
-/// for a peer that does not read.
+/// Most bytes of all interim responses to one request. They have no flow control, so each hop may have to buffer all of
+/// them for a peer that does not read.
 pub const INTERIM_BYTES: usize = 64 * 1024;
 
 /// Overhead of a head and of each of its fields, in bytes (RFC 9113 §6.5.2).
@@ -22,7 +22,7 @@ const OVERHEAD: usize = 32;
 /// Response that a backend must not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidResponse {
-    #[error("its status {} is not allowed", .0.as_u16())]
+    #[error("its status is {}", .0.as_u16())]
     Status(StatusCode),
     #[error("more than {} header fields", HEAD.fields)]
     TooManyFields,

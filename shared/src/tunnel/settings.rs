@@ -13,9 +13,9 @@ pub const FIRST_STREAMS: usize = 2 * STREAMS_BEYOND_SLOTS as usize;
 
 /// Flow-control window of a connection with at most `streams` streams, in bytes.
 ///
-/// Large enough for all unread bytes, since otherwise stalled streams would block the others: the streams have at most the
-/// budget and a smallest window each (see [`window`]). A second budget is for bytes that arrive before the peer knows of a
-/// smaller window.
+/// Large enough for all unread bytes, since otherwise stalled streams would block the others: the streams have at most
+/// the budget and a smallest window each (see [`window`]). A second budget is for bytes that arrive before the peer
+/// knows of a smaller window.
 pub fn connection_window(streams: usize) -> u32 {
     let bytes = 2 * window::TUNNEL_BUDGET + streams.min(STREAMS_MAX) * window::LEAST as usize;
     u32::try_from(bytes).unwrap_or(LARGEST_WINDOW as u32)
@@ -37,8 +37,8 @@ pub const HEADER_LIST: u32 = 64 * 1024;
 /// Streams that an agent accepts beyond its slots: the control stream, and requests that it refuses for lack of a slot.
 pub const STREAMS_BEYOND_SLOTS: u32 = 128;
 
-/// Reset streams that each end remembers, to recognise frames that are still in flight for them. Generous, since both ends
-/// are authenticated and many clients may disconnect at once.
+/// Reset streams that each end remembers, to recognise frames that are still in flight for them. Generous, since both
+/// ends are authenticated and many clients may disconnect at once.
 const RESET_STREAMS: usize = 8192;
 const RESET_MEMORY: Duration = Duration::from_secs(10);
 
@@ -46,10 +46,11 @@ const RESET_MEMORY: Duration = Duration::from_secs(10);
 /// unmodified agent causes far fewer.
 const ERROR_RESETS: usize = 64 * 1024;
 
-/// Budget for the overhead of small DATA frames in h2 on one connection, in bytes: each frame counts 256 less its payload.
-/// Both ends take frames out of h2 while the next hop is slow (see [`incoming`](super::incoming)), so this bounds frames
-/// that arrive in one turn: on io_uring a connection reads at most 1 MiB in a turn, about 105,000 frames of one byte. On
-/// epoll a turn has no such bound. The default, half of the connection window, would allow far more memory.
+/// Budget for the overhead of small DATA frames in h2 on one connection, in bytes: each frame counts 256 less its
+/// payload. Both ends take frames out of h2 while the next hop is slow (see [`incoming`](super::incoming)), so this
+/// bounds frames that arrive in one turn: on io_uring a connection reads at most 1 MiB in a turn, about 105,000 frames
+/// of one byte. On epoll a turn has no such bound. The default, half of the connection window, would allow far more
+/// memory.
 const DATA_FRAME_BUDGET: usize = 32 * 1024 * 1024;
 
 /// Settings of the gateway's end. The connection window must grow with the number of open streams.

@@ -24,8 +24,8 @@ pub fn error_line(error: &impl Display) -> String {
     printable(error.to_string().as_bytes(), ERROR_MAX)
 }
 
-/// Whether `character` is a control (Unicode category Cc), a line separator, or a format character that reorders or hides
-/// text.
+/// Whether `character` is a control (Unicode category Cc), a line separator, or a format character that reorders or
+/// hides text.
 fn is_hidden(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -1,8 +1,8 @@
 //! Size of the flow-control windows of a tunnel's streams. Time and measurements are arguments.
 //!
 //! All streams of a tunnel have the same window, in both directions. The window grows while it limits the tunnel: while
-//! about a window of bytes is in flight (rate × round-trip time). It shrinks as soon as the open streams could have more
-//! unread bytes than the budget if all of them stalled.
+//! about a window of bytes is in flight (rate × round-trip time). It shrinks as soon as the open streams could have
+//! more unread bytes than the budget if all of them stalled.
 
 use std::time::{Duration, Instant};
 

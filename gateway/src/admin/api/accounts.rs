@@ -59,7 +59,7 @@ async fn show_account(State(admin): State<Admin>, Path(account): Path<String>) -
     admin.ask(move |control| control.account(&account)).await.map(Json)
 }
 
-/// Change the settings of an account. What is left out stays.
+/// Change the settings of an account. Omitted members keep their values.
 #[utoipa::path(
     patch, path = "/accounts/{account}", tag = "accounts",
     params(("account" = String, Path, description = "Account id")),

@@ -24,7 +24,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct Filter {
-    /// Of this account only.
+    /// Entries of this account only.
     account: Option<String>,
     /// Most items on the page.
     #[param(minimum = 1, maximum = 1000, default = 100)]

@@ -88,7 +88,7 @@ macro_rules! caller_secret_routes {
                 admin.ask(move |control| control.caller_secret::<$record>(&account, &id)).await.map(Json)
             }
 
-            /// Change one. What is left out stays. In force on every core at once.
+            /// Change one. Omitted members keep their values. In force on every core at once.
             #[utoipa::path(
                 patch, path = $item, tag = $tag,
                 params(("account" = String, Path, description = "Account id"), ($id = String, Path)),

@@ -109,8 +109,8 @@ fn attachment(body: BodyView) -> Response {
     response
 }
 
-/// Relay a request that was kept once more, as it was or edited, and show what came of it: a new request, with
-/// `replayed_from`. Ends when the response has; whoever does not wait for that cuts it off.
+/// Relay a captured request again, unchanged or edited, and show the new request, with `replayed_from`. Returns once
+/// the response has ended; closing the connection before cancels the replay.
 #[utoipa::path(
     post, path = "/requests/{request_id}/replay", tag = "requests",
     params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),

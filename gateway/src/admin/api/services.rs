@@ -69,7 +69,7 @@ async fn show_service(
     admin.ask(move |control| control.service(&account, &service)).await.map(Json)
 }
 
-/// Change the settings of a service. What is left out stays.
+/// Change the settings of a service. Omitted members keep their values.
 #[utoipa::path(
     patch, path = "/accounts/{account}/services/{service}", tag = "services",
     params(("account" = String, Path, description = "Account id"), ("service" = String, Path, description = "Service id")),

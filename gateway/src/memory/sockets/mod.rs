@@ -1,9 +1,9 @@
 //! Kernel memory of callers' connections: measured, bounded, shared between accounts, freed under pressure.
 //!
-//! Bytes that a caller does not take wait in the kernel, which gives each socket megabytes and all sockets of the machine
-//! one limit (`tcp_mem`). A connection that has moved some bytes is measured and counts for the account
-//! it was last authenticated for. The more connections of an account count, the fewer unsent bytes each may have. An
-//! account that holds more than its share has its connections reset, stalled and large ones first.
+//! Bytes that a caller does not read wait in the kernel, which allows each socket megabytes and limits all sockets of
+//! the machine together (`tcp_mem`). Connections that have carried bytes are measured. One that holds memory counts for
+//! the account of its last authenticated request. The more connections of an account count, the fewer unsent bytes each
+//! may have. Connections of an account that holds more than its share are reset, stalled and large ones first.
 
 mod pressure;
 
@@ -25,29 +25,31 @@ use crate::limits;
 use crate::ownership::WorkerId;
 use crate::telemetry::counters::Counter;
 
-/// Bytes that a connection carries before its buffers are measured: while a request runs, and when the last one has
-/// ended. Between two measurements of one that counts.
+/// Bytes that a connection carries before it is measured for the first time, while a request runs.
 const COUNTED_FROM: u64 = 64 * 1024;
+/// [`COUNTED_FROM`] for a connection without a running request.
 const COUNTED_AT_REST_FROM: u64 = 4 * 1024;
+/// Bytes between two measurements of a connection that counts.
 const MEASURED_EVERY: u64 = 1024 * 1024;
 /// Connections that hold no more than this, reserved memory excluded, are not counted.
 const NEGLIGIBLE: usize = 4 * 1024;
-/// Sockets that one turn of the worker measures, or looks at.
+/// Sockets that are measured in one turn of the worker.
 const MEASURED_PER_TURN: usize = 64;
-const SEEN_PER_TURN: usize = 256;
-/// Sockets that one sweep looks at among those that do not count. With more, a round takes several sweeps.
-const SEEN_PER_SWEEP: usize = 16 * 1024;
-/// Every so many rounds, sockets are measured that have carried nothing: bytes that are not read do not show otherwise.
+/// Sockets that are checked for a measurement in one turn of the worker.
+const CHECKED_PER_TURN: usize = 256;
+/// Sockets that are checked in one sweep. With more sockets, a round takes several sweeps.
+const CHECKED_PER_SWEEP: usize = 16 * 1024;
+/// Number of rounds after which all sockets are measured, to find received bytes that the gateway has not read.
 const ROUNDS_UNTIL_MEASURED: u64 = 16;
-/// How often the connections that count are measured.
+/// Interval between measurements of the connections that count.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Limit and use of kernel memory, of all workers.
+/// Limit and use of kernel memory of all workers.
 pub(crate) struct SocketBudget {
     total: usize,
-    /// Bytes of each worker, as of its last sweep.
+    /// Bytes that each worker held at its last sweep.
     held: Box<[AtomicUsize]>,
-    /// The machine's TCP memory is close to where the kernel begins to throttle every connection.
+    /// The TCP memory of the machine is close to the limit from which the kernel throttles every connection.
     is_pressed: AtomicBool,
 }
 
@@ -57,14 +59,14 @@ impl SocketBudget {
         Self { total, held, is_pressed: AtomicBool::new(false) }
     }
 
-    /// A budget of half the memory for relayed requests (`relay_memory`, bytes), and at most a third of the TCP memory
-    /// above which the kernel throttles every connection of the machine.
+    /// A budget of half of `relay_memory` (bytes for relayed requests), and at most a third of the TCP memory from
+    /// which the kernel throttles every connection.
     pub(crate) fn beside(relay_memory: usize, workers: usize) -> Self {
         let third = TcpMemory::of_machine().map(|memory| memory.pressure / 3);
         Self::new(third.map_or(relay_memory / 2, |third| third.min(relay_memory / 2)), workers)
     }
 
-    /// Most bytes that the callers' connections of all workers may hold.
+    /// Most bytes that the connections of callers on all workers may hold.
     pub(crate) fn total(&self) -> usize {
         self.total
     }
@@ -74,50 +76,51 @@ impl SocketBudget {
     }
 }
 
-/// The callers' connections of one worker that hold kernel memory.
+/// Kernel memory of the connections of callers on one worker.
 pub(crate) struct SocketMemory {
     worker: WorkerId,
     budget: Arc<SocketBudget>,
     /// All connections.
     watched: RefCell<Slab<Rc<SocketUse>>>,
-    /// Where in `watched` the next sweep goes on, and how many rounds are done.
+    /// Position in `watched` at which the next sweep continues.
     cursor: Cell<usize>,
+    /// Number of completed rounds through `watched`.
     rounds: Cell<u64>,
     /// The connections that count.
     sockets: RefCell<Slab<Rc<SocketUse>>>,
-    /// Accounts with connections that count, or with requests since the last sweep. `None`: connections on which no
-    /// request was authenticated yet.
+    /// Accounts with connections that count, or with requests since the last sweep. Key `None`: connections without an
+    /// authenticated request.
     accounts: RefCell<HashMap<Option<AccountId>, Rc<Account>>>,
-    /// Those of them with connections that count.
+    /// Number of accounts with connections that count.
     holding_accounts: Cell<usize>,
-    /// Sweeps so far.
+    /// Number of sweeps.
     sweeps: Cell<u64>,
-    /// Bytes that all of them hold, as last measured.
+    /// Bytes that all connections hold, as last measured.
     held: Cell<usize>,
-    /// Connections that were reset to free memory.
+    /// Number of connections that were reset to free memory.
     pub(crate) shed: Counter,
 }
 
 /// Kernel memory of the connections of one account.
 #[derive(Default)]
 struct Account {
-    /// Connections that count.
+    /// Number of connections that count.
     sockets: Cell<usize>,
-    /// Connections with requests since the last sweep.
+    /// Number of connections with requests since the last sweep.
     recent: Cell<usize>,
     held: Cell<usize>,
-    /// Bytes that their receive buffers may grow to.
+    /// Bytes that the receive buffers may grow to.
     receivable: Cell<usize>,
 }
 
-/// Guard of a watched connection: ends the watch when it is dropped.
+/// Guard of a watched connection. Ends the watch on drop.
 pub(crate) struct WatchedSocket {
     socket: Rc<SocketUse>,
-    /// Its key among the watched ones.
+    /// Key in `SocketMemory::watched`.
     key: usize,
 }
 
-/// One connection's use of kernel memory.
+/// Kernel memory of one connection.
 pub(crate) struct SocketUse {
     buffers: Buffers,
     memory: Rc<SocketMemory>,
@@ -126,9 +129,9 @@ pub(crate) struct SocketUse {
     /// `Buffers::carried` at the last measurement.
     measured_at: Cell<u64>,
     unsent_limit: Cell<u32>,
-    /// The sweep after which it was last counted as recent.
+    /// Number of the sweep after which the connection was last counted as recent.
     recent_since: Cell<u64>,
-    /// Reset to free memory; its owner is about to drop it.
+    /// The connection was reset to free memory. Its owner drops it soon.
     is_reset: Cell<bool>,
     counted: RefCell<Option<Counted>>,
 }
@@ -140,9 +143,9 @@ struct Counted {
     account_id: Option<AccountId>,
     held: usize,
     receivable: usize,
-    /// Bytes that the peer took and gave so far, about.
+    /// Approximate number of bytes that the peer has received and sent.
     progress: u64,
-    /// Nothing moved between the last two sweeps.
+    /// No bytes moved between the last two sweeps.
     is_stalled: bool,
 }
 
@@ -163,7 +166,7 @@ impl SocketMemory {
         })
     }
 
-    /// Bounds the buffers of a new connection and watches them until the result is dropped.
+    /// Limits the buffers of a new connection and watches them until the result is dropped.
     pub(crate) fn watch(self: &Rc<Self>, socket: &Socket) -> WatchedSocket {
         let watched = SocketUse {
             buffers: socket.buffers(),
@@ -191,7 +194,7 @@ impl SocketMemory {
         self.budget.total
     }
 
-    /// Measures the connections that count again and again, and frees memory where an account has too much.
+    /// Measures the connections that count at intervals, and resets connections of accounts that hold too much.
     pub(crate) async fn keep_within_budget(self: Rc<Self>) {
         loop {
             runtime::sleep(INTERVAL).await;
@@ -200,7 +203,7 @@ impl SocketMemory {
     }
 
     async fn sweep(&self) {
-        // Keys, not references: a reference would keep the descriptor of a connection that ends meanwhile.
+        // Keys instead of references: a reference would keep the descriptor of a connection open after its end.
         let keys: Vec<usize> = self.sockets.borrow().iter().map(|(key, _)| key).collect();
         for some in keys.chunks(MEASURED_PER_TURN) {
             for key in some {
@@ -219,15 +222,15 @@ impl SocketMemory {
         });
     }
 
-    /// Measures connections that do not count and may hold something: those that have carried bytes since they were
-    /// measured, and now and then all.
+    /// Measures connections that do not count yet: those that have carried bytes since their last measurement, and all
+    /// of them every [`ROUNDS_UNTIL_MEASURED`] rounds.
     async fn find_holders(&self) {
         let places = self.watched.borrow().capacity();
-        let mut left = places.min(SEEN_PER_SWEEP);
+        let mut left = places.min(CHECKED_PER_SWEEP);
         while left > 0 {
             let all = self.rounds.get().is_multiple_of(ROUNDS_UNTIL_MEASURED);
             let from = self.cursor.get();
-            let to = (from + SEEN_PER_TURN.min(left)).min(places);
+            let to = (from + CHECKED_PER_TURN.min(left)).min(places);
             left -= to - from;
             if to == places {
                 self.cursor.set(0);
@@ -251,7 +254,7 @@ impl SocketMemory {
         }
     }
 
-    /// Resets connections of accounts that hold more than they may.
+    /// Resets connections of accounts that exceed their allowance.
     fn shed(&self) {
         let mut excess: Vec<(Rc<Account>, usize)> = Vec::new();
         for account in self.accounts.borrow().values() {
@@ -261,7 +264,7 @@ impl SocketMemory {
             }
         }
         if self.budget.is_pressed.load(Ordering::Relaxed) && self.held.get() > self.budget.total / 16 {
-            // An eighth of all, from the account that holds most.
+            // Frees an eighth of the memory from the account that holds most.
             let accounts = self.accounts.borrow();
             if let Some(largest) = accounts.values().max_by_key(|account| account.held.get()) {
                 excess.push((Rc::clone(largest), self.held.get() / 8));
@@ -272,7 +275,7 @@ impl SocketMemory {
         }
         let mut sockets: Vec<Rc<SocketUse>> =
             self.sockets.borrow().iter().map(|(_, socket)| Rc::clone(socket)).collect();
-        // Connections that were reset before come first: their memory is about to be free.
+        // Connections that are already reset come first: their memory becomes free soon.
         sockets.sort_by_cached_key(|socket| Reverse(socket.rank()));
         let mut reset = 0u64;
         for socket in &sockets {
@@ -301,10 +304,11 @@ impl SocketMemory {
         );
     }
 
-    /// Bytes that an account may hold: what others leave, at most half of the budget, and never less than an even share.
+    /// Bytes that an account may hold: what other accounts leave, at most half of the budget, and at least an even
+    /// share.
     fn allowance(&self, account: &Account) -> usize {
         let accounts = self.holding_accounts.get();
-        // Other workers' as of their last sweep, this worker's as of now.
+        // Memory of other workers is known as of their last sweep.
         let elsewhere = self.budget.held() - self.budget.held[self.worker.0].load(Ordering::Relaxed);
         let workers = self.budget.held.len();
         allowance(self.budget.total, workers, accounts, elsewhere + self.held.get(), account.held.get())
@@ -322,15 +326,15 @@ fn allowance(total: usize, workers: usize, accounts: usize, held: usize, own: us
     (total / workers / accounts.max(2)).max(left.min(total / 2))
 }
 
-/// Bytes that may wait to be sent on each of `sockets` connections of an account that may hold `allowance`: a power of
-/// two. A connection can hold twice its limit, and earlier connections have the larger limits of their time.
+/// Limit on unsent bytes of each of `sockets` connections of an account with `allowance`, a power of two. A sixteenth
+/// of the even share, because a connection can hold twice its limit, and earlier connections have larger limits.
 fn unsent_limit(allowance: usize, sockets: usize) -> u32 {
     let even = u32::try_from(allowance / 16 / sockets.max(1)).unwrap_or(u32::MAX);
     let power_of_two = 1 << even.max(1).ilog2();
     power_of_two.clamp(limits::UNSENT_LEAST, limits::UNSENT_MOST)
 }
 
-/// Bytes that each of `sockets` connections of an account may hold once the account holds half of its allowance.
+/// Bytes that each of `sockets` connections may hold once their account holds half of its allowance.
 fn even_share(allowance: usize, sockets: usize) -> usize {
     (allowance / 2 / sockets.max(1)).max(limits::SOCKET_BUFFER_LEAST)
 }
@@ -340,7 +344,7 @@ impl WatchedSocket {
         Rc::clone(&self.socket)
     }
 
-    /// To be called after bytes were sent or received: measures the buffers now and then.
+    /// To be called after bytes were sent or received. Measures the buffers if enough bytes were carried.
     pub(crate) fn carried(&self) {
         let since = self.socket.carried_since_measured();
         if since >= MEASURED_EVERY || (since >= COUNTED_FROM && !self.socket.is_counted()) {
@@ -348,14 +352,14 @@ impl WatchedSocket {
         }
     }
 
-    /// To be called when no request runs any more: an answer that its peer does not take stays in the kernel.
+    /// To be called when no request runs any more. Measures a response that the peer does not read.
     pub(crate) fn rests(&self) {
         if self.socket.carried_since_measured() >= COUNTED_AT_REST_FROM {
             self.socket.measure(false);
         }
     }
 
-    /// The connection is about to be closed: bytes that its peer does not take are kept for a while, not for ever.
+    /// To be called before the connection is closed. Bounds the time for which the kernel keeps unacknowledged bytes.
     pub(crate) fn closes(&self) {
         self.socket.buffers.give_up_within(limits::CLOSED_DELIVERY);
     }
@@ -369,7 +373,7 @@ impl Drop for WatchedSocket {
 }
 
 impl SocketUse {
-    /// The connection carries an authenticated request for a service of `account`.
+    /// Records an authenticated request for a service of `account`.
     pub(crate) fn serves(&self, account: &AccountId) {
         if self.account_id.borrow().as_ref() != Some(account) {
             self.account_id.replace(Some(account.clone()));
@@ -381,8 +385,8 @@ impl SocketUse {
         }
     }
 
-    /// Lowers the unsent limit to that of other connections of its account. Those that have requests before the next sweep
-    /// count already: each may stall.
+    /// Lowers the unsent limit to that of the other connections of its account. Connections with requests since the
+    /// last sweep are included, because each may stall.
     fn tighten(&self) {
         let account = self.memory.account(&self.account_id.borrow());
         account.recent.set(account.recent.get() + 1);
@@ -401,7 +405,7 @@ impl SocketUse {
         self.counted.borrow().is_some()
     }
 
-    /// Which connection to reset first, greatest first: stalled ones, then large ones.
+    /// Order in which connections are reset, greatest first: stalled ones, then large ones.
     fn rank(&self) -> (bool, bool, usize) {
         let (is_stalled, held) =
             self.counted.borrow().as_ref().map_or((false, 0), |counted| (counted.is_stalled, counted.held));
@@ -448,7 +452,7 @@ impl SocketUse {
         log_failure(self.buffers.limit_unsent(bytes));
     }
 
-    /// Begins to count, or goes over to the account that the connection is used by now.
+    /// Begins to count the connection, or moves it to the account of its last request.
     fn count(self: &Rc<Self>) {
         let account_id = self.account_id.borrow().clone();
         if self.counted.borrow().as_ref().is_some_and(|counted| counted.account_id == account_id) {
@@ -479,10 +483,10 @@ impl SocketUse {
     }
 }
 
-/// The kernel refuses no valid limit on a socket that is connected.
+/// Logs a failure at debug level: the kernel accepts all valid limits on a connected socket.
 fn log_failure(limited: std::io::Result<()>) {
     if let Err(error) = limited {
-        tracing::debug!(%error, "cannot bound a socket's buffers");
+        tracing::debug!(%error, "cannot limit the buffers of a socket");
     }
 }
 

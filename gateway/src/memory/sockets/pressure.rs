@@ -1,4 +1,4 @@
-//! The machine's memory for TCP: what the kernel allows, and how much is in use.
+//! Memory for TCP of the machine: limits of the kernel, and memory in use.
 
 use std::fs;
 use std::sync::Arc;
@@ -8,50 +8,50 @@ use std::time::Duration;
 
 use super::SocketBudget;
 
-/// How often the use is looked at.
+/// Interval between measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The kernel's limits on what all TCP sockets of the machine hold (`net.ipv4.tcp_mem`, tcp(7)), in bytes.
+/// Limits of the kernel on the memory of all TCP sockets (`net.ipv4.tcp_mem`, tcp(7)), in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TcpMemory {
-    /// Beyond it the kernel throttles every connection.
+    /// Above this, the kernel throttles every connection.
     pub(crate) pressure: usize,
-    /// Beyond it nothing is sent or received.
+    /// Above this, the kernel sends and receives nothing.
     pub(crate) limit: usize,
 }
 
 impl TcpMemory {
-    /// `None` where the kernel does not show it, as in some containers.
+    /// The limits of this machine; `None` if the kernel does not show them, as in some containers.
     pub(crate) fn of_machine() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").ok()?)
     }
 
-    /// Three numbers of pages: low, pressure, high.
+    /// Parses three numbers of pages: low, pressure, high.
     fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split_whitespace().skip(1).map_while(|number| number.parse::<usize>().ok());
         let pages = |count: usize| count.saturating_mul(rustix::param::page_size());
         Some(Self { pressure: pages(numbers.next()?), limit: pages(numbers.next()?) })
     }
 
-    /// Bytes that all TCP sockets of the machine hold now.
+    /// Bytes that all TCP sockets of the machine hold.
     pub(crate) fn used() -> Option<usize> {
         parse_used(&fs::read_to_string("/proc/net/sockstat").ok()?)
     }
 
-    /// Use beyond which connections are reset: before the kernel's own mark.
+    /// Memory in use from which connections are reset: below the pressure limit of the kernel.
     pub(crate) fn mark(self) -> usize {
         self.pressure / 8 * 7
     }
 }
 
-/// `mem` of the line of TCP, in pages.
+/// Parses the number of pages (`mem`) in the line of TCP.
 fn parse_used(sockstat: &str) -> Option<usize> {
     let line = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"))?;
     let mut words = line.split_whitespace().skip_while(|word| *word != "mem").skip(1);
     Some(words.next()?.parse::<usize>().ok()?.saturating_mul(rustix::param::page_size()))
 }
 
-/// A thread that tells the workers when the machine's memory for TCP runs short. Ends when it is dropped.
+/// A thread that tells the workers when the TCP memory of the machine runs short. Ends on drop.
 pub(crate) struct PressureWatch {
     stop: Option<crossbeam_channel::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -67,7 +67,7 @@ impl PressureWatch {
                     let limit_mib = memory.pressure >> 20;
                     tracing::warn!(
                         limit_mib,
-                        "the machine's TCP memory is nearly used up: connections that hold most are reset; raise net.ipv4.tcp_mem"
+                        "TCP memory of the machine is nearly used up: resetting large connections; raise net.ipv4.tcp_mem"
                     );
                 }
             }
@@ -81,7 +81,7 @@ impl Drop for PressureWatch {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there is reported by its own thread.
+            // A panic of the thread is already reported.
             let _ = thread.join();
         }
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_of_pages_become_bytes() {
+    fn pages_are_converted_to_bytes() {
         let page = rustix::param::page_size();
         let memory = TcpMemory::parse("287898\t383867\t575796\n").unwrap();
         assert_eq!(memory, TcpMemory { pressure: 383_867 * page, limit: 575_796 * page });

@@ -12,11 +12,11 @@ const MIB: usize = 1024 * KIB;
 fn an_account_may_hold_half_or_an_even_share() {
     assert_eq!(allowance(100, 1, 1, 0, 0), 50);
     assert_eq!(allowance(100, 1, 1, 60, 60), 50);
-    // Another account holds 60: 40 are left.
+    // Another account holds 60, so 40 are left.
     assert_eq!(allowance(100, 1, 2, 60, 0), 50);
     assert_eq!(allowance(100, 1, 4, 70, 0), 30);
     assert_eq!(allowance(100, 1, 4, 100, 0), 25);
-    // An account always has a share of its worker's part: on all workers together, half.
+    // An account always has an even share of the part of its worker.
     assert_eq!(allowance(1600, 8, 1, 1600, 100), 100);
 }
 
@@ -26,7 +26,7 @@ fn more_connections_of_an_account_have_fewer_unsent_bytes_each() {
     assert_eq!(limit(0), 128 * KIB);
     assert_eq!((limit(120), limit(121), limit(241)), (128 * KIB, 64 * KIB, 32 * KIB));
     assert_eq!(limit(100_000), 8 * KIB);
-    // All connections stall, each with twice the limit of its time.
+    // All connections stall with twice the limit that they were opened with.
     let held: usize = (1..=9000).map(|sockets| 2 * limit(sockets)).sum();
     assert!(held <= 240 * MIB, "{} MiB", held / MIB);
 }
@@ -44,7 +44,7 @@ impl Site {
         Driver::choose().unwrap().block_on(async move { test(Self { memory: memory(), listener }).await }).unwrap();
     }
 
-    /// A connection for the service of `account`, and its peer, which reads nothing.
+    /// A connection for a service of `account`, and its peer, which reads nothing.
     async fn connect(&self, account: &str) -> (Socket, WatchedSocket, TcpStream) {
         let socket = Socket::connect(self.listener.local_addr().unwrap(), None).await.unwrap();
         let peer = self.listener.accept().unwrap().0;
@@ -55,7 +55,7 @@ impl Site {
     }
 }
 
-/// Sends until the kernel takes no more.
+/// Sends until the kernel accepts no more.
 fn fill(socket: &Socket, watched: &WatchedSocket) {
     let data = vec![0; 64 * KIB];
     while socket.try_send(&[IoSlice::new(&data)]).is_ok() {
@@ -72,7 +72,7 @@ fn connections_count_while_their_peers_read_nothing() {
         site.memory.sweep().await;
         let held = site.memory.held();
         assert!((128 * KIB..MIB).contains(&held), "{held}");
-        // Its peer reads all there is and closes, which acknowledges it.
+        // The peer reads everything and closes, which acknowledges it.
         socket.shutdown_write();
         std::io::copy(&mut peer, &mut std::io::sink()).unwrap();
         drop(peer);
@@ -83,15 +83,15 @@ fn connections_count_while_their_peers_read_nothing() {
 }
 
 #[test]
-fn connections_that_are_blocked_are_found_and_later_ones_have_less() {
+fn blocked_connections_are_found_and_later_ones_have_lower_limits() {
     Site::run(MIB, |site| async move {
         let (socket, _watched, _peer) = site.connect("one").await;
         while socket.try_send(&[IoSlice::new(&[0; 64 * KIB])]).is_ok() {}
-        assert_eq!(site.memory.held(), 0, "nothing has asked for a measurement");
+        assert_eq!(site.memory.held(), 0, "not measured yet");
         site.memory.sweep().await;
         let first = site.memory.held();
         assert!(first > 24 * KIB, "{first}");
-        // Of the account's 512 KiB a sixteenth, for two connections.
+        // A sixteenth of the account's 512 KiB, for two connections.
         let (socket, watched, _peer) = site.connect("one").await;
         fill(&socket, &watched);
         site.memory.sweep().await;
@@ -101,7 +101,7 @@ fn connections_that_are_blocked_are_found_and_later_ones_have_less() {
 }
 
 #[test]
-fn many_connections_between_two_sweeps_cannot_hold_more_than_their_account_may() {
+fn new_connections_between_two_sweeps_stay_within_the_allowance() {
     Site::run(32 * MIB, |site| async move {
         let mut connections = Vec::new();
         for _ in 0..300 {
@@ -118,7 +118,7 @@ fn many_connections_between_two_sweeps_cannot_hold_more_than_their_account_may()
 }
 
 #[test]
-fn bytes_that_are_not_read_are_found_though_nothing_was_carried() {
+fn unread_bytes_are_found_without_carried_bytes() {
     Site::run(64 * MIB, |site| async move {
         let (_socket, _watched, mut peer) = site.connect("one").await;
         std::io::Write::write_all(&mut peer, &[0; 32 * KIB]).unwrap();
@@ -130,10 +130,10 @@ fn bytes_that_are_not_read_are_found_though_nothing_was_carried() {
 }
 
 #[test]
-fn answers_that_are_not_read_count_once_their_requests_have_ended() {
+fn unread_responses_count_once_their_requests_have_ended() {
     Site::run(64 * MIB, |site| async move {
         let (socket, watched, _peer) = site.connect("one").await;
-        // More than the peer's receive buffer takes, less than is measured while a request runs.
+        // More than the receive buffer of the peer, less than is measured while a request runs.
         let answer = vec![0; 48 * KIB];
         assert_eq!(socket.try_send(&[IoSlice::new(&answer)]).unwrap(), answer.len());
         watched.carried();
@@ -144,7 +144,7 @@ fn answers_that_are_not_read_count_once_their_requests_have_ended() {
 }
 
 #[test]
-fn a_connection_that_ends_counts_no_more() {
+fn an_ended_connection_does_not_count() {
     Site::run(64 * MIB, |site| async move {
         let (socket, watched, _peer) = site.connect("one").await;
         fill(&socket, &watched);
@@ -155,7 +155,7 @@ fn a_connection_that_ends_counts_no_more() {
 }
 
 #[test]
-fn an_account_beyond_its_share_loses_stalled_connections_and_no_other_account_does() {
+fn only_stalled_connections_of_an_account_beyond_its_share_are_reset() {
     Site::run(4 * MIB, |site| async move {
         let mut connections = vec![site.connect("modest").await];
         for _ in 0..200 {
@@ -173,7 +173,7 @@ fn an_account_beyond_its_share_loses_stalled_connections_and_no_other_account_do
         assert!(!shed.is_empty() && !kept.is_empty(), "{} of 200", shed.len());
         assert_eq!(site.memory.shed.value(), shed.len() as u64);
         assert!(!ended(&connections[0].0), "the other account keeps its connection");
-        // Those that were reset end; the rest is within the share.
+        // The reset connections end; the others are within the share.
         drop(shed);
         site.memory.sweep().await;
         assert!(site.memory.held() <= 2 * MIB + 512 * KIB, "{}", site.memory.held());

@@ -64,7 +64,7 @@ pub(super) fn follow(
     let receiving = pending.clone();
     std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
         let error = receive_from_successor(channel, &receiving, |records| control.follow(records));
-        tracing::warn!(%error, "the successor has ended: this process accepts no more requests and finishes running ones");
+        tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
         peers.tell_all(|| worker::Message::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
         control.end_watch();

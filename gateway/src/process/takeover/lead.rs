@@ -131,7 +131,7 @@ fn send_to_predecessor(
                 let fits = write_records(control.records().into_vec(), &mut lines, LINE_MAX)?;
                 if did_fit && !fits {
                     tracing::warn!(
-                        "the records exceed {LINE_MAX} bytes and are not sent: the predecessor does not learn of revocations"
+                        "the records exceed {LINE_MAX} bytes: the predecessor does not learn of revocations"
                     );
                 }
                 did_fit = fits;
@@ -144,8 +144,8 @@ fn send_to_predecessor(
     }
 }
 
-/// Appends a line with `records`. Returns `false` and appends nothing if the line would be longer than `most` bytes: the
-/// predecessor would end the exchange.
+/// Appends a line with `records`. Returns `false` and appends nothing if the line would be longer than `most` bytes:
+/// the predecessor would end the exchange.
 fn write_records(records: Vec<Record>, lines: &mut Vec<u8>, most: u64) -> Result<bool, TakeoverError> {
     match (Message::Records { records }).write_within(lines, most) {
         Ok(()) => Ok(true),

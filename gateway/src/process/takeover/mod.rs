@@ -1,7 +1,7 @@
 //! Takeover: a successor process replaces a running one without closing its listening sockets.
 //!
-//! The processes exchange messages over a socket pair. The successor finds its end as its standard input. The predecessor
-//! first sends its listening sockets ([`sockets`]). Then both send lines of JSON ([`message`]):
+//! The processes exchange messages over a socket pair. The successor finds its end as its standard input. The
+//! predecessor first sends its listening sockets ([`sockets`]). Then both send lines of JSON ([`message`]):
 //!
 //! | predecessor | successor |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | `store`: the store is closed; the number of live tunnels by service | |
 //! | | `serving`: the predecessor can drain |
 //!
-//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `failed`, or that sends nothing
-//! for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]), the
-//! successor admits its requests ([`lead`]):
+//! Until `serving`, the predecessor can continue as before. It kills a successor that sends `failed`, or that sends
+//! nothing for [`limits::TAKEOVER_STEP`]. While the predecessor drains ([`follow`]), the successor admits its requests
+//! ([`lead`]):
 //!
 //! | predecessor | successor |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The HTTP/1.1 codec, both roles, and the rules for fields.
+//! The HTTP/1.1 codec in both roles, and the rules for fields.
 
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{CHUNK_END, chunk_start, write_last_chunk};
@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 
 use crate::limits;
 
-/// Where the head at the front of `data` ends, fed in pieces of `step` bytes; and what of `data` it is.
+/// The head at the front of `data`, received in pieces of `step` bytes.
 fn find_head(data: &[u8], step: usize) -> Result<Option<Bytes>, InvalidHead> {
     let (mut scanner, mut buffer) = (HeadScanner::default(), BytesMut::new());
     for piece in data.chunks(step) {
@@ -21,7 +21,7 @@ fn find_head(data: &[u8], step: usize) -> Result<Option<Bytes>, InvalidHead> {
     Ok(None)
 }
 
-/// What two readers could take for different lines.
+/// Asserts that `head` has no byte that two parsers could split differently.
 fn assert_lines(head: &[u8]) {
     let alone = |at: usize| match head[at] {
         b'\r' => head.get(at + 1) != Some(&b'\n'),
@@ -32,7 +32,7 @@ fn assert_lines(head: &[u8]) {
     assert!(!(0..head.len()).any(alone), "a bare CR or LF, or NUL");
 }
 
-/// The framing that a reader sees who knows nothing but lines: the values of both fields, in their order.
+/// Values of `Content-Length` and `Transfer-Encoding`, in order, found by splitting at line ends only.
 fn announced(head: &[u8]) -> (Vec<&[u8]>, Vec<&[u8]>) {
     let values = |name: &str| -> Vec<&[u8]> {
         let lines = head.split(|byte| *byte == b'\n').skip(1);
@@ -48,7 +48,7 @@ fn announced(head: &[u8]) -> (Vec<&[u8]>, Vec<&[u8]>) {
 fn assert_framing(head: &[u8], framing: Framing) {
     match (announced(head), framing) {
         ((lengths, codings), Framing::Length(length) | Framing::Described(length)) => {
-            assert!(codings.is_empty() && leading_zeros(&lengths, length));
+            assert!(codings.is_empty() && is_length(&lengths, length));
         }
         ((lengths, codings), Framing::Chunked) => {
             assert!(lengths.is_empty() && codings.len() == 1 && codings[0].eq_ignore_ascii_case(b"chunked"));
@@ -57,15 +57,16 @@ fn assert_framing(head: &[u8], framing: Framing) {
     }
 }
 
-/// `Content-Length = 1*DIGIT` allows them.
-fn leading_zeros(lengths: &[&[u8]], length: u64) -> bool {
+/// Whether there is one length, of digits only, with leading zeros allowed (RFC 9110 §8.6).
+fn is_length(lengths: &[&[u8]], length: u64) -> bool {
     let text = |value: &[u8]| String::from_utf8_lossy(value).parse::<u64>();
     matches!(lengths, [value] if value.iter().all(u8::is_ascii_digit) && text(value) == Ok(length))
 }
 
-/// A request head: accepted or not however it arrives, unambiguous, and the same again when it is written.
+/// A request head. The result does not depend on how it is split, its framing is unambiguous, and written again it
+/// parses to the same request.
 pub fn request_head(data: &[u8]) {
-    // What is refused may be so before its end has come.
+    // An invalid head may be refused before its end has arrived.
     let accepted = |step| {
         let text = find_head(data, step).ok().flatten()?;
         head::parse_request(&text, limits::REQUEST_HEAD).ok().map(|request| (text, request))
@@ -80,17 +81,17 @@ pub fn request_head(data: &[u8]) {
     assert_framing(&text, request.framing);
     let RequestHead { method, target, authority, headers, framing, .. } = request;
     let mut out = Vec::new();
-    // All fields, so that what frames among them is passed over.
+    // With all fields: `write_request` skips those for framing.
     let host = authority.as_str().as_bytes();
     head::write_request(&mut out, &method, &target, host, &headers, framing, Connection::Persists);
     let again = head::parse_request(&out.into(), limits::REQUEST_HEAD);
-    // What is added can be what is too much.
+    // The fields that the writer adds can exceed the limit.
     let Ok(again) = again.map_err(|error| assert!(error.is_too_large(), "{error}")) else { return };
     assert_eq!((again.method, again.target, again.framing), (method, target, framing));
     assert_eq!(again.authority, authority);
 }
 
-/// A response head, to a request of the method that the first byte says.
+/// A response head. The first byte selects the method of the request.
 pub fn response_head(data: &[u8]) {
     let Some((first, data)) = data.split_first() else { return };
     let method = [Method::GET, Method::HEAD, Method::POST][usize::from(first % 3)].clone();
@@ -113,7 +114,7 @@ pub fn response_head(data: &[u8]) {
     assert_eq!((again.status, again.framing), (status, framing));
 }
 
-/// What a body decoder makes of `data` in pieces of `step`: data, trailers, and how much was left.
+/// Decodes `data` in pieces of `step` bytes: data, trailers, and number of bytes left.
 fn decode(framing: Framing, data: &[u8], step: usize) -> Result<(Vec<u8>, Option<HeaderMap>, usize), InvalidBody> {
     let (mut decoder, mut buffer, mut body, mut trailers) =
         (BodyDecoder::new(framing), BytesMut::new(), Vec::new(), None);
@@ -121,7 +122,7 @@ fn decode(framing: Framing, data: &[u8], step: usize) -> Result<(Vec<u8>, Option
     loop {
         match decoder.decode(&mut buffer)? {
             Some(Part::Data(piece)) => {
-                assert!(!piece.is_empty(), "an empty piece would be the last chunk");
+                assert!(!piece.is_empty(), "an empty piece would be encoded as the last chunk");
                 body.extend_from_slice(&piece);
             }
             Some(Part::Trailers(fields)) => trailers = Some(fields),
@@ -137,8 +138,8 @@ fn decode(framing: Framing, data: &[u8], step: usize) -> Result<(Vec<u8>, Option
     }
 }
 
-/// A body of the framing that the first byte says: the same however it arrives, never longer than what came, and what
-/// was chunked is so again.
+/// A body. The first byte selects the framing. The result does not depend on how it is split, is not longer than the
+/// input, and a chunked body encoded again decodes to the same.
 pub fn body(data: &[u8]) {
     let Some((first, data)) = data.split_first() else { return };
     let framing = match first % 4 {
@@ -170,7 +171,7 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// Fields, one `name: value` a line: what goes on to the next hop, of a head and of a trailer section.
+/// Fields of a head and of a trailer section that are forwarded. Input: one `name: value` per line.
 pub fn header_rules(data: &[u8]) {
     let mut headers = HeaderMap::new();
     for line in data.split(|byte| *byte == b'\n').take(60) {
@@ -193,15 +194,15 @@ pub fn header_rules(data: &[u8]) {
             "connection" | "transfer-encoding" | "upgrade" | "keep-alive" | "proxy-connection" => panic!("{name}"),
             "content_length" | "transfer_encoding" | "http2-settings" => panic!("{name}"),
             "host" | "content-length" => {}
-            _ => assert!(!named(name), "{name} was for this hop"),
+            _ => assert!(!named(name), "{name} is a hop-by-hop field"),
         }
     }
-    // What is left keeps its order.
+    // The forwarded fields keep their order.
     let mut all = headers.iter();
     for field in kept.iter().filter(|(name, _)| **name != header::TE) {
-        assert!(all.any(|it| it == field), "{field:?} is not where it was");
+        assert!(all.any(|it| it == field), "{field:?} is out of order");
     }
-    assert_eq!(fields::end_to_end(kept.clone(), fields::is_own, 0), kept, "once is enough");
+    assert_eq!(fields::end_to_end(kept.clone(), fields::is_own, 0), kept, "the rules are idempotent");
     for name in fields::end_to_end_trailers(headers).keys() {
         assert!(!fields::is_own(name));
         let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE, header::TRAILER];

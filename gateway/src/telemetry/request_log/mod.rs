@@ -34,7 +34,6 @@ use gw_shared::telemetry::mask::Masker;
 use http::Method;
 use rusqlite::ErrorCode;
 
-use self::block::{Block, Unpacker};
 use self::day::{Day, Now};
 use self::lookup::{Found, Reader};
 use self::query::Criteria;
@@ -212,9 +211,10 @@ impl RequestLog {
 }
 
 /// Decodes `data` as a block of a file and returns all its records.
+#[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
-    let raw = Unpacker::new()?.unpack(data)?;
-    let block = Block::read(&raw, |_| true)?;
+    let raw = block::Unpacker::new()?.unpack(data)?;
+    let block = block::Block::read(&raw, |_| true)?;
     Ok(block.rows.iter().map(|(_, row)| block.view(row, "acme--api")).collect())
 }
 

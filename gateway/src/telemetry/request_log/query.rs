@@ -72,7 +72,7 @@ impl Criteria {
         let caller_id = query.caller_id.as_deref().map(|text| {
             let known = ClientId::new(text).is_ok() || KeyId::new(text).is_ok();
             let expected =
-                "a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or a service key's id (16 of these characters)";
+                "must be a client id (`gw_ci_` and 20 characters of A-Z, a-z and 0-9) or a service key's id (16 of these characters)";
             if known { Ok(text.to_owned()) } else { Err(invalid("caller_id")(expected)) }
         });
         let before = query.cursor.as_deref().map(|text| {
@@ -132,7 +132,7 @@ impl Criteria {
 
 impl Status {
     fn parse(text: &str) -> Result<Self, LogError> {
-        let expected = "a status like `502`, a class like `5xx`, or `none` for no response";
+        let expected = "must be a status like `502`, a class like `5xx`, or `none` for no response";
         match text.as_bytes() {
             b"none" => Ok(Self::Missing),
             [class @ b'1'..=b'5', b'x', b'x'] => Ok(Self::Class(u16::from(class - b'0'))),
@@ -167,7 +167,7 @@ fn code(text: &str) -> Result<String, LogError> {
     if !text.is_empty() && text.bytes().all(valid) {
         Ok(text.to_owned())
     } else {
-        Err(invalid("code")("an error code like `GW_RATE_LIMITED`"))
+        Err(invalid("code")("must be an error code like `GW_RATE_LIMITED`"))
     }
 }
 
@@ -175,7 +175,7 @@ fn time_ms(field: &'static str, text: Option<&str>) -> Result<Option<u64>, LogEr
     let Some(text) = text else { return Ok(None) };
     let time = OffsetDateTime::parse(text, &Rfc3339).ok();
     let time = time.and_then(|time| u64::try_from(time.unix_timestamp_nanos() / 1_000_000).ok());
-    time.map(Some).ok_or_else(|| invalid(field)("a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
+    time.map(Some).ok_or_else(|| invalid(field)("must be a time like `2026-11-21T04:15:32Z` (RFC 3339)"))
 }
 
 fn invalid<T: ToString>(field: &'static str) -> impl Fn(T) -> LogError {

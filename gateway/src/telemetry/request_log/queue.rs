@@ -80,6 +80,7 @@ pub(super) fn queue(counters: Arc<Counters>) -> (LogQueue, Receiver<Command>) {
 
 impl LogQueue {
     /// Creates a queue without a log, which drops all records.
+    #[cfg(feature = "bench_support")]
     pub(crate) fn to_nowhere() -> Self {
         queue(Arc::default()).0
     }

@@ -25,11 +25,11 @@ pub struct RequestView {
     pub caller_address: String,
     /// `HTTP/1.0`, `HTTP/1.1`, `HTTP/2` or `replay`
     pub protocol: String,
-    /// `jwt`, `service_key` or `admin`; null if nobody was authenticated.
+    /// `jwt`, `service_key` or `admin`; null if the request was not authenticated.
     pub auth_mode: Option<String>,
     /// Client id or key id.
     pub caller_id: Option<String>,
-    /// Of the final response; null if the caller left before.
+    /// Status of the final response; null if the caller left before it.
     pub status: Option<u16>,
     /// Code of the gateway's error, or of the token endpoint's.
     pub code: Option<String>,
@@ -42,12 +42,12 @@ pub struct RequestView {
     pub replayed_from: Option<String>,
     /// W3C trace id, hexadecimal.
     pub trace_id: Option<String>,
-    /// What was kept of the request, without its bytes; null if nothing was.
+    /// The captured request, without its bytes; null if it was not captured.
     pub captured_request: Option<CapturedView>,
     pub captured_response: Option<CapturedView>,
 }
 
-/// What was kept of a message.
+/// A captured message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Captured)]
 pub struct CapturedView {

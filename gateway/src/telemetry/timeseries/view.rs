@@ -29,7 +29,7 @@ const SPAN: i64 = 3600;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SeriesQuery {
-    /// Of the services of this account together; of all accounts if not given.
+    /// All services of this account; without it, all accounts.
     #[param(pattern = "^[a-z0-9]{3,15}$")]
     pub account: Option<String>,
     /// Service id; needs `account`.
@@ -41,8 +41,8 @@ pub struct SeriesQuery {
     /// RFC 3339; now if not given.
     #[param(format = DateTime)]
     pub until: Option<String>,
-    /// Seconds between points, at least. There may be more of them: at most some 500 points are shown, and what is older
-    /// than three hours is known by the minute, what is older than two days by ten minutes.
+    /// Least number of seconds between points. The step can be longer: at most some 500 points are returned, and points
+    /// older than three hours cover a minute, those older than two days ten minutes.
     #[param(minimum = 1, maximum = 86400)]
     pub step: Option<i64>,
 }
@@ -84,7 +84,7 @@ pub struct PointView {
     pub at: String,
     /// Requests that ended.
     pub requests: u64,
-    /// The same by the class of their status (`1xx` to `5xx`; `none`: the caller left before there was one).
+    /// The same by status class (`1xx` to `5xx`; `none`: the caller left before a response).
     pub classes: BTreeMap<String, u64>,
     /// Errors of the gateway by code.
     pub errors: BTreeMap<String, u64>,
@@ -135,7 +135,7 @@ impl SeriesQuery {
 }
 
 fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesError> {
-    let expected = || invalid(field, "a time like `2026-11-21T04:15:32Z` (RFC 3339)");
+    let expected = || invalid(field, "must be a time like `2026-11-21T04:15:32Z` (RFC 3339)");
     let parse = |text: &str| OffsetDateTime::parse(text, &Rfc3339).map(OffsetDateTime::unix_timestamp);
     text.map(parse).transpose().map_err(|_| expected())
 }

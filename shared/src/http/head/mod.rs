@@ -27,16 +27,16 @@ pub struct RequestHead {
     /// Host and optional port: from an absolute-form target, else from `Host` (RFC 9112 §3.2.2).
     pub authority: Authority,
     pub version: Version,
-    /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message; [`write_request`]
-    /// skips them.
+    /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message;
+    /// [`write_request`] skips them.
     pub headers: HeaderMap,
     pub framing: Framing,
     /// Whether the connection persists after this message (RFC 9112 §9.3).
     pub keep_alive: bool,
     /// Whether the sender waits for `100 Continue` before it sends the body (RFC 9110 §10.1.1).
     pub expects_continue: bool,
-    /// Protocol of a request to switch protocols: from `Upgrade` (RFC 9110 §7.8), or from an extended CONNECT (RFC 8441 §4),
-    /// whose `method` is GET here.
+    /// Protocol of a request to switch protocols: from `Upgrade` (RFC 9110 §7.8), or from an extended CONNECT (RFC 8441
+    /// §4), whose `method` is GET here.
     pub upgrade: Option<UpgradeProtocol>,
 }
 

@@ -32,8 +32,8 @@ pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/pl
 connection: close\r\n\r\nThis port speaks https, not http.\n";
 
 impl Greeting {
-    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else with
-    /// the alert of RFC 8446 §6.2, or plain HTTP with [`SPEAK_TLS`].
+    /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else
+    /// with the alert of RFC 8446 §6.2, or plain HTTP with [`SPEAK_TLS`].
     pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
         if received.is_empty() {
             receive(&socket, &mut received).await?;

@@ -77,7 +77,7 @@ impl TlsStream {
         &self.socket
     }
 
-    /// A handle that can end this connection from elsewhere on the same thread.
+    /// Handle that ends this connection from another task of the thread.
     pub fn closer(&self) -> Closer {
         self.socket.closer()
     }

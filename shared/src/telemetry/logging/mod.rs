@@ -33,8 +33,8 @@ impl std::str::FromStr for LogFormat {
 
 /// Starts logging. Limits repeated lines. Only the first call of a process has an effect.
 ///
-/// `GW_LOG` is a filter of `tracing_subscriber::EnvFilter`. Without it the filter is `default`, and rustls and h2 log only
-/// errors, since they log a warning for every malformed message of an unauthenticated peer.
+/// `GW_LOG` is a filter of `tracing_subscriber::EnvFilter`. Without it the filter is `default`, and rustls and h2 log
+/// only errors, since they log a warning for every malformed message of an unauthenticated peer.
 pub fn start(format: LogFormat, default: &str) {
     let filter = EnvFilter::try_from_env("GW_LOG")
         .unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error,h2=error")));

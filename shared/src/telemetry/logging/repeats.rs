@@ -1,5 +1,5 @@
-//! Rate limit of log lines: a burst for each place in the code, then one line a second. Left-out lines are counted, and the
-//! next line tells how many there were.
+//! Rate limit of log lines: a burst for each place in the code, then one line a second. Left-out lines are counted, and
+//! the next line tells how many there were.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,7 +28,8 @@ pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Formats events like `inner`, with a rate limit for each place in the code. Events of `debug` and `trace` have no limit.
+/// Formats events like `inner`, with a rate limit for each place in the code. Events of `debug` and `trace` have no
+/// limit.
 pub(super) struct Limited<F, C> {
     inner: F,
     format: LogFormat,

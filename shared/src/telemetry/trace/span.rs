@@ -84,7 +84,7 @@ pub fn http_method(method: &Method, attributes: &mut Vec<KeyValue>) -> Cow<'stat
 /// Longest path kept in a span, in bytes.
 const PATH_MAX: usize = 1024;
 
-/// Masks the gateway's secrets in a request's path and cuts it to [`PATH_MAX`].
+/// Masks the gateway's secrets in a request's path and cuts it to `PATH_MAX`.
 pub fn path(path: &str) -> Box<str> {
     masked_path(path, &Masker::default())
 }

@@ -113,7 +113,7 @@ impl<T> Tracer<T> {
 }
 
 impl<T: 'static> Tracer<T> {
-    /// Flushes every [`FLUSH_INTERVAL`]. Runs on the thread's reactor and never returns.
+    /// Flushes every `FLUSH_INTERVAL`. Runs on the thread's reactor and never returns.
     pub async fn keep_flushing(self: Rc<Self>) {
         loop {
             runtime::sleep(FLUSH_INTERVAL).await;

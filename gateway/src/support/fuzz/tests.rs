@@ -1,13 +1,13 @@
-//! Runs every fuzz target on its committed corpus, so that inputs found by fuzzing stay tested without a fuzzer.
+//! Runs every target on its committed corpus, so that findings of the fuzzer stay tested without it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
-use gw_gateway::support::fuzz::{TARGETS, access_tokens};
+use super::{TARGETS, access_tokens};
 
-/// Limits of the corpus of one target, small enough to review.
+/// Limits on the corpus of one target, so that it can be reviewed by hand.
 const FILES_MAX: usize = 30;
 const BYTES_MAX: usize = 40 * 1024;
 
@@ -29,14 +29,14 @@ fn every_target_has_a_wrapper_and_a_corpus_and_passes_it() {
         let bytes: usize = inputs.iter().map(|(input, _)| input.len()).sum();
         assert!(bytes <= BYTES_MAX, "{name}: {bytes} bytes");
         for (input, path) in &inputs {
-            assert!(catch_unwind(|| target(input)).is_ok(), "{} panics; the panic message is above", path.display());
+            assert!(catch_unwind(|| target(input)).is_ok(), "{} (reason: see the panic message)", path.display());
         }
     }
 }
 
-/// Otherwise the fuzzer would mutate tokens that the target does not accept.
+/// With other tokens, the fuzzer's mutations would all fail at the signature.
 #[test]
-fn the_tokens_in_the_corpus_are_those_that_the_target_accepts() {
+fn the_corpus_has_the_tokens_that_the_target_signs() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/access_token");
     for (name, value) in access_tokens() {
         assert_eq!(fs::read_to_string(corpus.join(name)).unwrap(), value, "{name}");
