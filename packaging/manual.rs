@@ -11,11 +11,12 @@ use clap_complete::{Shell, generate_to};
 /// fish beside them. Makes the folder if it is missing.
 pub(crate) fn write(mut program: Command, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(without_help(program.clone()), folder)?;
     let name = program.get_name().to_owned();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         generate_to(shell, &mut program, &name, folder)?;
     }
-    clap_mangen::generate_to(without_help(program), folder)
+    Ok(())
 }
 
 /// Removes the commands `help`, which say no more than `--help`.

@@ -53,8 +53,8 @@ printf '[backends."acme--api.eu1.gw.localhost"]\nurls = ["http://127.0.0.1:9080"
 systemctl start gw-agent-enroll
 systemctl start gw-agent
 wait_for gw-agent doctor --config /etc/gw/agent.toml
-test "$(stat --format %U "/proc/$(systemctl show --property MainPID --value gw-agent)")" = gw-agent
 wait_for call
+test "$(stat --format %U "/proc/$(systemctl show --property MainPID --value gw-agent)")" = gw-agent
 
 # Reading the certificate again, and replacing the process, work within the unit's restrictions.
 systemctl reload gw-gateway
