@@ -4,8 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The snapshot that one worker uses now. Requests hold it through a count of this worker: the atomic count is shared by
-/// all cores.
+/// The snapshot that one worker uses now. The outer `Rc` keeps requests off the atomic count, which all cores share.
 #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
 pub(crate) struct Current<T>(RefCell<Rc<Arc<T>>>);
 

@@ -108,9 +108,9 @@ pub(crate) const VERIFIED_TOKENS: usize = 8 * KIB;
 pub(crate) const TOKEN_LIFETIME_MAX: Duration = Duration::from_hours(24);
 
 /// Largest request body that the apex reads, in bytes.
-pub(crate) const PLATFORM_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
+pub(crate) const APEX_BODY: usize = gw_shared::identity::enrollment::BODY_MAX;
 /// Time for that body to arrive.
-pub(crate) const PLATFORM_BODY_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const APEX_BODY_WITHIN: Duration = Duration::from_secs(10);
 /// Waiting requests of workers to the control plane. More are refused (503).
 pub(crate) const CONTROL_JOBS: usize = 256;
 /// Certificates that an agent may request on one tunnel. An agent needs one a day, and a few more after failures.
@@ -154,7 +154,7 @@ pub(crate) const MAILBOX: usize = 16 * KIB;
 pub(crate) const MAILBOX_BATCH: usize = 128;
 
 /// Concurrent requests from other workers that one owner relays. More are refused (503).
-pub(crate) const CROSSING_RELAYS: usize = 8 * KIB;
+pub(crate) const CROSS_CORE_REQUESTS: usize = 8 * KIB;
 /// Frames in one pipe between workers. If full, the sender waits.
 pub(crate) const PIPE_FRAMES: usize = 16;
 /// Bytes in one pipe between workers. If full, the sender waits.
@@ -271,7 +271,7 @@ const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::settings::STRE
 /// [`RELAY_MAX`] with the largest window, for a long path and few streams.
 const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::settings::STREAM_SEND_BUFFER;
 /// Additional memory of the two pipes of a request that crosses workers.
-const CROSSING_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
+const CROSS_CORE_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
 
 /// Memory of a connection before its handshake is complete: a ClientHello in the receive buffer and in the session, and
 /// the rest of the session.
@@ -280,14 +280,14 @@ const HANDSHAKE_MAX: usize = 2 * net::tls::CLIENT_HELLO_MAX + 16 * KIB;
 // Memory of a flood of handshakes.
 const _: () = assert!(HANDSHAKES * HANDSHAKE_MAX <= 192 * MIB);
 // Memory of a stalled caller with a large response whose request crosses workers.
-const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSSING_MAX <= MIB + MIB / 8);
-const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSSING_MAX <= 9 * MIB);
+const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB + MIB / 8);
+const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
 // Each request that waits for the control plane can hold a whole body.
-const _: () = assert!(CONTROL_JOBS * PLATFORM_BODY <= 16 * MIB);
+const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
 // Queues of all pairs of pipes.
-const _: () = assert!(CROSSING_RELAYS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
+const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // The mailbox has room for the wakes of all crossing relays, and for other messages.
-const _: () = assert!(MAILBOX >= CROSSING_RELAYS + CROSSING_RELAYS / 2);
+const _: () = assert!(MAILBOX >= CROSS_CORE_REQUESTS + CROSS_CORE_REQUESTS / 2);
 // Memory of an HTTP/2 caller that stalls all its streams, without its relays.
 const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
 // A message fits in the queue of the control stream, and the queue is small compared to the memory of a tunnel's

@@ -87,7 +87,7 @@ impl Bell {
 
 impl<M> Inbox<M> {
     /// Handles messages for as long as the worker runs, in bounded batches: other tasks run in between.
-    pub(crate) async fn serve(self, mut handle: impl FnMut(M)) {
+    pub(crate) async fn serve(self, worker: WorkerId, mut handle: impl FnMut(M)) {
         loop {
             self.bell.heard().await;
             'mail: loop {
@@ -95,7 +95,7 @@ impl<M> Inbox<M> {
                     let Ok(message) = self.queue.try_recv() else { break 'mail };
                     // The worker keeps reading its mailbox after a panic.
                     if std::panic::catch_unwind(AssertUnwindSafe(|| handle(message))).is_err() {
-                        tracing::error!("a message to a worker panicked");
+                        tracing::error!(worker = worker.0, "a message to a worker panicked");
                     }
                 }
                 runtime::yield_now().await;

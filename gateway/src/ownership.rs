@@ -1,4 +1,4 @@
-//! Ownership of services: rendezvous hashing (Thaler and Ravishankar, 1998) of the hostname over a member list.
+//! Ownership of services and client addresses: rendezvous hashing (Thaler and Ravishankar, 1998) over the workers.
 //!
 //! Each member gets an equal share. Adding or removing a member moves only the services of that member. The hash is
 //! fixed, so that every process of every version agrees.

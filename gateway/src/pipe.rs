@@ -266,7 +266,7 @@ mod tests {
             Driver::choose()
                 .unwrap()
                 .block_on(async move {
-                    runtime::spawn(inbox.serve(Wake::deliver));
+                    runtime::spawn(inbox.serve(WorkerId(0), Wake::deliver));
                     task().await;
                 })
                 .unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::rate::Rate;
 
-/// The bucket of one service.
+/// A bucket of requests, connections or messages.
 #[derive(Debug, Clone)]
 pub struct Bucket {
     rate: Rate,

@@ -1,4 +1,4 @@
-//! The process: start, signals, drain, listeners, takeover, self-test.
+//! The process: start, signals, drain, listeners, takeover, `doctor`.
 
 mod control_plane;
 pub mod doctor;

@@ -41,8 +41,9 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Relays one request to the service with this label.
-    pub(crate) async fn relay(
+    /// Relays one request to the service with this label. Decides before the returned future is made: the future, which
+    /// every idle connection reserves memory for, does not hold the request head.
+    pub(crate) fn relay(
         &self,
         scope: &RequestScope,
         label: &str,
@@ -50,17 +51,20 @@ impl Relay {
         peer: &Peer,
         body: &mut impl RequestBody,
         response: &mut impl ResponseSink,
-    ) -> Outcome {
+    ) -> impl Future<Output = Outcome> {
         let (version, is_upgrade) = (request.version, request.upgrade.is_some());
-        match self.decide(scope, label, request, peer, body.was_taken_back()) {
-            // Boxed: upgrades are rare, and every request would reserve memory for them.
-            Ok(Decision::Opened(request)) if is_upgrade => {
-                Box::pin(stream_upgrade(scope, request, version, body, response)).await
+        let decision = self.decide(scope, label, request, peer, body.was_taken_back());
+        async move {
+            match decision {
+                // Boxed: upgrades are rare, and every request would reserve memory for them.
+                Ok(Decision::Opened(request)) if is_upgrade => {
+                    Box::pin(stream_upgrade(scope, request, version, body, response)).await
+                }
+                Ok(Decision::Opened(request)) => stream(scope, request, body, response).await,
+                Ok(Decision::AnswerHere(answer)) => respond(scope, *answer, response).await,
+                Ok(Decision::TakenBack) => Outcome::CallerGone,
+                Err(error) => refuse(scope, &error, response).await,
             }
-            Ok(Decision::Opened(request)) => stream(scope, request, body, response).await,
-            Ok(Decision::AnswerHere(answer)) => respond(scope, *answer, response).await,
-            Ok(Decision::TakenBack) => Outcome::CallerGone,
-            Err(error) => refuse(scope, &error, response).await,
         }
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct RequestScope {
     apex: Cell<Option<ApexRequest>>,
     /// Place in a trace; `None` without a collector of spans.
     span: Option<SpanContext>,
-    by: OnceCell<Principal>,
+    by: Cell<Option<Principal>>,
     authenticated: Cell<Option<Instant>>,
     progress: RefCell<Progress>,
     answered: Cell<Option<Instant>>,
@@ -195,7 +195,7 @@ impl RequestScope {
             summary: OnceCell::new(),
             apex: Cell::default(),
             span: observers.tracing.begin(headers),
-            by: OnceCell::new(),
+            by: Cell::default(),
             authenticated: Cell::default(),
             progress: RefCell::default(),
             answered: Cell::default(),
@@ -272,7 +272,7 @@ impl RequestScope {
         if let Some(by) = by
             && self.is_logged()
         {
-            let _ = self.by.set(by.clone());
+            self.by.set(Some(by.clone()));
         }
     }
 

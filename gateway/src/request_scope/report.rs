@@ -106,7 +106,7 @@ impl RequestScope {
             target,
             caller: self.client,
             protocol: self.protocol,
-            by: self.by.get().cloned(),
+            by: self.by.take(),
             status: self.status.get().map(|status| status.as_u16()),
             code: self.code.get(),
             ended: outcome.into(),

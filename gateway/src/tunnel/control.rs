@@ -52,7 +52,7 @@ pub(super) async fn serve(tunnels: Rc<Tunnels>, session: Rc<Session>, opening: O
 }
 
 #[derive(Debug, thiserror::Error)]
-enum ControlError {
+enum ControlStreamError {
     #[error(transparent)]
     Http2(#[from] h2::Error),
     #[error(transparent)]
@@ -90,16 +90,17 @@ async fn receive(
     session: &Rc<Session>,
     response: ResponseFuture,
     opening: Opening,
-) -> Result<(), ControlError> {
-    let response = runtime::timeout(limits::HEAD, answer(response)).await.map_err(|_| ControlError::NoAnswer)??;
+) -> Result<(), ControlStreamError> {
+    let response =
+        runtime::timeout(limits::HEAD, answer(response)).await.map_err(|_| ControlStreamError::NoAnswer)??;
     if !response.status().is_success() {
-        return Err(ControlError::Status(response.status()));
+        return Err(ControlStreamError::Status(response.status()));
     }
     // Since the handshake, the records may have changed and the connection may have ended.
     if !session.is_allowed(&tunnels.directory.get(), Timestamp::now()) || !session.takes_requests() {
-        return Err(ControlError::NotAllowed);
+        return Err(ControlStreamError::NotAllowed);
     }
-    tunnels.registry.borrow_mut().insert(session).map_err(ControlError::Refused)?;
+    tunnels.registry.borrow_mut().insert(session).map_err(ControlStreamError::Refused)?;
     drop(opening);
     session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&tunnels.directory.get());
@@ -116,7 +117,7 @@ async fn receive(
         stream::release(&mut body, data.len());
         decoder.push(&data);
         while let Some(message) = decoder.next_message()? {
-            rate.take(Instant::now()).map_err(|_| ControlError::TooMany)?;
+            rate.take(Instant::now()).map_err(|_| ControlStreamError::TooMany)?;
             session.receive(tunnels, message)?;
         }
     }
@@ -124,20 +125,20 @@ async fn receive(
 }
 
 /// The agent's final response to the control stream. An interim response is an error.
-async fn answer(mut response: ResponseFuture) -> Result<http::Response<h2::RecvStream>, ControlError> {
+async fn answer(mut response: ResponseFuture) -> Result<http::Response<h2::RecvStream>, ControlStreamError> {
     match std::future::poll_fn(|cx| response.poll_informational(cx)).await {
-        Some(interim) => Err(ControlError::Status(interim?.status())),
+        Some(interim) => Err(ControlStreamError::Status(interim?.status())),
         None => Ok(response.await?),
     }
 }
 
 /// Sends queued messages as fast as the agent reads them.
-async fn send(session: &Session, mut sender: SendStream<Bytes>) -> Result<Infallible, ControlError> {
+async fn send(session: &Session, mut sender: SendStream<Bytes>) -> Result<Infallible, ControlStreamError> {
     loop {
         let line = session.outbox.next().await;
         let bytes = line.len();
         let sent = runtime::timeout(limits::CONTROL_TAKEN_WITHIN, stream::send(&mut sender, line, false)).await;
-        sent.map_err(|_| ControlError::NotRead)?.map_err(|_| ControlError::Ended)?;
+        sent.map_err(|_| ControlStreamError::NotRead)?.map_err(|_| ControlStreamError::Ended)?;
         session.outbox.sent(bytes);
     }
 }

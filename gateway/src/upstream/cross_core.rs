@@ -52,7 +52,7 @@ impl Upstream {
 
     /// Serves a request that another worker posted.
     pub(crate) fn serve_cross_core(self: &Rc<Self>, request: CrossCoreRequest) {
-        if self.cross_core_served.get() >= limits::CROSSING_RELAYS {
+        if self.cross_core_served.get() >= limits::CROSS_CORE_REQUESTS {
             runtime::spawn(refuse(request.response, Error::Overloaded("overloaded")));
             return;
         }

@@ -115,7 +115,7 @@ fn pin(id: WorkerId) {
 async fn serve(setup: Setup, inbox: Inbox<Message>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
     let worker = Rc::new(Worker::new(setup)?);
     let handler = Rc::clone(&worker);
-    runtime::spawn(inbox.serve(move |message| handler.handle(message)));
+    runtime::spawn(inbox.serve(worker.id, move |message| handler.handle(message)));
     worker.ingress.accept_all();
     runtime::spawn(keep_deadlines(Rc::clone(&worker)));
     runtime::spawn(Rc::clone(&worker.socket_memory).keep_within_budget());

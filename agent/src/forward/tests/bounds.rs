@@ -14,7 +14,7 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
     for (answer, expected) in [
         (interim.repeat(response::INTERIM_BYTES / 1000), "interim responses"),
         (many, "interim responses"),
-        ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status 600"),
+        ("HTTP/1.1 600 Odd\r\nContent-Length: 0\r\n\r\n".to_owned(), "status is 600"),
     ] {
         let urls = http1_backend(move |mut backend, _| {
             request_head(&mut backend);
@@ -45,7 +45,7 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
         respond.send_response(response, true).unwrap();
     });
     with_tunnel(&urls, |requests| async move {
-        for (path, expected) in [("/odd", "status 999"), ("/many", "header fields")] {
+        for (path, expected) in [("/odd", "status is 999"), ("/many", "header fields")] {
             let (mut response, _) = send(&requests, get(path), true).await;
             let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
             assert_eq!((interim.headers().len(), interim.headers().contains_key("link")), (1, true));

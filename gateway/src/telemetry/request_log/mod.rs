@@ -49,7 +49,7 @@ pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
 pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Truncation};
 pub(crate) use recorder::Recorder;
-pub use timing::{Stage, Timing};
+pub use timing::{Timing, TimingStage};
 pub use view::{BodyView, CapturedView, RequestView, SearchQuery, Side};
 
 /// Label in records of requests to the apex, which have no service.

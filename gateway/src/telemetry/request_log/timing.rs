@@ -22,7 +22,7 @@ pub struct Timing {
 
 /// One stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stage {
+pub struct TimingStage {
     pub name: &'static str,
     /// Time from the start of the request.
     pub start_us: u64,
@@ -32,12 +32,12 @@ pub struct Stage {
 impl Timing {
     /// Returns the stages reached by the request, in order. The time between the opened stream and the response head that is
     /// neither the agent's nor the backend's is attributed to the tunnel, for both directions.
-    pub fn waterfall(&self) -> Vec<Stage> {
+    pub fn waterfall(&self) -> Vec<TimingStage> {
         let mut stages = Vec::new();
         let mut start_us = 0;
         let mut stage = |name, length: u64| {
             let length_us = length.min(self.total.saturating_sub(start_us));
-            stages.push(Stage { name, start_us, length_us });
+            stages.push(TimingStage { name, start_us, length_us });
             start_us += length_us;
         };
         let of = |length: Option<u32>| u64::from(length.unwrap_or(0));
@@ -57,7 +57,7 @@ impl Timing {
         }
         let rest = self.total.saturating_sub(stages.last().map_or(0, |last| last.start_us + last.length_us));
         let name = if self.response_head.is_some() { "response" } else { "rest" };
-        stages.push(Stage { name, start_us: self.total - rest, length_us: rest });
+        stages.push(TimingStage { name, start_us: self.total - rest, length_us: rest });
         stages
     }
 }

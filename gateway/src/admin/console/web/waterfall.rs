@@ -1,7 +1,7 @@
 //! The waterfall of a request's durations, drawn as bars.
 
 use super::format;
-use crate::telemetry::request_log::{Stage, Timing};
+use crate::telemetry::request_log::{Timing, TimingStage};
 
 /// Width of the drawing, in its units.
 const WIDTH: f64 = 1000.0;
@@ -21,7 +21,7 @@ pub(crate) struct Bar {
 
 pub(crate) fn bars(timing: &Timing) -> Vec<Bar> {
     let total = timing.total.max(1) as f64;
-    let bar = |Stage { name, start_us, length_us }| {
+    let bar = |TimingStage { name, start_us, length_us }| {
         let width = (length_us as f64 / total * WIDTH).clamp(LEAST, WIDTH);
         let x = (start_us as f64 / total * WIDTH).min(WIDTH - width);
         Bar {
