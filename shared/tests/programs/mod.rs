@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
 /// One program in a line: its name, the Debian packages that contain it, a shell command that tries it.
-const LIST: &str = include_str!("list.txt");
+const LIST: &str = concat!(include_str!("list.txt"), include_str!("packages.txt"));
 
 /// Returns whether all `programs` of the list can be used here. If not, the calling test must return.
 pub(crate) fn usable(programs: &[&str]) -> bool {
@@ -33,7 +33,7 @@ fn reason_against(program: &str) -> Option<String> {
         Some((columns.next()?, columns.next()?, columns.next()?))
     });
     let entry = entries.find(|(name, ..)| *name == program);
-    let (_, packages, trial) = entry.unwrap_or_else(|| panic!("{program} is not in list.txt"));
+    let (_, packages, trial) = entry.unwrap_or_else(|| panic!("{program} is in no list"));
     let output = Command::new("sh").args(["-c", trial]).stdin(Stdio::null()).output().unwrap();
     if output.status.success() {
         return None;
