@@ -153,7 +153,7 @@ async function anAccountIsSetUp(page) {
     return (await page.getByRole("button", { name: /^Approve/ }).count()) > 0;
   });
   await page.getByRole("button", { name: /^Approve/ }).click();
-  await page.getByText("Approved. ").waitFor();
+  await page.getByText("Approved. The agent gets").waitFor();
   await enrolled;
 
   // The tunnels page lists the new tunnel.
