@@ -286,7 +286,7 @@ const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <=
 const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
 // Queues of all pairs of pipes.
 const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
-// The mailbox has room for the wakes of all crossing relays, and for other messages.
+// The mailbox has room for the wakes of all requests that cross cores, and for other messages.
 const _: () = assert!(MAILBOX >= CROSS_CORE_REQUESTS + CROSS_CORE_REQUESTS / 2);
 // Memory of an HTTP/2 caller that stalls all its streams, without its relays.
 const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);

@@ -52,10 +52,7 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
-    let examination = doctor::examine(config, |name| std::env::var(name).ok());
-    let written = examination.write(&mut io::stdout().lock(), json);
-    written.map_err(|error| Failure::Run(error.to_string()))?;
-    if examination.is_good() { Ok(()) } else { Err(Failure::Run("some checks failed".to_owned())) }
+    doctor::examine(config, |name| std::env::var(name).ok()).print(json)
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {

@@ -25,7 +25,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 
 /// Timeout for events that normally take milliseconds.
 const SOON: std::time::Duration = std::time::Duration::from_secs(30);

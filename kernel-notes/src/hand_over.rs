@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, ServerName};

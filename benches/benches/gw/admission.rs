@@ -9,7 +9,8 @@ use gw_gateway::auth::jwt::Claims;
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
-use gw_gateway::limit::{Bucket, Rate};
+use gw_gateway::limit::Bucket;
+use gw_gateway::rate::Rate;
 use gw_gateway::store::{
     CredentialRecord, Directory, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
 };

@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 
 use super::Apex;
 use crate::error::Error;
-use crate::limit::{AddressKey, AddressLimits, Exhausted, Rate};
+use crate::limit::{AddressKey, AddressLimits, Exhausted};
+use crate::rate::Rate;
 
 /// Endpoints that are limited separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

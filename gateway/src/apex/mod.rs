@@ -26,7 +26,7 @@ use crate::hostname::Region;
 use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
-use crate::request_scope::{RequestScope, Stage, respond};
+use crate::request_scope::{RequestScope, Stage, refuse, respond};
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 
@@ -66,7 +66,8 @@ impl Apex {
             return Outcome::CallerGone;
         }
         match self.answer(scope, request, body).await {
-            Ok(answer) => respond(scope, answer, response).await,
+            Ok(Ok(answer)) => respond(scope, answer, response).await,
+            Ok(Err(error)) => refuse(scope, &error, response).await,
             Err(CallerGone) => Outcome::CallerGone,
         }
     }
@@ -76,9 +77,9 @@ impl Apex {
         scope: &RequestScope,
         request: &RequestHead,
         body: &mut impl RequestBody,
-    ) -> Result<Response<Vec<u8>>, CallerGone> {
+    ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
         let path = request.target.path();
-        let answer = match path {
+        let mut answer = match path {
             "/oauth/token" => Ok(self.serve_token(scope, request, body).await?),
             JWKS_PATH => only(&Method::GET, "GET, HEAD", request).map(|()| self.key_set()),
             enrollment::ENROLL_PATH => self.enroll(request, scope.client, body).await?,
@@ -90,12 +91,10 @@ impl Apex {
         if path != JWKS_PATH && answer.as_ref().is_ok_and(|answer| answer.status().is_success()) {
             scope.note(Stage::ApexAuthenticated);
         }
-        let mut response = answer.unwrap_or_else(|error| {
-            scope.note(Stage::Refused(&error));
-            error.response(scope.id)
-        });
-        response.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(scope.id));
-        Ok(response)
+        if let Ok(answer) = &mut answer {
+            answer.headers_mut().insert(X_GW_REQUEST_ID, request_id_value(scope.id));
+        }
+        Ok(answer)
     }
 
     fn key_set(&self) -> Response<Vec<u8>> {

@@ -15,8 +15,9 @@ use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::sent_frames::{Next, SentFrames};
-use crate::limit::{Bucket, Rate};
+use crate::limit::Bucket;
 use crate::limits;
+use crate::rate::Rate;
 
 const HEADER: usize = 9;
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 
-use super::{Bucket, Rate};
+use super::Bucket;
 use crate::limits;
 use crate::ownership::{self, WorkerId};
+use crate::rate::Rate;
 
 /// A bucket for each recently seen client address.
 ///

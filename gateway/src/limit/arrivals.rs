@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Instant;
 
-use super::{AddressKey, AddressLimits, Rate};
+use super::{AddressKey, AddressLimits};
+use crate::rate::Rate;
 
 /// Connections of each client address on one worker. Bounded by the number of connections.
 pub(crate) struct Arrivals {

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use gw_shared::files;
 use serde::{Deserialize, Serialize};
 
-use super::Rate;
 use crate::limits;
+use crate::rate::Rate;
 
 /// Age beyond which a file is ignored.
 const AGE_MAX: Duration = Duration::from_hours(24);

@@ -7,7 +7,6 @@ pub(crate) mod levels;
 mod table;
 mod takeover;
 
-pub use crate::rate::Rate;
 pub(crate) use addresses::{AddressKey, AddressLimits, Exhausted};
 pub(crate) use arrivals::{AddressSlot, Arrivals};
 pub use bucket::Bucket;

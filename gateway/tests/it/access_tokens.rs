@@ -7,7 +7,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use gw_gateway::config::Config;
 use gw_gateway::control::{Actor, CallerSecretChanges, Mode, Rotation, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
 
 use crate::support::apex::{APEX, ask, demo_token, token};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gw_gateway::clock::Timestamp;
 use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken};
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 use gw_gateway::store::{AgentRecord, Approval, Record};
 use gw_shared::tunnel::handshake::{self, Proof};
 use http::Method;

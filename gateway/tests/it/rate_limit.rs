@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 
 use crate::support::backend;
 use crate::support::caller::{HOST, connect, get};

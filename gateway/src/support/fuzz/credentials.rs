@@ -19,7 +19,7 @@ use crate::auth::{self, Checks, Principal, VerifiedTokens, service_key as key_fo
 use crate::control::parse_token;
 use crate::error::Error;
 use crate::hostname::{Region, tenant_label};
-use crate::limit::Rate;
+use crate::rate::Rate;
 use crate::store::{
     CredentialRecord, Directory, Modes, Record, Records, SecretAccess, Service, ServiceKeyRecord, ServiceRecord,
     SigningKey, SigningKeyRecord,

@@ -22,7 +22,7 @@ pub(crate) mod successor;
 use std::time::{Duration, Instant};
 
 use gw_gateway::demo::{Demo, Options};
-use gw_gateway::limit::Rate;
+use gw_gateway::rate::Rate;
 use gw_gateway::telemetry::counters::{TunnelReport, WorkerReport};
 
 /// Timeout for events that normally take milliseconds. Only a failing test reaches it.
