@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use gw_shared::config::{ConfigErrors, Keys};
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
-use gw_shared::tunnel::settings;
+use gw_shared::tunnel::endpoint::STREAMS_MAX;
 
 use crate::backend::Backends;
 use crate::forward::slots;
@@ -114,15 +114,30 @@ impl Config {
         }
     }
 
+    /// Configuration of an agent that uses no files.
+    #[cfg(feature = "bench_support")]
+    pub(crate) fn in_memory(agent_id: gw_shared::id::AgentId, hostname: &str, slots: u32) -> Self {
+        let (gateway_name, services) = ("localhost".to_owned(), vec![hostname.to_owned()]);
+        let gateway_host = gateway_name.clone();
+        Self {
+            state: StateDir::new("unused"),
+            enrollment: Enrollment { agent_id, gateway_name, gateway_host, gateway_port: 443, services },
+            backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
+            slots: Ok(slots),
+            traces: None,
+            metrics_listen: None,
+            log_format: LogFormat::default(),
+        }
+    }
+
     /// Logs warnings about settings that are probably mistakes.
     pub(crate) fn warn(&self) {
         match self.slots {
             Err(default) => tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE),
-            Ok(slots) if slots as usize >= settings::STREAMS_MAX => tracing::warn!(
-                "{} is {slots}, but the flow-control window of a tunnel limits it to {} concurrent requests; the gateway \
-                 refuses further ones",
-                slots::VARIABLE,
-                settings::STREAMS_MAX - 1
+            Ok(slots) if slots as usize > STREAMS_MAX => tracing::warn!(
+                "{} is {slots}, but a tunnel carries at most {STREAMS_MAX} requests at once; the gateway refuses further \
+                 ones",
+                slots::VARIABLE
             ),
             Ok(_) => {}
         }

@@ -204,7 +204,7 @@ fn clock_offset(out: &mut Examination, gateway: Option<SystemTime>, local: Syste
 }
 
 /// Opens a tunnel like `run` up to the gateway's answer, and closes it. The gateway registers a tunnel only after the agent
-/// has answered on the control stream, which does not happen here, so a running agent keeps its own tunnel.
+/// has sent HELLO, which does not happen here, so a running agent keeps its own tunnel.
 async fn tunnel(out: &mut Examination, config: &Config, identity: &Identity, hostname: &str) {
     let check = format!("tunnel of {hostname}");
     match within(async { Ok(dial::open(config, hostname, identity, &GatewayClock::default()).await) }).await {

@@ -1,4 +1,5 @@
-//! Messages between the gateway and the agent as a whole. They arrive and leave on the control stream of any tunnel.
+//! Messages between the gateway and the agent as a whole. They arrive and leave as control messages of any
+//! tunnel.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -7,10 +7,11 @@
 //! ```text
 //! main            the program: arguments, command, exit code
 //! cli             command-line arguments
+//! support         entry points of benchmarks, behind a feature
 //! doctor          checks whether the agent can serve
 //! supervisor      life cycle: starts and stops services, drains
 //! admin           endpoints for metrics and health
-//! tunnel          one tunnel per service: dial, session, control stream, reconnects
+//! tunnel          one tunnel per service: dial, session, control messages, reconnects
 //! config          configuration file, options, environment
 //! forward         a request from its tunnel stream to a backend, and the response back
 //! backend         connections to backends: pool, load balancing, HTTP/1.1, HTTP/2
@@ -38,6 +39,9 @@ mod forward;
 mod gateway_events;
 pub mod identity;
 mod supervisor;
+#[cfg(feature = "bench_support")]
+#[doc(hidden)]
+pub mod support;
 mod telemetry;
 mod tls;
 mod tunnel;

@@ -128,7 +128,10 @@ impl Error {
                 | AgentErrorCode::BackendTls
                 | AgentErrorCode::BackendReset
                 | AgentErrorCode::BackendInvalidResponse),
-            ) => Self::AgentForward(AgentForwardError { code, message: message.to_owned() }),
+            ) => {
+                let message = if message.is_empty() { "the agent gave no reason" } else { message };
+                Self::AgentForward(AgentForwardError { code, message: message.to_owned() })
+            }
             None => Self::TunnelProtocol,
         }
     }
@@ -328,8 +331,7 @@ mod tests {
             let (status, gw_status, code, _) = error.outcome();
             format!("{} {gw_status} {}", status.as_u16(), code.as_str())
         };
-        let reported =
-            |code, message| Error::from_agent(AgentErrorCode::parse(&HeaderValue::from_static(code)), message);
+        let reported = |code: &str, message| Error::from_agent(AgentErrorCode::parse(code.as_bytes()), message);
         let table = [
             (Error::RateLimited { retry_after: Duration::ZERO }, "429 RateLimited GW_RATE_LIMIT_EXCEEDED"),
             (Error::AuthRequired, "502 AuthDenied GW_AUTH_REQUIRED"),

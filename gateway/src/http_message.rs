@@ -73,9 +73,9 @@ pub(crate) trait ResponseSink {
     async fn flush(&mut self) -> Result<(), CallerGone>;
     /// Whether a final head was written: another response is impossible then.
     fn has_begun(&self) -> bool;
-    /// Announces an error response: the caller has a time limit to read it. If the rest of the request cannot be told
-    /// from a following request, the connection closes.
-    fn begin_refusal(&mut self, request_is_readable: bool);
+    /// Announces a response of the gateway itself, an error or not: the caller has a time limit to read it. If the rest
+    /// of the request cannot be told from a following request, the connection closes.
+    fn begin_own_response(&mut self, request_is_readable: bool);
 
     /// Writes a whole response of the gateway.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {

@@ -1,6 +1,6 @@
 //! The regional gateway: authenticates callers, limits them, relays their requests through the agents' tunnels.
 //!
-//! The path of a request: `ingress` → `downstream` → `relay` → `auth` → `upstream` → `limit` → `tunnel`, and back.
+//! The path of a request: `ingress` → `downstream` → `relay` → `auth` → `upstream` → `rate_limit` → `tunnel`, and back.
 
 mod admin;
 mod apex;
@@ -21,7 +21,6 @@ mod http2;
 mod http_message;
 mod ingress;
 mod lifecycle;
-pub mod limit;
 mod limits;
 mod mailbox;
 mod memory;
@@ -30,6 +29,7 @@ pub mod page;
 mod pipe;
 pub mod process;
 pub mod rate;
+pub mod rate_limit;
 mod relay;
 mod request_scope;
 mod route;

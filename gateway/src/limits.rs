@@ -1,5 +1,5 @@
 //! Limits of the gateway, with assertions on the memory that they add up to. The limits of protocols shared with the
-//! agent are in `gw_shared` (`tunnel::settings`, `tunnel::window`, `http::body`, `net::tls`).
+//! agent are in `gw_shared` (`tunnel::frame`, `tunnel::endpoint`, `tunnel::window`, `http::body`, `net::tls`).
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -144,7 +144,7 @@ pub(crate) const CLOSED_DELIVERY: Duration = Duration::from_secs(20);
 pub(crate) const PROXY_HEADER: usize = 536;
 
 /// Client addresses in one table of limits. A further one replaces the least recently used. Seven sixteenths of a power
-/// of two, so that the hash table never grows (see `limit::addresses`).
+/// of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
 /// Messages in the mailbox of one worker. If full, requests are refused (503), connections are not handed over, and
@@ -223,35 +223,16 @@ pub(crate) const OPENINGS_PER_AGENT: usize = 8;
 /// Refused tunnels that are logged as warnings.
 pub(crate) const TUNNEL_REFUSAL_LINES: Rate = Rate::new(60, 60).unwrap();
 
-/// Frames of a tunnel that belong to no open request (PING, SETTINGS, unearned window updates …). More cut the tunnel.
-/// An unmodified agent sends some 40 a second while its windows keep changing.
+/// Frames of a tunnel that carry nothing of a request or response (PING, small CREDIT, RESET and CREDIT of closed
+/// streams). More cut the tunnel. An unmodified agent sends far fewer.
 pub(crate) const TUNNEL_CONTROL_FRAMES: Rate = Rate::new(2000, 12_000).unwrap();
-/// Response frames that one request earns: head, trailers, their continuations, end, reset.
-pub(crate) const TUNNEL_FRAMES_PER_REQUEST: u32 = 8;
-/// Response frames that an interim response earns when it is read: a further head with its continuations.
-pub(crate) const TUNNEL_FRAMES_PER_HEAD: u32 = 3;
-/// Response frames beyond those: for responses that were under way when their callers left.
-pub(crate) const TUNNEL_FRAMES_AHEAD: u32 = 4096;
-/// As [`HTTP2_WEIGHT_PER_TURN`]: a tunnel carries many callers. Bounds the heads that wait in h2 between two turns.
-pub(crate) const TUNNEL_WEIGHT_PER_TURN: u32 = 1024;
 
-/// Messages that an agent sends on its control stream. More cut the tunnel. An unmodified agent sends one a second, and
-/// an answer to each message of the gateway.
+/// Control messages of an agent. More cut the tunnel. An unmodified agent sends one a second.
 pub(crate) const CONTROL_MESSAGES: Rate = Rate::new(100, 60 * 50).unwrap();
-/// Bytes that wait to be sent on the control stream. More cut the tunnel.
+/// Bytes of control messages that wait to be sent on one tunnel. More cut it.
 pub(crate) const CONTROL_QUEUE: usize = 4 * tunnel::control::MESSAGE_MAX;
-/// Time for the agent to accept a message on the control stream. If exceeded, the tunnel is cut.
-pub(crate) const CONTROL_TAKEN_WITHIN: Duration = tunnel::heartbeat::DEAD_AFTER;
-/// Time for an agent to answer a change of the window. The answer can wait behind a frame of every response on a slow
-/// link.
-pub(crate) const WINDOW_ANSWERED_WITHIN: Duration = Duration::from_mins(5);
-/// [`WINDOW_ANSWERED_WITHIN`] while the change is not acknowledged and streams hold more than their window: until the
-/// acknowledgement, the smaller window does not bound them.
-pub(crate) const WINDOW_ACKNOWLEDGED_WITHIN: Duration = Duration::from_mins(1);
 /// Longest error message of an agent, in bytes.
-pub(crate) const AGENT_MESSAGE: usize = 1024;
-/// Time for that message to arrive.
-pub(crate) const AGENT_MESSAGE_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const AGENT_MESSAGE: usize = tunnel::frame::MESSAGE_TEXT_MAX;
 
 /// Memory of one connection of a caller while its request runs: one receive with read-ahead bytes, the head being read,
 /// and the send buffer.
@@ -262,16 +243,16 @@ const HTTP2_CONNECTION_MAX: usize = HTTP2_CONNECTION_WINDOW as usize
     + HTTP2_STREAMS as usize * HTTP2_SEND_BUFFER
     + HTTP2_HEADER_LIST as usize * HTTP2_HEADER_LIST_COST
     + HTTP2_TRAILERS_WAITING * size_of::<u32>();
-/// Additional memory for interim responses, which flow control does not limit.
+/// Additional memory for interim responses, which credit does not limit.
 const HTTP2_INTERIM_MAX: usize = HTTP2_STREAMS as usize * tunnel::response::INTERIM_BYTES;
 /// Memory of one relayed request beyond the connection of its caller: its tunnel stream in both directions, with the
 /// first window. The window depends on the path and the number of streams (see `gw_shared::tunnel::window`). The memory
 /// for relayed requests bounds the sum.
-const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::settings::STREAM_SEND_BUFFER;
+const RELAY_MAX: usize = tunnel::window::FIRST as usize + tunnel::endpoint::STREAM_SEND_BUFFER;
 /// [`RELAY_MAX`] with the largest window, for a long path and few streams.
-const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::settings::STREAM_SEND_BUFFER;
+const LONG_RELAY_MAX: usize = tunnel::window::MOST as usize + tunnel::endpoint::STREAM_SEND_BUFFER;
 /// Additional memory of the two pipes of a request that crosses workers.
-const CROSS_CORE_MAX: usize = 2 * (PIPE_BYTES + tunnel::settings::FRAME_SIZE as usize);
+const CROSS_CORE_MAX: usize = 2 * (PIPE_BYTES + tunnel::frame::DATA_MAX);
 
 /// Memory of a connection before its handshake is complete: a ClientHello in the receive buffer and in the session, and
 /// the rest of the session.
@@ -290,15 +271,10 @@ const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 const _: () = assert!(MAILBOX >= CROSS_CORE_REQUESTS + CROSS_CORE_REQUESTS / 2);
 // Memory of an HTTP/2 caller that stalls all its streams, without its relays.
 const _: () = assert!(HTTP2_CONNECTION_MAX <= 8 * MIB && HTTP2_INTERIM_MAX <= 8 * MIB);
-// A message fits in the queue of the control stream, and the queue is small compared to the memory of a tunnel's
-// streams.
+// A message fits in the queue of control messages, and the queue is small compared to the memory of a tunnel's streams.
 const _: () = assert!(CONTROL_QUEUE >= tunnel::control::MESSAGE_MAX && CONTROL_QUEUE <= MIB / 4);
-// The largest response head fits in the header list of the tunnel, with room for the fields that the agent adds.
-const _: () = assert!(
-    tunnel::response::HEAD.head + 32 * (tunnel::response::HEAD.fields + 4) <= tunnel::settings::HEADER_LIST as usize
-);
-// The window of a stream must have room for a frame; otherwise the stream deadlocks.
-const _: () = assert!(tunnel::window::LEAST > tunnel::settings::FRAME_SIZE);
+// The least window has room for four frames: a peer is granted the next bytes before it has used up all.
+const _: () = assert!(tunnel::window::LEAST as usize >= 4 * tunnel::frame::DATA_MAX);
 // As many streams as an agent has slots by default can have the first window, and 8 streams the largest.
 const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 128 * tunnel::window::FIRST as usize);
 const _: () = assert!(tunnel::window::TUNNEL_BUDGET >= 8 * tunnel::window::MOST as usize);
@@ -308,5 +284,9 @@ const _: () = assert!(
         && tunnel::window::FIRST.is_power_of_two()
         && tunnel::window::MOST.is_power_of_two()
 );
-// The largest request head fits in the header list of the tunnel, with room for the fields that the gateway adds.
-const _: () = assert!(REQUEST_HEAD.head + 32 * (REQUEST_HEAD.fields + 16) < tunnel::settings::HEADER_LIST as usize);
+// The largest request head fits in a frame, with a second copy of its host and the other fields that the gateway adds.
+const _: () = assert!(
+    2 * REQUEST_HEAD.head + 1024 <= tunnel::frame::REQUEST_HEAD.head
+        && REQUEST_HEAD.fields + 16 <= tunnel::frame::REQUEST_HEAD.fields
+        && REQUEST_HEAD.target <= tunnel::frame::REQUEST_HEAD.target
+);

@@ -16,7 +16,7 @@ use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 
 /// An item of a pipe.
-pub(crate) trait Frame {
+pub(crate) trait PipeFrame {
     /// Bytes that count against the credit of the pipe.
     fn bytes(&self) -> usize;
 }
@@ -25,13 +25,13 @@ pub(crate) trait Frame {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-pub(crate) struct Sender<F: Frame> {
+pub(crate) struct Sender<F: PipeFrame> {
     /// `None` only while being dropped.
     queue: Option<crossbeam_channel::Sender<F>>,
     shared: Arc<Shared>,
 }
 
-pub(crate) struct Receiver<F: Frame> {
+pub(crate) struct Receiver<F: PipeFrame> {
     queue: Option<crossbeam_channel::Receiver<F>>,
     /// Frames received since this task last yielded.
     in_a_row: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Wake {
 }
 
 /// A pipe from a task of one worker to a task of another, whose wakes go through their mailboxes.
-pub(crate) fn pipe<F: Frame>(
+pub(crate) fn pipe<F: PipeFrame>(
     sender: WorkerId,
     receiver: WorkerId,
     wakes: Arc<dyn Post<Wake>>,
@@ -114,7 +114,7 @@ impl Wake {
     }
 }
 
-impl<F: Frame> Sender<F> {
+impl<F: PipeFrame> Sender<F> {
     /// Sends a frame once there is credit for it.
     pub(crate) async fn send(&mut self, frame: F) -> Result<(), Closed> {
         let mut frame = Some(frame);
@@ -168,14 +168,14 @@ impl<F: Frame> Sender<F> {
     }
 }
 
-impl<F: Frame> Drop for Sender<F> {
+impl<F: PipeFrame> Drop for Sender<F> {
     fn drop(&mut self) {
         self.queue = None;
         self.shared.wake(true);
     }
 }
 
-impl<F: Frame> Receiver<F> {
+impl<F: PipeFrame> Receiver<F> {
     /// The next frame; `Err` once the sender is gone and every frame was received.
     pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<F, Closed>> {
         if self.in_a_row >= limits::PIPE_FRAMES_PER_TURN {
@@ -216,7 +216,7 @@ impl<F: Frame> Receiver<F> {
     }
 }
 
-impl<F: Frame> Drop for Receiver<F> {
+impl<F: PipeFrame> Drop for Receiver<F> {
     fn drop(&mut self) {
         self.queue = None;
         self.shared.receiver_gone.store(true, Ordering::SeqCst);
@@ -239,7 +239,7 @@ mod tests {
         End,
     }
 
-    impl Frame for Body {
+    impl PipeFrame for Body {
         fn bytes(&self) -> usize {
             match self {
                 Self::Data(data) => data.len(),

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use gw_shared::http::{RequestHead, UnreadHead};
+use gw_shared::http::{InvalidHeadParts, RequestHead};
 
 use crate::apex::Apex;
 use crate::client_address::{Peer, TrustedProxies, client_address};
@@ -51,23 +51,23 @@ impl Router {
     }
 
     /// Refuses a request whose head is invalid. The request is recorded if its head names a service or the apex.
-    pub(crate) async fn refuse_unread(
+    pub(crate) async fn refuse_invalid_head(
         &self,
-        head: UnreadHead,
+        head: InvalidHeadParts,
         peer: &Peer,
         error: &Error,
         response: &mut impl ResponseSink,
     ) -> Outcome {
         let client = client_address(peer.address, &head.headers, &self.trusted_proxies);
         let host = head.authority.clone();
-        let scope = RequestScope::begin_unread(&self.observers, head, client);
+        let scope = RequestScope::begin_invalid(&self.observers, head, client);
         match host.as_ref().map(|host| self.region.destination(host.as_str())) {
             Some(Destination::Tenant(label)) => {
                 if let Some(service) = self.relay.directory.get().service(&label) {
-                    scope.note(Stage::RefusedHeadNames(service));
+                    scope.note(Stage::InvalidHeadNames(service));
                 }
             }
-            Some(Destination::Apex) => scope.note(Stage::RefusedHeadNamesApex),
+            Some(Destination::Apex) => scope.note(Stage::InvalidHeadNamesApex),
             Some(Destination::Elsewhere) | None => {}
         }
         scope.note(Stage::Refused(error));

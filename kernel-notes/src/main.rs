@@ -6,6 +6,7 @@
     reason = "a probe reports to its terminal and stops on any failure"
 )]
 
+mod delayed_acknowledgements;
 mod echo;
 mod hand_over;
 mod huge_pages;
@@ -29,12 +30,14 @@ fn main() -> ExitCode {
         ["cross-core-wakes"] => wakes::probe(),
         ["hand-over"] => hand_over::probe(),
         ["huge-pages"] => huge_pages::probe(),
+        ["delayed-acknowledgements"] => delayed_acknowledgements::probe(),
         // Child processes of the probes.
         [readiness::IDLE, style] => readiness::report_idle_memory(style),
         [hand_over::CALLER, port, connections] => hand_over::call(port, connections),
         _ => {
             eprintln!(
-                "usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over | huge-pages"
+                "usage: gw-kernel-notes ring-flags | readiness-or-completion | cross-core-wakes | hand-over | huge-pages | \
+                 delayed-acknowledgements"
             );
             return ExitCode::from(2);
         }

@@ -1,6 +1,4 @@
-//! Error codes of the gateway and the agent, as `error.code` of an error body and `X-Gw-Agent-Error` carry them.
-
-use http::HeaderValue;
+//! Error codes of the gateway and the agent, as error bodies (`error.code`) and the tunnel carry them.
 
 /// Defines [`ErrorCode`] with the text of each code beside its name.
 macro_rules! error_codes {
@@ -72,7 +70,7 @@ impl ErrorCode {
     }
 }
 
-/// Reason why an agent failed to forward a request: the codes that `X-Gw-Agent-Error` may carry.
+/// Reason why an agent failed to forward a request: the codes that REFUSED and RESET may carry on a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentErrorCode {
     ConcurrencyLimit,
@@ -91,9 +89,9 @@ impl AgentErrorCode {
         Self::BackendInvalidResponse,
     ];
 
-    /// Parses a value of `X-Gw-Agent-Error`; `None` if an agent may not send it.
-    pub fn parse(value: &HeaderValue) -> Option<Self> {
-        Self::ALL.into_iter().find(|code| value == code.as_str())
+    /// Parses the code of a REFUSED or RESET; `None` if an agent may not send it.
+    pub fn parse(code: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| code == known.as_str().as_bytes())
     }
 
     /// The code's text on the wire.
@@ -135,11 +133,11 @@ mod tests {
     #[test]
     fn an_agent_can_report_its_own_codes_only() {
         for &code in ErrorCode::ALL {
-            let parsed = AgentErrorCode::parse(&HeaderValue::from_static(code.as_str()));
+            let parsed = AgentErrorCode::parse(code.as_str().as_bytes());
             let own = AgentErrorCode::ALL.into_iter().find(|own| own.error_code() == code);
             assert_eq!(parsed, own, "{code:?}");
         }
-        assert_eq!(AgentErrorCode::parse(&HeaderValue::from_static("GW_X")), None);
-        assert_eq!(AgentErrorCode::parse(&HeaderValue::from_bytes(b"\xff").unwrap()), None);
+        assert_eq!(AgentErrorCode::parse(b"GW_X"), None);
+        assert_eq!(AgentErrorCode::parse(b"\xff"), None);
     }
 }

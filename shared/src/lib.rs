@@ -23,6 +23,7 @@ pub mod error_body;
 pub mod error_code;
 pub mod files;
 pub mod http;
+pub mod http2;
 pub mod id;
 pub mod identity;
 pub mod net;

@@ -4,11 +4,10 @@ use std::io;
 
 use ::h2::SendStream;
 use bytes::Bytes;
-use gw_shared::http::{BodyDecoder, Connection, Framing, Part, UpgradeProtocol, head};
-use gw_shared::tunnel::stream as streams;
+use gw_shared::http::{BodyDecoder, Connection, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol};
+use gw_shared::http2::stream as streams;
 use http::header::HeaderMap;
-use http::request::Parts;
-use http::uri::{Authority, PathAndQuery};
+use http::uri::Authority;
 use http::{Method, StatusCode};
 
 use super::ResponseError;
@@ -36,20 +35,19 @@ pub(crate) enum ResponseHalf<'a> {
 /// An interim or final response head.
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
-    /// `Content-Length`, if present, agrees with the framing.
+    /// Includes fields that frame the message.
     pub(crate) headers: HeaderMap,
+    pub(crate) framing: Framing,
     /// The connection can serve another request afterwards.
     pub(crate) keep_alive: bool,
 }
 
 impl RequestHalf<'_> {
     /// Sends the head. Over HTTP/2 the exchange has already sent it.
-    pub(crate) async fn head(&self, parts: &Parts, authority: &Authority) -> io::Result<()> {
+    pub(crate) async fn head(&self, request: &RequestHead, authority: &Authority) -> io::Result<()> {
         let Self::Http1 { connection, framing, upgrade } = self else { return Ok(()) };
-        let root = PathAndQuery::from_static("/");
-        let target = parts.uri.path_and_query().unwrap_or(&root);
         let (host, kind) = (authority.as_str().as_bytes(), upgrade.map_or(Connection::Persists, Connection::Upgrade));
-        connection.send_head(&parts.method, target, host, &parts.headers, *framing, kind).await
+        connection.send_head(&request.method, &request.target, host, &request.headers, *framing, kind).await
     }
 
     pub(crate) async fn data(&mut self, data: Bytes) -> io::Result<()> {
@@ -81,21 +79,19 @@ impl ResponseHalf<'_> {
     pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         match self {
             Self::Http1(connection, decoder) => {
-                let mut head = connection.response_head(method).await?;
-                *decoder = BodyDecoder::new(head.framing);
-                head::set_content_length(&mut head.headers, head.framing);
-                Ok(Head { status: head.status, headers: head.headers, keep_alive: head.keep_alive })
+                let ResponseHead { status, headers, framing, keep_alive, .. } =
+                    connection.response_head(method).await?;
+                *decoder = BodyDecoder::new(framing);
+                Ok(Head { status, headers, framing, keep_alive })
             }
-            Self::Http2(exchange) => {
-                let (parts, ()) = exchange.head(method).await?.into_parts();
-                Ok(Head { status: parts.status, headers: parts.headers, keep_alive: true })
-            }
+            Self::Http2(exchange) => exchange.head(method).await,
         }
     }
 
     /// See [`RequestHalf::upgraded`].
     pub(crate) fn upgraded(&mut self) {
-        if let Self::Http1(_, decoder) = self {
+        if let Self::Http1(connection, decoder) = self {
+            connection.upgraded();
             *decoder = BodyDecoder::new(Framing::UntilClose);
         }
     }

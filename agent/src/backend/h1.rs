@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
 use gw_shared::http::{Connection, Part};
+use gw_shared::net::Acknowledger;
 use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
 use http::header::{self, HeaderMap};
 use http::uri::PathAndQuery;
@@ -25,13 +26,36 @@ pub(crate) struct Http1Connection {
     /// Bytes that had been sent before the current request.
     sent_before: Cell<u64>,
     buffers: BoundedBuffers,
+    acknowledger: Acknowledger,
+    /// Bytes of another protocol follow, and nothing tells whether a message of it is complete.
+    is_upgraded: Cell<bool>,
 }
 
 impl Http1Connection {
     /// `receive_limit` is the limit of the receive buffer, set when the socket connected.
     pub(super) fn new(stream: Stream, receive_limit: Option<usize>) -> Self {
         let buffers = BoundedBuffers::new(stream.socket(), receive_limit);
-        Self { stream, buffer: RefCell::default(), answered: Cell::new(false), sent_before: Cell::new(0), buffers }
+        let acknowledger = stream.socket().acknowledger();
+        Self {
+            stream,
+            buffer: RefCell::default(),
+            answered: Cell::new(false),
+            sent_before: Cell::new(0),
+            buffers,
+            acknowledger,
+            is_upgraded: Cell::new(false),
+        }
+    }
+
+    /// Begins an exchange. Called before its request is sent and its response is read.
+    pub(super) fn begin(&self) {
+        self.answered.set(false);
+        self.sent_before.set(self.stream.socket().sent());
+    }
+
+    /// The backend has upgraded the connection.
+    pub(super) fn upgraded(&self) {
+        self.is_upgraded.set(true);
     }
 
     /// Adjusts the limit of the kernel buffers. Called before an idle connection serves another request.
@@ -72,8 +96,6 @@ impl Http1Connection {
         framing: Framing,
         connection: Connection<'_>,
     ) -> io::Result<()> {
-        self.answered.set(false);
-        self.sent_before.set(self.stream.socket().sent());
         let mut out = Vec::with_capacity(1024);
         heads::write_request(&mut out, method, target, host, headers, framing, connection);
         self.send(&mut [IoSlice::new(&out)]).await
@@ -143,13 +165,111 @@ impl Http1Connection {
         }
     }
 
-    /// Receives bytes into the buffer; 0 is the end of the stream.
+    /// Receives more bytes of an incomplete response into the buffer; 0 is the end of the stream.
     async fn receive(&self) -> Result<usize, ResponseError> {
-        let received = std::future::poll_fn(|cx| self.stream.poll_recv_buf(cx, &mut self.buffer.borrow_mut())).await;
+        let received = std::future::poll_fn(|cx| {
+            let received = self.stream.poll_recv_buf(cx, &mut self.buffer.borrow_mut());
+            if received.is_pending() && self.answered.get() && !self.is_upgraded.get() {
+                // The backend may keep the rest until the beginning is acknowledged.
+                self.acknowledger.acknowledge();
+            }
+            received
+        })
+        .await;
         let received = received.map_err(ResponseError::Reset)?;
         if received > 0 {
             self.answered.set(true);
         }
         Ok(received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::task::Poll;
+
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+
+    use super::*;
+
+    /// Runs a test with a connection and its backend.
+    fn with_backend<F: Future<Output = ()>>(test: impl FnOnce(Http1Connection, TcpStream) -> F) {
+        let run = async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+            test(Http1Connection::new(Stream::Plain(socket), None), listener.accept().unwrap().0).await;
+        };
+        Driver::choose().unwrap().block_on(run).unwrap();
+    }
+
+    /// Sends a request and reads its response, of which the backend writes each piece after the one before has been read.
+    async fn exchange(connection: &Http1Connection, backend: &mut TcpStream, pieces: &[&str]) {
+        connection.begin();
+        connection.send(&mut [IoSlice::new(b"request")]).await.unwrap();
+        backend.read_exact(&mut [0; 7]).unwrap();
+        let mut read = std::pin::pin!(async {
+            loop {
+                let head = connection.response_head(&Method::GET).await.unwrap();
+                let mut decoder = BodyDecoder::new(head.framing);
+                while !decoder.is_done() {
+                    connection.part(&mut decoder).await.unwrap();
+                }
+                if !head.status.is_informational() {
+                    break;
+                }
+            }
+        });
+        let carried = || connection.stream.socket().buffers().carried();
+        for (number, piece) in pieces.iter().enumerate() {
+            backend.write_all(piece.as_bytes()).unwrap();
+            let target = carried() + piece.len() as u64;
+            let until = std::future::poll_fn(|cx| match read.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(true),
+                Poll::Pending if carried() == target => Poll::Ready(false),
+                Poll::Pending => Poll::Pending,
+            });
+            assert_eq!(until.await, number + 1 == pieces.len());
+        }
+    }
+
+    #[test]
+    fn incomplete_responses_are_acknowledged_once() {
+        with_backend(|connection, mut backend| async move {
+            let mut before = 0;
+            for (pieces, expected) in [
+                // Complete when they are read: no system call.
+                (&["HTTP/1.1 204 No Content\r\n\r\n"][..], 0),
+                (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"], 0),
+                (&["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"], 0),
+                (&["HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", "body"], 1),
+                (&["HTTP/1.1 200 OK\r\n", "Content-Length: 4\r\n\r\n", "bo", "dy"], 1),
+                (&["HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n", "0\r\n\r\n"], 1),
+                (&["HTTP/1.1 103 Early Hints\r\n\r\n", "HTTP/1.1 204 No Content\r\n\r\n"], 1),
+                (&["HTTP/1.1 204 No Content\r\n\r\n"], 0),
+            ] {
+                exchange(&connection, &mut backend, pieces).await;
+                assert_eq!(connection.acknowledger.calls() - before, expected, "{pieces:?}");
+                before = connection.acknowledger.calls();
+            }
+        });
+    }
+
+    #[test]
+    fn upgraded_connections_are_left_to_the_kernel() {
+        with_backend(|connection, mut backend| async move {
+            connection.upgraded();
+            let mut decoder = BodyDecoder::new(Framing::UntilClose);
+            for _ in 0..2 {
+                connection.send(&mut [IoSlice::new(b"ping")]).await.unwrap();
+                backend.read_exact(&mut [0; 4]).unwrap();
+                backend.write_all(b"pong").unwrap();
+                assert_eq!(connection.part(&mut decoder).await.unwrap(), Part::Data(Bytes::from_static(b"pong")));
+            }
+            assert!(futures_util::poll!(std::pin::pin!(connection.part(&mut decoder))).is_pending());
+            assert_eq!(connection.acknowledger.calls(), 0);
+        });
     }
 }

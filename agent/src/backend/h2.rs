@@ -8,20 +8,21 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use gw_shared::http::Part;
 use gw_shared::http::framing::{self, Framing};
+use gw_shared::http::{Part, RequestHead};
+use gw_shared::http2::stream::{self as streams, Received};
+use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
-use gw_shared::tunnel::stream::{self as streams, Received};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::ext::Protocol;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::HeaderMap;
-use http::request::Parts;
-use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{Method, Request, Response, Uri, Version};
+use http::header::{self, HeaderMap};
+use http::uri::{Authority, Scheme};
+use http::{Method, Request, Uri, Version};
 
 use super::ResponseError;
 use super::connect::{ConnectError, explain_tls};
+use super::exchange::Head;
 use super::stream::Stream;
 use crate::tls::rustls_error;
 
@@ -50,6 +51,7 @@ pub(crate) struct Http2Connection {
     last_used: Cell<Instant>,
     /// The connection has ended or refused a request, and gets no further requests.
     is_retired: Rc<Cell<bool>>,
+    acknowledger: Rc<Acknowledger>,
 }
 
 impl Http2Connection {
@@ -59,6 +61,7 @@ impl Http2Connection {
         if let Err(error) = stream.socket().detect_dead_peer(DEAD_AFTER) {
             tracing::warn!(%error, "cannot set TCP keep-alive on a backend connection");
         }
+        let acknowledger = Rc::new(stream.socket().acknowledger());
         let mut builder = h2::client::Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
@@ -88,7 +91,7 @@ impl Http2Connection {
             tracing::debug!(error, "backend connection ended");
         });
         let (streams, last_used) = (Cell::new(0), Cell::new(Instant::now()));
-        Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_retired }))
+        Ok(Rc::new(Self { requests: RefCell::new(requests), scheme, streams, last_used, is_retired, acknowledger }))
     }
 
     fn has_room(&self) -> bool {
@@ -104,29 +107,36 @@ impl Http2Connection {
     /// Sends a request head.
     pub(super) fn request(
         &self,
-        parts: &Parts,
+        head: &RequestHead,
         authority: &Authority,
         protocol: Option<&Protocol>,
-        framing: Framing,
     ) -> Result<(SendStream<Bytes>, Http2Response), ResponseError> {
-        let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let uri = Uri::builder().scheme(self.scheme.clone()).authority(authority.clone()).path_and_query(path).build();
+        let uri = Uri::builder()
+            .scheme(self.scheme.clone())
+            .authority(authority.clone())
+            .path_and_query(head.target.clone())
+            .build();
         let mut request = Request::new(());
-        *request.method_mut() = if protocol.is_some() { Method::CONNECT } else { parts.method.clone() };
+        *request.method_mut() = if protocol.is_some() { Method::CONNECT } else { head.method.clone() };
         // Never fails: the parts are valid.
         *request.uri_mut() = uri.map_err(|error| ResponseError::Reset(io::Error::other(error)))?;
         *request.version_mut() = Version::HTTP_2;
-        *request.headers_mut() = parts.headers.clone();
+        *request.headers_mut() = head.headers.clone();
+        // HTTP/2 has no such fields (RFC 9113 §8.2.2).
+        for name in [header::TRANSFER_ENCODING, header::CONNECTION, header::UPGRADE] {
+            request.headers_mut().remove(name);
+        }
+        // An extended CONNECT is followed by bytes of the protocol, whatever the framing.
+        let framing = if protocol.is_some() { Framing::None } else { head.framing };
         framing::set_content_length(request.headers_mut(), framing);
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
-        // An extended CONNECT is followed by bytes of the protocol, whatever the framing.
         let is_whole = protocol.is_none() && !framing.has_body();
         let sent = self.requests.borrow().clone().send_request(request, is_whole);
         // An error here means that nothing was sent.
         let (response, stream) = sent.map_err(|error| ResponseError::Unprocessed(error.to_string()))?;
-        Ok((stream, Http2Response { response, body: None, is_done: false }))
+        Ok((stream, Http2Response::new(response, Rc::clone(&self.acknowledger))))
     }
 
     /// Whether the backend accepts extended CONNECT (RFC 8441).
@@ -252,18 +262,23 @@ pub(crate) struct Http2Response {
     response: ResponseFuture,
     body: Option<RecvStream>,
     is_done: bool,
+    /// Acknowledges the head while the first part of the body is awaited; `None` afterwards.
+    acknowledger: Option<Rc<Acknowledger>>,
 }
 
 impl Http2Response {
+    fn new(response: ResponseFuture, acknowledger: Rc<Acknowledger>) -> Self {
+        Self { response, body: None, is_done: false, acknowledger: Some(acknowledger) }
+    }
+
     /// Reads the next head, interim (1xx) or final, of the response to a request with `method`.
-    pub(super) async fn head(&mut self, method: &Method) -> Result<Response<()>, ResponseError> {
+    pub(super) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await {
-            let mut interim = interim.map_err(ResponseError::of_http2)?;
-            framing::check_values_of_http2(interim.headers())?;
-            framing::set_content_length(interim.headers_mut(), Framing::None);
-            return Ok(interim);
+            let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
+            framing::check_values_of_http2(&parts.headers)?;
+            return Ok(Head { status: parts.status, headers: parts.headers, framing: Framing::None, keep_alive: true });
         }
-        let (mut parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
+        let (parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
         framing::check_values_of_http2(&parts.headers)?;
         let announced = framing::content_length(&parts.headers)?.map_or(Framing::Chunked, Framing::Length);
         let framing = match announced.of_response(parts.status, method) {
@@ -271,11 +286,10 @@ impl Http2Response {
             _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
             framing => framing,
         };
-        framing::set_content_length(&mut parts.headers, framing);
         // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
-        Ok(Response::from_parts(parts, ()))
+        Ok(Head { status: parts.status, headers: parts.headers, framing, keep_alive: true })
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -285,7 +299,18 @@ impl Http2Response {
     pub(super) async fn part(&mut self) -> Result<Part, ResponseError> {
         let cut_short = || ResponseError::Reset(io::ErrorKind::ConnectionReset.into());
         let body = self.body.as_mut().ok_or_else(cut_short)?;
-        let received = std::future::poll_fn(|cx| streams::poll_receive(body, cx)).await.map_err(|_| cut_short())?;
+        let received = std::future::poll_fn(|cx| {
+            let received = streams::poll_receive(body, cx);
+            // Only once: the end of a message in a long stream is unknown.
+            if let Some(acknowledger) = self.acknowledger.take()
+                && received.is_pending()
+            {
+                acknowledger.acknowledge();
+            }
+            received
+        })
+        .await
+        .map_err(|_| cut_short())?;
         Ok(match received {
             Received::Data(data) => Part::Data(data),
             Received::Trailers(trailers) => {
@@ -327,4 +352,60 @@ impl ResponseError {
 /// Ends the request body.
 pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<HeaderMap>) -> io::Result<()> {
     streams::finish(stream, trailers).map_err(|_| io::ErrorKind::BrokenPipe.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use gw_shared::net::Socket;
+    use gw_shared::runtime::Driver;
+    use h2::server::SendResponse;
+    use http::Response;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_head_without_its_body_is_acknowledged_once() {
+        let test = async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+            let backend = Stream::Plain(Socket::from_fd(listener.accept().unwrap().0.into()).unwrap());
+            let (accepted, mut responds) = mpsc::unbounded_channel();
+            runtime::spawn(async move {
+                let mut backend = h2::server::handshake(backend).await.unwrap();
+                while let Some(Ok((_, respond))) = backend.accept().await {
+                    accepted.send(respond).unwrap();
+                }
+            });
+            let connection = Http2Connection::start(Stream::Plain(socket)).await.unwrap();
+            let request = Bytes::from_static(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n");
+            let request = gw_shared::tunnel::head::parse_request(&request, true).unwrap();
+            let authority = Authority::from_static("localhost");
+            for calls in 0..3 {
+                let begin = || connection.request(&request, &authority, None).unwrap().1;
+
+                let mut response = begin();
+                let mut respond: SendResponse<Bytes> = responds.recv().await.unwrap();
+                let mut body = respond.send_response(Response::new(()), false).unwrap();
+                body.send_data(Bytes::from_static(b"whole"), true).unwrap();
+                response.head(&Method::GET).await.unwrap();
+                assert_eq!(response.part().await.unwrap(), Part::Data(Bytes::from_static(b"whole")));
+                assert_eq!(connection.acknowledger.calls(), calls);
+
+                let mut response = begin();
+                let mut respond = responds.recv().await.unwrap();
+                let mut body = respond.send_response(Response::new(()), false).unwrap();
+                response.head(&Method::GET).await.unwrap();
+                for piece in ["head", "and", "body"] {
+                    assert!(futures_util::poll!(std::pin::pin!(response.part())).is_pending());
+                    body.send_data(Bytes::from(piece), false).unwrap();
+                    assert_eq!(response.part().await.unwrap(), Part::Data(Bytes::from(piece)));
+                }
+                assert_eq!(connection.acknowledger.calls(), calls + 1);
+            }
+        };
+        Driver::choose().unwrap().block_on(test).unwrap();
+    }
 }

@@ -2,6 +2,8 @@
 
 mod balance;
 mod buffers;
+#[cfg(feature = "bench_support")]
+pub(crate) mod canned;
 mod config;
 mod connect;
 mod exchange;
@@ -22,7 +24,7 @@ pub(crate) use config::Backends;
 pub(crate) use connect::{ConnectError, Offer};
 pub(crate) use exchange::{Head, RequestHalf, ResponseHalf};
 pub(crate) use pool::{BackendState, Lease, Pool};
-#[cfg(test)]
+#[cfg(any(test, feature = "bench_support"))]
 pub(crate) use stream::Stream;
 
 /// Why there is no complete response.

@@ -3,10 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
-use gw_shared::http::{BodyDecoder, Framing, UpgradeProtocol};
+use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::runtime;
 use http::Method;
-use http::request::Parts;
 use http::uri::Authority;
 
 use super::ResponseError;
@@ -168,6 +167,15 @@ impl Pool {
         Lease { backend, host: self.host, is_reused, connection, _active: ActiveRequest::new(&backend.requests) }
     }
 
+    /// Adds an idle connection to the first backend.
+    #[cfg(feature = "bench_support")]
+    pub(crate) fn add_idle(&self, stream: super::Stream) {
+        if let Some(backend) = self.backends.first() {
+            let connection = Box::new(Http1Connection::new(stream, None));
+            backend.idle.borrow_mut().push((Instant::now(), connection));
+        }
+    }
+
     /// Closes connections that have been idle for too long.
     pub(crate) fn prune(&self) {
         for backend in &self.backends {
@@ -217,6 +225,8 @@ impl Backend {
         }
         let mut idle = self.idle.borrow_mut();
         while let Some((since, connection)) = idle.pop() {
+            // One system call, which a readiness wait cannot replace: half of the busy connections are reused before the
+            // ring would report that the backend has closed them, and some requests cannot be sent again.
             if since.elapsed() < IDLE_FOR && connection.is_quiet() {
                 connection.fit_buffers();
                 return Some(LeasedConnection::Http1(connection));
@@ -267,21 +277,18 @@ fn http1_exchange<'a>(
     framing: Framing,
     upgrade: Option<&'a UpgradeProtocol>,
 ) -> (RequestHalf<'a>, ResponseHalf<'a>) {
+    connection.begin();
     let response = ResponseHalf::Http1(connection, BodyDecoder::new(Framing::None));
     (RequestHalf::Http1 { connection, framing, upgrade }, response)
 }
 
 impl Lease<'_> {
     /// Starts an exchange. Over HTTP/2 this sends the request head.
-    pub(crate) fn exchange(
-        &self,
-        parts: &Parts,
-        framing: Framing,
-    ) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
+    pub(crate) fn exchange(&self, request: &RequestHead) -> Result<(RequestHalf<'_>, ResponseHalf<'_>), ResponseError> {
         match &self.connection {
-            LeasedConnection::Http1(connection) => Ok(http1_exchange(connection, framing, None)),
+            LeasedConnection::Http1(connection) => Ok(http1_exchange(connection, request.framing, None)),
             LeasedConnection::Http2(stream) => {
-                let (request, response) = stream.request(parts, self.authority(parts), None, framing)?;
+                let (request, response) = stream.request(request, self.authority(request), None)?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
@@ -291,7 +298,7 @@ impl Lease<'_> {
     /// (RFC 8441). The request has no body.
     pub(crate) fn upgrade_exchange<'b>(
         &'b self,
-        parts: &Parts,
+        request: &RequestHead,
         protocol: &'b UpgradeProtocol,
     ) -> Result<(RequestHalf<'b>, ResponseHalf<'b>), ResponseError> {
         let refused = |why: &str| Err(ResponseError::Upgrade(why.to_owned()));
@@ -300,23 +307,22 @@ impl Lease<'_> {
             LeasedConnection::Http2(stream) if !stream.accepts_extended_connect() => {
                 refused("it speaks HTTP/2 and does not accept extended CONNECT (RFC 8441)")
             }
-            LeasedConnection::Http2(_) if parts.method != Method::GET => {
+            LeasedConnection::Http2(_) if request.method != Method::GET => {
                 refused("it speaks HTTP/2, where an upgrade request cannot have a method other than GET (RFC 8441)")
             }
             LeasedConnection::Http2(stream) => {
                 let protocol = ::h2::ext::Protocol::from(protocol.as_str());
-                let (request, response) =
-                    stream.request(parts, self.authority(parts), Some(&protocol), Framing::None)?;
+                let (request, response) = stream.request(request, self.authority(request), Some(&protocol))?;
                 Ok((RequestHalf::Http2(request), ResponseHalf::Http2(response)))
             }
         }
     }
 
     /// The authority sent to the backend.
-    pub(crate) fn authority<'b>(&'b self, parts: &'b Parts) -> &'b Authority {
-        match (self.host, parts.uri.authority()) {
-            (HostHeader::Preserve, Some(authority)) => authority,
-            (HostHeader::Rewrite, _) | (HostHeader::Preserve, None) => &self.backend.endpoint.authority,
+    pub(crate) fn authority<'b>(&'b self, request: &'b RequestHead) -> &'b Authority {
+        match self.host {
+            HostHeader::Preserve => &request.authority,
+            HostHeader::Rewrite => &self.backend.endpoint.authority,
         }
     }
 

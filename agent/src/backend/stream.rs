@@ -8,9 +8,14 @@ use bytes::BytesMut;
 use gw_shared::net::{Socket, TlsStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+#[cfg(feature = "bench_support")]
+use super::canned::Canned;
+
 pub(crate) enum Stream {
     Plain(Socket),
     Tls(TlsStream),
+    #[cfg(feature = "bench_support")]
+    Canned(Canned),
 }
 
 impl Stream {
@@ -18,6 +23,8 @@ impl Stream {
         match self {
             Self::Plain(socket) => socket,
             Self::Tls(stream) => stream.socket(),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(backend) => backend.socket(),
         }
     }
 
@@ -26,6 +33,8 @@ impl Stream {
         match self {
             Self::Plain(socket) => socket.is_quiet(),
             Self::Tls(stream) => stream.is_quiet(),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(backend) => backend.is_quiet(),
         }
     }
 
@@ -36,6 +45,11 @@ impl Stream {
                 stream.write_all(pieces).await?;
                 stream.flush().await
             }
+            #[cfg(feature = "bench_support")]
+            Self::Canned(backend) => {
+                backend.send(pieces);
+                Ok(())
+            }
         }
     }
 
@@ -44,6 +58,8 @@ impl Stream {
         match self {
             Self::Plain(socket) => socket.poll_recv_buf(cx, buffer),
             Self::Tls(stream) => stream.poll_read_buf(cx, buffer),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(backend) => backend.poll_recv_buf(cx, buffer),
         }
     }
 
@@ -55,6 +71,8 @@ impl Stream {
                 Ok(())
             }
             Self::Tls(stream) => stream.close().await,
+            #[cfg(feature = "bench_support")]
+            Self::Canned(_) => Ok(()),
         }
     }
 }
@@ -65,6 +83,8 @@ impl AsyncRead for Stream {
         let read = match &*self {
             Self::Plain(socket) => ready!(socket.poll_recv(cx, target))?,
             Self::Tls(stream) => ready!(stream.poll_read(cx, target))?,
+            #[cfg(feature = "bench_support")]
+            Self::Canned(_) => return Poll::Ready(Err(io::ErrorKind::Unsupported.into())),
         };
         buffer.advance(read);
         Poll::Ready(Ok(()))
@@ -89,6 +109,8 @@ impl AsyncWrite for Stream {
                 }
             },
             Self::Tls(stream) => stream.poll_write(cx, pieces),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(_) => Poll::Ready(Err(io::ErrorKind::Unsupported.into())),
         }
     }
 
@@ -100,6 +122,8 @@ impl AsyncWrite for Stream {
         match &*self {
             Self::Plain(_) => Poll::Ready(Ok(())),
             Self::Tls(stream) => stream.poll_send(cx),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(_) => Poll::Ready(Ok(())),
         }
     }
 
@@ -110,6 +134,8 @@ impl AsyncWrite for Stream {
                 Poll::Ready(Ok(()))
             }
             Self::Tls(stream) => stream.poll_close(cx),
+            #[cfg(feature = "bench_support")]
+            Self::Canned(_) => Poll::Ready(Ok(())),
         }
     }
 }

@@ -7,24 +7,45 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use bytes::Bytes;
 use futures_util::future::{Either, select};
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING};
-use gw_shared::http::{Framing, InvalidHead, Part};
-use gw_shared::runtime;
-use gw_shared::tunnel::incoming::Incoming;
+use gw_shared::http::{Framing, Part, RequestHead, fields};
+use gw_shared::tunnel::body::{Received, ReceivedBody};
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::endpoint::ReceivedPart;
+use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::head;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
-use gw_shared::tunnel::stream::{self, Received};
-use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
-use http::header::{self, HeaderMap, HeaderValue};
-use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::header::HeaderMap;
+use http::{Method, StatusCode};
 
 use crate::backend::{ConnectError, Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::slots::Slot;
 use crate::telemetry::request_scope::RequestScope;
+
+/// A request of the gateway.
+pub(crate) struct TunnelRequest {
+    pub(crate) head: RequestHead,
+    pub(crate) sender: StreamSender,
+    receiver: StreamReceiver,
+}
+
+impl TunnelRequest {
+    /// Reads the head of a stream that the gateway has opened. Resets the stream if the head is invalid.
+    pub(crate) fn read((sender, receiver): (StreamSender, StreamReceiver)) -> Option<Self> {
+        // The head has arrived with the stream.
+        let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
+        match head::parse_request(&payload, receiver.is_done()) {
+            Ok(head) => Some(Self { head, sender, receiver }),
+            Err(error) => {
+                // A gateway never sends this.
+                tracing::warn!(%error, "invalid request on the tunnel");
+                None
+            }
+        }
+    }
+}
 
 /// Why a request was not forwarded. The gateway passes code and message on to the caller.
 #[derive(Debug)]
@@ -55,45 +76,31 @@ impl From<ResponseError> for ForwardError {
 
 /// Forwards a request and relays its response. A reset of the stream closes the backend connection at once. `_slot` is
 /// freed on return.
-pub(crate) async fn forward(
-    pool: &Pool,
-    _slot: Slot,
-    scope: RequestScope,
-    request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-) {
-    if was_reset(&mut respond) {
+pub(crate) async fn forward(pool: &Pool, _slot: Slot, scope: RequestScope, request: TunnelRequest) {
+    let TunnelRequest { head: request, sender, receiver } = request;
+    if sender.is_reset() {
         // The backend has not seen the request yet.
         return;
     }
-    let (mut parts, body) = request.into_parts();
-    if parts.method == Method::CONNECT {
+    if request.upgrade.is_some() {
         // Boxed, like connecting, so that rare cases do not enlarge the task of every request.
-        return Box::pin(upgrade::forward(pool, scope, parts, body, respond)).await;
+        return Box::pin(upgrade::forward(pool, scope, request, &sender, receiver)).await;
     }
-    fields::join_cookies(&mut parts.headers);
-    let Ok(framing) = framing(&parts, &body) else {
-        // A gateway never sends this.
-        return respond.send_reset(Reason::PROTOCOL_ERROR);
-    };
-    let mut body = Incoming::new(body);
+    let mut body = ReceivedBody::new(receiver, request.framing);
     let mut reused = pool.reuse();
     let mut is_retry = false;
     loop {
         let lease = match reused.take() {
             Some(lease) => lease,
-            None => {
-                let connect = body.gather_while(unless_reset(&mut respond, pool.connect(Offer::Any, &scope)));
-                match Box::pin(connect).await {
-                    Some(Ok(lease)) => lease,
-                    Some(Err(error)) => return refuse(&mut respond, &scope, &error.into()),
-                    None => return,
-                }
-            }
+            None => match Box::pin(unless_reset(&sender, pool.connect(Offer::Any, &scope))).await {
+                Some(Ok(lease)) => lease,
+                Some(Err(error)) => return refuse(&sender, &scope, &error.into()),
+                None => return,
+            },
         };
         scope.connected(|| lease.describe());
         let progress = Progress { scope: &scope, body_consumed: Cell::default(), request_sent: Cell::default() };
-        match exchange(&lease, &parts, framing, &mut body, &mut respond, &progress).await {
+        match exchange(&lease, &request, &mut body, &sender, &progress).await {
             Ok(Reusable(reusable)) => {
                 scope.complete();
                 if reusable {
@@ -103,8 +110,8 @@ pub(crate) async fn forward(
             }
             Err(ExchangeError::Reset) => return lease.abort(),
             Err(ExchangeError::NoResponse(error)) => {
-                if is_retry || !may_retry(&lease, &parts, framing, &progress) || !lease.is_unprocessed(&error) {
-                    return refuse(&mut respond, &scope, &error.into());
+                if is_retry || !may_retry(&lease, &request, &progress) || !lease.is_unprocessed(&error) {
+                    return refuse(&sender, &scope, &error.into());
                 }
             }
         }
@@ -113,29 +120,26 @@ pub(crate) async fn forward(
 }
 
 /// Whether the request can be sent again if the backend has not processed it.
-fn may_retry(lease: &Lease<'_>, parts: &Parts, framing: Framing, progress: &Progress<'_>) -> bool {
+fn may_retry(lease: &Lease<'_>, request: &RequestHead, progress: &Progress<'_>) -> bool {
     if lease.is_http2() {
         // The backend reports unprocessed requests explicitly.
         !progress.body_consumed.get()
     } else {
         // The backend may close an idle connection while a request is being sent on it. A retry is safe for an idempotent
         // method (RFC 9110 §9.2.2) without a body.
-        lease.is_reused && !framing.has_body() && parts.method.is_idempotent()
+        lease.is_reused && !request.framing.has_body() && request.method.is_idempotent()
     }
 }
 
 /// Answers a request with an error of the agent.
-pub(crate) fn refuse(respond: &mut SendResponse<Bytes>, scope: &RequestScope, error: &ForwardError) {
+pub(crate) fn refuse(sender: &StreamSender, scope: &RequestScope, error: &ForwardError) {
     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
     tracing::debug!(request_id, trace_id, code = error.code.as_str(), reason = error.message, "not forwarded");
-    let mut response = Response::new(());
-    *response.status_mut() = StatusCode::BAD_GATEWAY;
-    response.headers_mut().insert(X_GW_AGENT_ERROR, HeaderValue::from_static(error.code.as_str()));
-    response.headers_mut().insert(X_GW_TIMING, scope.failed(error.code));
+    let timing = scope.failed(error.code);
     // Fails only if the stream is closed, in which case the caller is gone.
-    if let Ok(mut stream) = respond.send_response(response, false) {
-        let _ = stream.send_data(Bytes::copy_from_slice(error.message.as_bytes()), true);
-    }
+    let _ = sender.send_head(Kind::Refused, true, |out| {
+        head::write_refusal(out, timing, error.code.as_str(), &error.message);
+    });
 }
 
 /// Progress of a request.
@@ -154,22 +158,21 @@ struct Reusable(bool);
 pub(crate) enum ExchangeError {
     /// No part of a response was relayed, so the agent can still answer with an error.
     NoResponse(ResponseError),
-    /// The stream was reset: by the gateway, or by the agent because the response was cut short.
+    /// The stream was reset by the gateway, or the response was broken off.
     Reset,
 }
 
 /// Sends the request and relays the response concurrently. Either may end first.
 async fn exchange(
     lease: &Lease<'_>,
-    parts: &Parts,
-    framing: Framing,
-    body: &mut Incoming,
-    respond: &mut SendResponse<Bytes>,
+    request: &RequestHead,
+    body: &mut ReceivedBody,
+    sender: &StreamSender,
     progress: &Progress<'_>,
 ) -> Result<Reusable, ExchangeError> {
-    let (request, response) = lease.exchange(parts, framing).map_err(ExchangeError::NoResponse)?;
-    let up = std::pin::pin!(send_request(request, lease, parts, framing, body, progress));
-    let down = std::pin::pin!(relay_response(response, &parts.method, respond, progress.scope));
+    let (up, down) = lease.exchange(request).map_err(ExchangeError::NoResponse)?;
+    let up = std::pin::pin!(send_request(up, lease, request, body, progress));
+    let down = std::pin::pin!(relay_response(down, &request.method, sender, progress.scope));
     let kept_alive = match select(down, up).await {
         Either::Left((kept_alive, _)) => kept_alive?,
         Either::Right((Err(RequestReset), _)) => return Err(ExchangeError::Reset),
@@ -178,33 +181,32 @@ async fn exchange(
     Ok(Reusable(kept_alive && progress.request_sent.get()))
 }
 
-/// The gateway reset the stream before the request was complete.
+/// The gateway reset the stream before the request was complete, or the body was not as announced.
 pub(crate) struct RequestReset;
 
 async fn send_request(
-    mut request: RequestHalf<'_>,
+    mut up: RequestHalf<'_>,
     lease: &Lease<'_>,
-    parts: &Parts,
-    framing: Framing,
-    body: &mut Incoming,
+    request: &RequestHead,
+    body: &mut ReceivedBody,
     progress: &Progress<'_>,
 ) -> Result<(), RequestReset> {
     // A backend may answer without reading the whole request. Errors are reported when the response is read.
-    if body.gather_while(request.head(parts, lease.authority(parts))).await.is_err() {
+    if up.head(request, lease.authority(request)).await.is_err() {
         return Ok(());
     }
-    if !framing.has_body() {
+    if !request.framing.has_body() {
         progress.request_sent.set(true);
         return Ok(());
     }
-    progress.request_sent.set(send_body(&mut request, body, progress.scope, &progress.body_consumed).await?.is_ok());
+    progress.request_sent.set(send_body(&mut up, body, progress.scope, &progress.body_consumed).await?.is_ok());
     Ok(())
 }
 
 /// Sends the request body until it ends or the backend accepts no more. Sets `consumed` once it has read from the tunnel.
 pub(crate) async fn send_body(
     request: &mut RequestHalf<'_>,
-    body: &mut Incoming,
+    body: &mut ReceivedBody,
     scope: &RequestScope,
     consumed: &Cell<bool>,
 ) -> Result<std::io::Result<()>, RequestReset> {
@@ -216,7 +218,7 @@ pub(crate) async fn send_body(
             Received::Data(data) => {
                 let length = data.len();
                 scope.counts.sent(length);
-                let sent = body.gather_while(request.data(data)).await;
+                let sent = request.data(data).await;
                 body.release(length);
                 if sent.is_err() {
                     return Ok(sent);
@@ -233,15 +235,15 @@ pub(crate) async fn send_body(
 async fn relay_response(
     mut response: ResponseHalf<'_>,
     method: &Method,
-    respond: &mut SendResponse<Bytes>,
+    sender: &StreamSender,
     scope: &RequestScope,
 ) -> Result<bool, ExchangeError> {
-    let head = final_head(&mut response, method, respond).await?;
+    let head = final_head(&mut response, method, sender).await?;
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
     let keep_alive = head.keep_alive;
-    relay_final(head, response, respond, scope).await?;
+    relay_final(head, response, sender, scope).await?;
     Ok(keep_alive)
 }
 
@@ -249,12 +251,12 @@ async fn relay_response(
 pub(crate) async fn final_head(
     response: &mut ResponseHalf<'_>,
     method: &Method,
-    respond: &mut SendResponse<Bytes>,
+    sender: &StreamSender,
 ) -> Result<Head, ExchangeError> {
     let mut budget = InterimBudget::default();
     let invalid = |error: InvalidResponse| ExchangeError::NoResponse(error.into());
     loop {
-        let head = match unless_reset(respond, response.head(method)).await {
+        let head = match unless_reset(sender, response.head(method)).await {
             Some(head) => head.map_err(ExchangeError::NoResponse)?,
             None => return Err(ExchangeError::Reset),
         };
@@ -265,9 +267,11 @@ pub(crate) async fn final_head(
             check_status(head.status).and_then(|()| check_fields(&head.headers)).map_err(invalid)?;
             return Ok(head);
         }
-        let mut interim = tunnel_response(head.status, head.headers);
-        budget.take(head.status, interim.headers_mut()).map_err(invalid)?;
-        respond.send_informational(interim).map_err(|_| ExchangeError::Reset)?;
+        let mut headers = relayed_fields(head.headers);
+        budget.take(head.status, &mut headers).map_err(invalid)?;
+        sender
+            .send_head(Kind::Interim, false, |out| head::write_interim(out, head.status, &headers))
+            .map_err(|_| ExchangeError::Reset)?;
     }
 }
 
@@ -276,7 +280,7 @@ pub(crate) async fn final_head(
 pub(crate) async fn relay_final(
     head: Head,
     mut response: ResponseHalf<'_>,
-    respond: &mut SendResponse<Bytes>,
+    sender: &StreamSender,
     scope: &RequestScope,
 ) -> Result<(), ExchangeError> {
     let is_done = response.is_done();
@@ -286,111 +290,81 @@ pub(crate) async fn relay_final(
         Poll::Ready(part) => Some(part.map_err(ExchangeError::NoResponse)?),
         Poll::Pending => None,
     };
-    let timing = scope.responded(head.status);
-    let mut head = tunnel_response(head.status, head.headers);
-    head.headers_mut().insert(X_GW_TIMING, timing);
-    // Trailers before the announced length are a stream error (RFC 9113 §8.1.1), and h2 closes connections with many of
-    // them.
-    let by_reset = head.headers().contains_key(header::CONTENT_LENGTH);
-    let mut stream = respond.send_response(head, is_done).map_err(|_| ExchangeError::Reset)?;
+    let framing = match head.framing {
+        // HTTP/2 ends a body without announcing its length.
+        Framing::Chunked | Framing::UntilClose if is_done => Framing::None,
+        Framing::UntilClose => Framing::Chunked,
+        framing => framing,
+    };
+    let (timing, headers) = (scope.responded(head.status), relayed_fields(head.headers));
+    sender
+        .send_head(Kind::Response, is_done, |out| {
+            head::write_response(out, timing, head.status, &headers, framing, None);
+        })
+        .map_err(|_| ExchangeError::Reset)?;
     if let Some(part) = first {
-        relay_part(part, &mut response, &mut stream, scope).await?;
+        relay_part(part, &mut response, sender, scope).await?;
     }
-    relay_body(&mut response, &mut stream, scope, by_reset).await
+    relay_body(&mut response, sender, scope).await
 }
 
-/// Number of fields that the agent adds to a response: `X-Gw-Timing`.
-const ADDED_FIELDS: usize = 1;
-
-/// Builds the response head for the gateway, without hop-by-hop fields and without fields that only the gateway sets.
-pub(crate) fn tunnel_response(status: StatusCode, headers: HeaderMap) -> Response<()> {
-    let mut response = Response::new(());
-    *response.status_mut() = status;
-    *response.headers_mut() = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
-    response
+/// Returns the fields of a response for the gateway: without hop-by-hop fields and fields that only the gateway sets.
+pub(crate) fn relayed_fields(headers: HeaderMap) -> HeaderMap {
+    fields::end_to_end(headers, fields::is_own, 0)
 }
 
-/// Relays the response body to its end. A body that is cut short ends the stream with a reset or with trailers that name
-/// the error: see [`abort_response`].
+/// Relays the response body to its end. If it is cut short, breaks off the stream with the code of the error.
 pub(crate) async fn relay_body(
     response: &mut ResponseHalf<'_>,
-    stream: &mut SendStream<Bytes>,
+    sender: &StreamSender,
     scope: &RequestScope,
-    by_reset: bool,
 ) -> Result<(), ExchangeError> {
     while !response.is_done() {
-        let part = {
-            let part = std::pin::pin!(response.part());
-            let reset = std::pin::pin!(std::future::poll_fn(|cx| stream.poll_reset(cx)));
-            match select(part, reset).await {
-                Either::Left((part, _)) => part,
-                Either::Right(_) => return Err(ExchangeError::Reset),
-            }
-        };
-        match part {
-            Ok(part) => relay_part(part, response, stream, scope).await?,
-            Err(error) => {
+        match unless_reset(sender, response.part()).await {
+            Some(Ok(part)) => relay_part(part, response, sender, scope).await?,
+            Some(Err(error)) => {
                 scope.cut(error.code());
                 let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
                 tracing::debug!(request_id, trace_id, %error, "response cut short");
-                abort_response(&error, stream, by_reset).await;
+                // Fails only if the stream is closed, in which case the caller is gone.
+                let _ = sender.break_off(error.code().as_str());
                 return Err(ExchangeError::Reset);
             }
+            None => return Err(ExchangeError::Reset),
         }
     }
     Ok(())
 }
 
-/// Tells the gateway that the response was cut short, after all data before. The caller drops the stream afterwards.
-async fn abort_response(error: &ResponseError, stream: &mut SendStream<Bytes>, by_reset: bool) {
-    if by_reset {
-        // Dropping the stream resets it. Unlike an explicit reset, that never overtakes the head, but it discards queued
-        // data, so the connection gets a turn to send the data first.
-        runtime::yield_now().await;
-    } else {
-        let code = HeaderValue::from_static(error.code().as_str());
-        // Fails only if the stream is closed, in which case the caller is gone.
-        let _ = stream.send_trailers(HeaderMap::from_iter([(X_GW_AGENT_ERROR, code)]));
-    }
-}
-
 async fn relay_part(
     part: Part,
     response: &mut ResponseHalf<'_>,
-    stream: &mut SendStream<Bytes>,
+    sender: &StreamSender,
     scope: &RequestScope,
 ) -> Result<(), ExchangeError> {
     let sent = match part {
         Part::Data(data) => {
             let length = data.len();
             scope.counts.received(length);
-            let sent = stream::send(stream, data, response.is_done()).await;
+            let sent = sender.send(data, response.is_done()).await;
             response.release(length);
             sent
         }
-        Part::Trailers(trailers) => stream::finish(stream, Some(fields::end_to_end_trailers(trailers))),
-        Part::End => stream::finish(stream, None),
+        Part::Trailers(trailers) => {
+            sender.finish_with_trailers(head::write_trailers(&fields::end_to_end_trailers(trailers)))
+        }
+        Part::End => sender.finish(),
     };
     sent.map_err(|_| ExchangeError::Reset)
 }
 
-/// Whether the gateway has reset the stream.
-fn was_reset(respond: &mut SendResponse<Bytes>) -> bool {
-    respond.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready()
-}
-
 /// Returns the result of `future`, or `None` if the gateway resets the stream first.
-pub(crate) async fn unless_reset<T>(respond: &mut SendResponse<Bytes>, future: impl Future<Output = T>) -> Option<T> {
-    let reset = std::pin::pin!(std::future::poll_fn(|cx| respond.poll_reset(cx)));
+pub(crate) async fn unless_reset<T>(sender: &StreamSender, future: impl Future<Output = T>) -> Option<T> {
+    let reset = std::pin::pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     match select(std::pin::pin!(future), reset).await {
         Either::Left((output, _)) => Some(output),
         Either::Right(_) => None,
     }
-}
-
-/// The framing of the request body, from the gateway's fields, which are checked again here.
-fn framing(parts: &Parts, body: &RecvStream) -> Result<Framing, InvalidHead> {
-    Framing::of_stream(&parts.headers, !body.is_end_stream())
 }
 
 #[cfg(test)]

@@ -6,80 +6,65 @@ use std::task::Poll;
 use aws_lc_rs::digest;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use bytes::Bytes;
 use futures_util::future::{Either, select};
-use gw_shared::http::UpgradeProtocol;
-use gw_shared::http::fields::{self, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
-use gw_shared::runtime;
-use gw_shared::tunnel::incoming::Incoming;
-use h2::ext::Protocol;
-use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
-use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
-use http::request::Parts;
+use gw_shared::http::{Framing, RequestHead, UpgradeProtocol};
+use gw_shared::tunnel::body::ReceivedBody;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::head;
+use http::header::{HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
 use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
 use crate::forward::{
-    ExchangeError, final_head, refuse, relay_body, relay_final, send_body, tunnel_response, unless_reset,
+    ExchangeError, final_head, refuse, relay_body, relay_final, relayed_fields, send_body, unless_reset,
 };
 use crate::telemetry::request_scope::RequestScope;
 
-/// Forwards an extended CONNECT request of the tunnel.
+/// Forwards a request to switch protocols.
 ///
 /// The HTTP/1.1 connection is closed afterwards, even if the backend declined the upgrade: the backend, or a proxy in front
 /// of it, may disagree about where the next message begins, and the agent cannot detect that. Declined upgrades are rare.
 pub(crate) async fn forward(
     pool: &Pool,
     scope: RequestScope,
-    mut parts: Parts,
-    body: RecvStream,
-    mut respond: SendResponse<Bytes>,
+    mut request: RequestHead,
+    sender: &StreamSender,
+    receiver: StreamReceiver,
 ) {
-    let method = parts
-        .headers
-        .remove(X_GW_UPGRADE_METHOD)
-        .map_or(Ok(Method::GET), |method| Method::from_bytes(method.as_bytes()));
-    let protocol = parts.extensions.remove::<Protocol>();
-    let protocol = protocol.and_then(|protocol| UpgradeProtocol::parse_str(protocol.as_str()));
-    let (Some(protocol), Ok(method)) = (protocol, method) else {
-        // A gateway never sends this.
-        return respond.send_reset(Reason::PROTOCOL_ERROR);
-    };
-    parts.method = method;
-    fields::join_cookies(&mut parts.headers);
-    let lease = match unless_reset(&mut respond, pool.connect(Offer::Http1, &scope)).await {
+    let Some(protocol) = request.upgrade.take() else { return };
+    let lease = match unless_reset(sender, pool.connect(Offer::Http1, &scope)).await {
         Some(Ok(lease)) => lease,
-        Some(Err(error)) => return refuse(&mut respond, &scope, &error.into()),
+        Some(Err(error)) => return refuse(sender, &scope, &error.into()),
         None => return,
     };
     scope.connected(|| lease.describe());
-    match exchange(&lease, parts, &protocol, body, &mut respond, &scope).await {
+    match exchange(&lease, request, &protocol, sender, receiver, &scope).await {
         Ok(()) => scope.complete(),
         Err(ExchangeError::Reset) => lease.abort(),
-        Err(ExchangeError::NoResponse(error)) => refuse(&mut respond, &scope, &error.into()),
+        Err(ExchangeError::NoResponse(error)) => refuse(sender, &scope, &error.into()),
     }
 }
 
 async fn exchange(
     lease: &Lease<'_>,
-    mut parts: Parts,
+    mut request: RequestHead,
     protocol: &UpgradeProtocol,
-    body: RecvStream,
-    respond: &mut SendResponse<Bytes>,
+    sender: &StreamSender,
+    receiver: StreamReceiver,
     scope: &RequestScope,
 ) -> Result<(), ExchangeError> {
     let (upgrade, websocket) = if lease.is_http2() {
-        (UpgradeMethod::ExtendedConnect, WebSocketKey::over_http2(&mut parts.headers, protocol))
+        (UpgradeMethod::ExtendedConnect, WebSocketKey::over_http2(&mut request.headers, protocol))
     } else {
-        (UpgradeMethod::UpgradeField, WebSocketKey::over_http1(&mut parts.headers, protocol))
+        (UpgradeMethod::UpgradeField, WebSocketKey::over_http1(&mut request.headers, protocol))
     };
-    let (request, mut response) = lease.upgrade_exchange(&parts, protocol).map_err(ExchangeError::NoResponse)?;
+    let (up, mut down) = lease.upgrade_exchange(&request, protocol).map_err(ExchangeError::NoResponse)?;
     // Errors are reported when the response is read.
-    let sent = unless_reset(respond, request.head(&parts, lease.authority(&parts))).await;
+    let sent = unless_reset(sender, up.head(&request, lease.authority(&request))).await;
     sent.ok_or(ExchangeError::Reset)?.ok();
-    let method = if lease.is_http2() { &Method::CONNECT } else { &parts.method };
-    let mut head = final_head(&mut response, method, respond).await?;
+    let method = if lease.is_http2() { &Method::CONNECT } else { &request.method };
+    let head = final_head(&mut down, method, sender).await?;
     if upgrade == UpgradeMethod::ExtendedConnect && head.status == StatusCode::SWITCHING_PROTOCOLS {
         return Err(ExchangeError::NoResponse(ResponseError::UnrequestedUpgrade));
     }
@@ -88,19 +73,17 @@ async fn exchange(
         UpgradeMethod::UpgradeField => head.status == StatusCode::SWITCHING_PROTOCOLS,
     };
     if !accepted {
-        if parts.method == Method::HEAD && response.is_done() {
-            // On the tunnel the method is CONNECT, for which END_STREAM with a Content-Length above 0 is malformed
-            // (RFC 9113 §8.1.1).
-            head.headers.remove(CONTENT_LENGTH);
-        }
-        return relay_final(head, response, respond, scope).await;
+        return relay_final(head, down, sender, scope).await;
     }
     let headers = check_upgrade(head, upgrade, protocol, &websocket).map_err(ExchangeError::NoResponse)?;
-    let mut response_head = tunnel_response(StatusCode::OK, headers);
-    response_head.headers_mut().insert(X_GW_UPGRADE, protocol.as_value().clone());
-    response_head.headers_mut().insert(X_GW_TIMING, scope.responded(StatusCode::SWITCHING_PROTOCOLS));
-    let stream = respond.send_response(response_head, false).map_err(|_| ExchangeError::Reset)?;
-    relay_both(request, response, body, stream, scope).await
+    let (timing, headers) = (scope.responded(StatusCode::SWITCHING_PROTOCOLS), relayed_fields(headers));
+    sender
+        .send_head(Kind::Response, false, |out| {
+            let status = StatusCode::SWITCHING_PROTOCOLS;
+            head::write_response(out, timing, status, &headers, Framing::None, Some(protocol));
+        })
+        .map_err(|_| ExchangeError::Reset)?;
+    relay_both(up, down, ReceivedBody::upgraded(receiver), sender, scope).await
 }
 
 /// How the agent asks the backend for an upgrade.
@@ -128,8 +111,6 @@ fn check_upgrade(
             return Err(ResponseError::Upgrade(format!("requested {requested:?}, got {actual:?}")));
         }
     }
-    // An upgraded stream has no length (RFC 9110 §8.6).
-    headers.remove(CONTENT_LENGTH);
     match websocket {
         WebSocketKey::Caller | WebSocketKey::NotWebSocket => {}
         WebSocketKey::Generated { expected } => {
@@ -201,42 +182,31 @@ pub(crate) fn accept_of(key: &[u8]) -> Option<HeaderValue> {
 async fn relay_both(
     mut request: RequestHalf<'_>,
     mut response: ResponseHalf<'_>,
-    body: RecvStream,
-    mut stream: SendStream<Bytes>,
+    mut body: ReceivedBody,
+    sender: &StreamSender,
     scope: &RequestScope,
 ) -> Result<(), ExchangeError> {
-    let mut body = Incoming::new(body);
     request.upgraded();
     response.upgraded();
     let (consumed, down_ended) = (Cell::new(false), Cell::new(false));
-    let sent_all = {
-        let up = std::pin::pin!(send_body(&mut request, &mut body, scope, &consumed));
-        let mut down = std::pin::pin!(async {
-            relay_body(&mut response, &mut stream, scope, true).await?;
-            down_ended.set(true);
-            // The caller can still reset the stream while a backend that does not read blocks the other direction.
-            let _ = std::future::poll_fn(|cx| stream.poll_reset(cx)).await;
-            Err::<(), _>(ExchangeError::Reset)
-        });
-        let Either::Left((Ok(sent), _)) = select(up, down.as_mut()).await else {
-            return Err(ExchangeError::Reset);
-        };
-        // A backend that has closed its receiving direction may still send: relay that.
-        let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
-            Poll::Pending if down_ended.get() => Poll::Ready(true),
-            polled => polled.map(|_| false),
-        });
-        if !relayed.await {
-            return Err(ExchangeError::Reset);
-        }
-        sent.is_ok()
+    let up = std::pin::pin!(send_body(&mut request, &mut body, scope, &consumed));
+    let mut down = std::pin::pin!(async {
+        relay_body(&mut response, sender, scope).await?;
+        down_ended.set(true);
+        // The caller can still reset the stream while a backend that does not read blocks the other direction.
+        std::future::poll_fn(|cx| sender.poll_reset(cx)).await;
+        Err::<(), _>(ExchangeError::Reset)
+    });
+    // If the backend has closed its receiving direction, the rest of the body is dropped, which tells the gateway.
+    let Either::Left((Ok(_), _)) = select(up, down.as_mut()).await else {
+        return Err(ExchangeError::Reset);
     };
-    if !sent_all {
-        // The backend did not receive everything, so the caller must not see a normal end. Queued data is sent first.
-        runtime::yield_now().await;
-        stream.send_reset(Reason::CANCEL);
-    }
-    Ok(())
+    // The backend may still send: relay that.
+    let relayed = std::future::poll_fn(|cx| match down.as_mut().poll(cx) {
+        Poll::Pending if down_ended.get() => Poll::Ready(true),
+        polled => polled.map(|_| false),
+    });
+    if relayed.await { Ok(()) } else { Err(ExchangeError::Reset) }
 }
 
 #[cfg(test)]

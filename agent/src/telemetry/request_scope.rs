@@ -5,9 +5,10 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use gw_shared::error_code::AgentErrorCode;
+use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::tunnel::timing::AgentTiming;
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderValue, StatusCode};
 use tracing::field::{DisplayValue, display};
 
 use crate::telemetry::counts::Counts;
@@ -25,15 +26,15 @@ pub(crate) struct RequestScope {
 }
 
 impl RequestScope {
-    pub(crate) fn begin<B>(
+    pub(crate) fn begin(
         tracing: Option<&Tracing>,
         counts: &Rc<Counts>,
         slots_in_use: u32,
-        request: &mut Request<B>,
+        request: &mut RequestHead,
     ) -> Self {
         counts.arrived();
         let began = Instant::now();
-        let request_id = request.headers().get(X_GW_REQUEST_ID).cloned();
+        let request_id = request.headers.get(X_GW_REQUEST_ID).cloned();
         let recording = tracing.and_then(|tracing| tracing.begin(request, slots_in_use));
         let recording = recording.map(|recording| Box::new(RefCell::new(recording)));
         Self { began, connected: Cell::default(), request_id, counts: Rc::clone(counts), recording }
@@ -60,8 +61,8 @@ impl RequestScope {
         });
     }
 
-    /// Records that the backend's final response has begun. Returns the timing field of the response.
-    pub(crate) fn responded(&self, status: StatusCode) -> HeaderValue {
+    /// Records that the backend's final response has begun. Returns the timing of the response.
+    pub(crate) fn responded(&self, status: StatusCode) -> AgentTiming {
         let now = Instant::now();
         let connected = self.connected.get().unwrap_or(now);
         self.counts.responded(now - connected);
@@ -69,15 +70,15 @@ impl RequestScope {
             span.response_head = Some(now - self.began);
             span.status = Some(status);
         });
-        AgentTiming::new(connected - self.began, Some(now - connected)).to_value()
+        AgentTiming::new(connected - self.began, Some(now - connected))
     }
 
-    /// Records that the backend gave no response. Returns the timing field of the agent's own response.
-    pub(crate) fn failed(&self, code: AgentErrorCode) -> HeaderValue {
+    /// Records that the backend gave no response. Returns the timing of the refusal.
+    pub(crate) fn failed(&self, code: AgentErrorCode) -> AgentTiming {
         let connected = self.connected.get().unwrap_or_else(Instant::now);
         self.counts.failed(code.as_str());
         self.record(|span| span.error = Some(code.as_str()));
-        AgentTiming::new(connected - self.began, None).to_value()
+        AgentTiming::new(connected - self.began, None)
     }
 
     /// Records that the response ended before it was complete.

@@ -3,12 +3,13 @@
 use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
-use gw_shared::http::fields::{X_GW_REQUEST_ID, X_GW_UPGRADE_METHOD};
+use gw_shared::http::RequestHead;
+use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::AgentId;
 use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
-use http::header::{HeaderMap, HeaderValue};
+use http::header::HeaderValue;
 use http::uri::Authority;
-use http::{Method, Request, StatusCode};
+use http::{Method, StatusCode};
 
 /// Tracing on the agent's thread.
 pub(crate) struct Tracing {
@@ -22,9 +23,9 @@ impl Tracing {
     }
 
     /// Adds the trace context to the request's fields and returns the recording if the trace is sampled.
-    pub(crate) fn begin<B>(&self, request: &mut Request<B>, slots_in_use: u32) -> Option<Recording> {
-        let context = self.tracer.begin(request.headers());
-        context.write_to(request.headers_mut());
+    pub(crate) fn begin(&self, request: &mut RequestHead, slots_in_use: u32) -> Option<Recording> {
+        let context = self.tracer.begin(&request.headers);
+        context.write_to(&mut request.headers);
         context.is_recorded().then(|| Recording {
             tracer: Rc::clone(&self.tracer),
             span: AgentSpan::new(context, self.agent_id.clone(), request, slots_in_use),
@@ -60,7 +61,7 @@ pub(crate) struct AgentSpan {
     agent_id: AgentId,
     request_id: Option<HeaderValue>,
     /// Hostname of the service.
-    service: Option<Authority>,
+    service: Authority,
     method: Method,
     path: Box<str>,
     slots_in_use: u32,
@@ -88,14 +89,14 @@ pub(crate) struct BackendConnection {
 }
 
 impl AgentSpan {
-    fn new<B>(context: SpanContext, agent_id: AgentId, request: &Request<B>, slots_in_use: u32) -> Self {
+    fn new(context: SpanContext, agent_id: AgentId, request: &RequestHead, slots_in_use: u32) -> Self {
         Self {
             context,
             agent_id,
-            request_id: request.headers().get(X_GW_REQUEST_ID).cloned(),
-            service: request.uri().authority().cloned(),
-            method: caller_method(request.method(), request.headers()),
-            path: trace::path(request.uri().path()),
+            request_id: request.headers.get(X_GW_REQUEST_ID).cloned(),
+            service: request.authority.clone(),
+            method: request.method.clone(),
+            path: trace::path(request.target.path()),
             slots_in_use,
             start: SystemTime::now(),
             total: Duration::ZERO,
@@ -109,15 +110,6 @@ impl AgentSpan {
     }
 }
 
-/// The method of the caller's request. On the tunnel, upgrade requests have the method CONNECT.
-fn caller_method(method: &Method, headers: &HeaderMap) -> Method {
-    if *method != Method::CONNECT {
-        return method.clone();
-    }
-    let method = headers.get(X_GW_UPGRADE_METHOD).and_then(|method| Method::from_bytes(method.as_bytes()).ok());
-    method.unwrap_or(Method::GET)
-}
-
 impl Finished for AgentSpan {
     fn into_span(self) -> Span {
         let mut attributes = Vec::with_capacity(20);
@@ -128,7 +120,7 @@ impl Finished for AgentSpan {
         if let Some(id) = self.request_id.as_ref().and_then(|id| id.to_str().ok()) {
             add("gw.request_id", id.to_owned());
         }
-        let label = self.service.as_ref().and_then(|service| service.host().split('.').next());
+        let label = self.service.host().split('.').next();
         if let Some((account, service)) = label.and_then(|label| label.split_once("--")) {
             add("gw.account", account.to_owned());
             add("gw.service", service.to_owned());

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
     use crate::fake_gateway::{self, Authority, HOSTNAME, LONG_AGO, NOW, Request, json, refusal};
 
-    const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nPRI";
+    const ACCEPTED: &str = "HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: gw-tunnel\r\n\r\nabc";
 
     /// Dials with a certificate that is valid in `years`. Returns the first bytes of the tunnel or the error, and the
     /// start lines of the requests that the gateway received.
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn bytes_after_the_101_response_belong_to_the_tunnel() {
         let (dialled, requests) = dial_once(NOW, |_, _| ACCEPTED.into());
-        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("PRI", 1));
+        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("abc", 1));
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
                 refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED")
             }
         });
-        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("PRI", 2));
+        assert_eq!((dialled.unwrap().as_str(), requests.len()), ("abc", 2));
 
         let refuse = move |_: &Authority, _: &Request| refusal(401, challenge, "GW_AGENT_CERTIFICATE_REQUIRED");
         let (dialled, requests) = dial_once(NOW, refuse);
@@ -219,7 +219,7 @@ mod tests {
         let (dialled, requests) = dial_once(LONG_AGO, |authority, request| {
             if request.head.starts_with("POST /csr ") { certify(authority, request) } else { ACCEPTED.into() }
         });
-        assert_eq!(dialled.unwrap(), "PRI");
+        assert_eq!(dialled.unwrap(), "abc");
         assert_eq!(requests, ["GET /tunnel HTTP/1.1"]);
     }
 
@@ -266,7 +266,7 @@ mod tests {
                 refusal(401, "", "GW_AGENT_CERTIFICATE_EXPIRED")
             }
         });
-        assert_eq!(dialled.unwrap(), "PRI");
+        assert_eq!(dialled.unwrap(), "abc");
         assert_eq!(requests, ["GET /tunnel HTTP/1.1", "POST /csr HTTP/1.1", "GET /tunnel HTTP/1.1"]);
     }
 

@@ -1,8 +1,7 @@
-//! The agent's tunnels: one per service, each an HTTP/2 connection on which the agent is the server.
+//! The agent's tunnels, one per service.
 
-mod control_stream;
+mod control_messages;
 pub(crate) mod dial;
-mod flow_control;
 pub(crate) mod reconnect;
 pub(crate) mod registry;
 pub(crate) mod service;

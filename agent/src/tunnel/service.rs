@@ -260,7 +260,7 @@ mod tests {
             });
             (was_ready.unwrap(), calls)
         };
-        assert_eq!(follow_to(&[Phase::Ready, Phase::GoawaySent, Phase::Ended]), (true, 1));
+        assert_eq!(follow_to(&[Phase::Ready, Phase::Closing, Phase::Ended]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ready, Phase::GatewayDrains]), (true, 1));
         assert_eq!(follow_to(&[Phase::Ended]), (false, 0));
     }

@@ -1,30 +1,27 @@
-//! An open tunnel: an HTTP/2 connection on which the agent is the server.
+//! An open tunnel: the agent's end, which accepts the requests of the gateway.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
+use gw_shared::tunnel::connection::{self, StreamReceiver, StreamSender, Tunnel, TunnelError};
+use gw_shared::tunnel::endpoint::Endpoint;
 use gw_shared::tunnel::text::error_line;
-use gw_shared::tunnel::{control, heartbeat, settings};
-use h2::RecvStream;
-use h2::server::SendResponse;
-use http::Request;
-use http::uri::Authority;
+use gw_shared::tunnel::transport::Transport;
+use gw_shared::tunnel::{heartbeat, window};
 use tokio::sync::watch;
 
 use crate::backend::Pool;
 use crate::forward::slots::{Slot, Slots};
-use crate::forward::{self, ForwardError};
+use crate::forward::{self, ForwardError, TunnelRequest};
 use crate::telemetry::counts::Counts;
 use crate::telemetry::request_scope::RequestScope;
-use crate::tunnel::flow_control::UploadWindow;
-use crate::tunnel::{Agent, control_stream};
+use crate::tunnel::{Agent, control_messages};
 
 /// Life-cycle phase of a tunnel. Later phases compare as greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,15 +33,18 @@ pub(crate) enum Phase {
     GatewayDrains,
     /// Another tunnel of this identity has replaced this one.
     Replaced,
-    /// No request is left, and GOAWAY has been sent.
-    GoawaySent,
+    /// No request is left, and the agent ends the tunnel.
+    Closing,
     Ended,
 }
 
 /// Time limit for the gateway to confirm that it sends no more requests.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(5);
-/// Time limit for the gateway to close an idle tunnel after GOAWAY.
+/// Time limit for the gateway to close an idle tunnel.
 const CLOSED_WITHIN: Duration = Duration::from_secs(1);
+
+/// Streams that an agent accepts beyond its slots, to refuse their requests for lack of a slot.
+const STREAMS_BEYOND_SLOTS: usize = 128;
 
 /// State of an open tunnel.
 pub(crate) struct Session {
@@ -70,75 +70,121 @@ pub(crate) async fn serve(session: Rc<Session>, tunnel: TlsStream) {
     session.phase.send_replace(Phase::Ended);
 }
 
-async fn run(session: &Rc<Session>, tunnel: TlsStream) -> Result<(), h2::Error> {
-    let (closer, last_received) = (tunnel.closer(), tunnel.socket().last_received());
-    if let Err(error) = tunnel.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
-        tracing::warn!(%error, "cannot set TCP keep-alive on the tunnel; HTTP/2 heartbeats still detect a dead gateway");
+async fn run(session: &Rc<Session>, stream: TlsStream) -> Result<(), TunnelError> {
+    if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
+        tracing::warn!(%error, "cannot set TCP keep-alive on the tunnel; heartbeats still detect a dead gateway");
     }
-    if let Err(error) = tunnel.socket().limit_unsent(settings::UNSENT) {
+    if let Err(error) = stream.socket().limit_unsent(connection::UNSENT) {
         tracing::warn!(%error, "cannot limit the unsent bytes of the tunnel's socket");
     }
-    let (window, buffers) = (Rc::new(UploadWindow::default()), tunnel.socket().buffers());
-    let mut connection = settings::server(session.slots.total()).handshake::<_, Bytes>(tunnel).await?;
-    if let Some(ping_pong) = connection.ping_pong() {
-        runtime::spawn(heartbeat::keep(ping_pong, last_received, closer));
-    }
+    let slots = usize::try_from(session.slots.total()).unwrap_or(usize::MAX);
+    let tunnel = Tunnel::new(Endpoint::agent(slots.saturating_add(STREAMS_BEYOND_SLOTS)));
+    runtime::spawn(attend(Rc::clone(session), tunnel.clone(), &stream));
     let mut drained = pin!(drained(session));
-    let mut goaway_sent = false;
-    let mut close: Option<GracefulClose> = None;
-    loop {
-        let event = std::future::poll_fn(|cx| {
-            if !goaway_sent && drained.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(TunnelEvent::Drained);
+    let mut close: Option<Close> = None;
+    let ended = std::future::poll_fn(|cx| {
+        if close.is_none() && drained.as_mut().poll(cx).is_ready() {
+            session.phase.send_replace(Phase::Closing);
+            close = Some(Close::new(&stream));
+        }
+        match &mut close {
+            Some(close) => close.poll(cx, session, &tunnel, &stream),
+            None => poll_serve(cx, session, &tunnel, &stream),
+        }
+    })
+    .await;
+    tunnel.with(Endpoint::lose);
+    ended
+}
+
+/// Drives the tunnel and starts a task for every stream that the gateway opens. Ready when the connection has ended.
+pub(crate) fn poll_serve(
+    cx: &mut Context<'_>,
+    session: &Rc<Session>,
+    tunnel: &Tunnel,
+    stream: &impl Transport,
+) -> Poll<Result<(), TunnelError>> {
+    let driven = tunnel.poll_drive(cx, stream, &mut apply_window);
+    // Needs no waker: only this task receives.
+    while let Poll::Ready(Some(halves)) = tunnel.poll_accept(&mut Context::from_waker(Waker::noop())) {
+        dispatch(session, halves);
+    }
+    driven
+}
+
+/// Lets the gateway send as far ahead on each stream as it has announced. The endpoint keeps all streams within the
+/// budget.
+fn apply_window(endpoint: &mut Endpoint) -> Result<(), TunnelError> {
+    if let Some(bytes) = endpoint.announced_window() {
+        endpoint.set_credit(usize::try_from(bytes).unwrap_or(usize::MAX), window::TUNNEL_BUDGET);
+    }
+    Ok(())
+}
+
+/// Serves the control messages and the heartbeat until the tunnel ends or is closing.
+fn attend(session: Rc<Session>, tunnel: Tunnel, stream: &TlsStream) -> impl Future<Output = ()> + use<> {
+    let (closer, last_received) = (stream.closer(), stream.socket().last_received());
+    async move {
+        let messages = pin!(control_messages::serve(&session, &tunnel));
+        let heartbeat = pin!(heartbeat::until_dead(&tunnel, &last_received));
+        match select(messages, heartbeat).await {
+            Either::Left((Ok(()), _)) => {}
+            Either::Left((Err(error), _)) => {
+                tracing::warn!(%error, "closing the tunnel");
+                closer.abort();
             }
-            loop {
-                window.apply(&mut connection);
-                match connection.poll_accept(cx) {
-                    Poll::Ready(Some(Ok((request, respond)))) => dispatch(session, &window, request, respond),
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(TunnelEvent::Ended(Err(error))),
-                    Poll::Ready(None) => return Poll::Ready(TunnelEvent::Ended(Ok(()))),
-                    Poll::Pending => break,
-                }
-            }
-            let Some(close) = &mut close else { return Poll::Pending };
-            close.poll(cx, session.slots.in_use(), buffers.sent()).map(|()| TunnelEvent::Ended(Ok(())))
-        });
-        match event.await {
-            TunnelEvent::Drained => {
-                // Every request has ended: send GOAWAY. A request that crosses it is still served.
-                goaway_sent = true;
-                close = Some(GracefulClose { quiet: runtime::sleep(CLOSED_WITHIN), sent: buffers.sent() });
-                connection.graceful_shutdown();
-                session.phase.send_replace(Phase::GoawaySent);
-            }
-            TunnelEvent::Ended(result) => return result,
+            Either::Right(((), _)) => closer.abort(),
         }
     }
 }
 
-enum TunnelEvent {
-    Drained,
-    Ended(Result<(), h2::Error>),
-}
-
-/// Waits for the gateway to close a tunnel after GOAWAY.
-struct GracefulClose {
+/// Ends a tunnel without requests: sends all frames, then `close_notify`, and waits for the gateway to close.
+struct Close {
+    /// All frames were sent.
+    is_sent: bool,
     /// Ends after [`CLOSED_WITHIN`].
     quiet: Pin<Box<dyn Future<Output = ()>>>,
     /// Bytes that had been sent when `quiet` started.
     sent: u64,
 }
 
-impl GracefulClose {
-    /// Ready once no request has been running and no byte has been sent for [`CLOSED_WITHIN`]. A request that crossed
-    /// GOAWAY, and the rest of a response on a slow path, are not cut off.
-    fn poll(&mut self, cx: &mut Context<'_>, requests: u32, sent: u64) -> Poll<()> {
+impl Close {
+    fn new(stream: &TlsStream) -> Self {
+        Self { is_sent: false, quiet: runtime::sleep(CLOSED_WITHIN), sent: stream.socket().sent() }
+    }
+
+    /// Ready once the gateway has closed, or no request has been running and no byte has been sent for
+    /// [`CLOSED_WITHIN`]: the rest of a response on a slow path is not cut off.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        session: &Rc<Session>,
+        tunnel: &Tunnel,
+        stream: &TlsStream,
+    ) -> Poll<Result<(), TunnelError>> {
+        if !self.is_sent {
+            // Requests can still arrive if the gateway has not confirmed that it sends none.
+            if let Poll::Ready(ended) = poll_serve(cx, session, tunnel, stream) {
+                return Poll::Ready(ended);
+            }
+            let is_idle = tunnel.with(|endpoint| endpoint.open_streams()) == 0;
+            self.is_sent = is_idle && tunnel.poll_flush(cx, stream)?.is_ready();
+        }
+        if self.is_sent && stream.poll_close(cx)?.is_ready() {
+            // Nothing but the end matters.
+            while let Poll::Ready(received) = stream.poll_plaintext(cx, &mut |_| {})? {
+                if received == 0 {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
         loop {
             ready!(self.quiet.as_mut().poll(cx));
-            if requests == 0 && sent == self.sent {
-                return Poll::Ready(());
+            let sent = stream.socket().sent();
+            if session.slots.in_use() == 0 && sent == self.sent {
+                return Poll::Ready(Ok(()));
             }
-            *self = Self { quiet: runtime::sleep(CLOSED_WITHIN), sent };
+            (self.quiet, self.sent) = (runtime::sleep(CLOSED_WITHIN), sent);
         }
     }
 }
@@ -159,28 +205,18 @@ async fn drained(session: &Session) {
     session.slots.all_free().await;
 }
 
-/// Starts a task for a stream: the control stream or a request.
-fn dispatch(
-    session: &Rc<Session>,
-    window: &Rc<UploadWindow>,
-    mut request: Request<RecvStream>,
-    mut respond: SendResponse<Bytes>,
-) {
-    let (session, window) = (Rc::clone(session), Rc::clone(window));
-    if request.uri().authority().map(Authority::as_str) == Some(control::AUTHORITY) {
-        runtime::spawn(async move { control_stream::serve(&session, &window, request, respond).await });
-        return;
-    }
+/// Starts a task for the request of a stream.
+fn dispatch(session: &Rc<Session>, halves: (StreamSender, StreamReceiver)) {
+    let Some(mut request) = TunnelRequest::read(halves) else { return };
     let tracing = session.agent.tracing.as_ref();
-    let scope = RequestScope::begin(tracing, &session.counts, session.slots.in_use(), &mut request);
+    let scope = RequestScope::begin(tracing, &session.counts, session.slots.in_use(), &mut request.head);
     let slot = session.slots.take();
-    let watched = (!request.body().is_end_stream()).then(|| window.unread.watch(request.body_mut()));
+    let session = Rc::clone(session);
     runtime::spawn(async move {
         match or_freed_slot(&session.slots, slot).await {
-            Some(slot) => forward::forward(&session.pool, slot, scope, request, respond).await,
-            None => forward::refuse(&mut respond, &scope, &ForwardError::concurrency_limit()),
+            Some(slot) => forward::forward(&session.pool, slot, scope, request).await,
+            None => forward::refuse(&request.sender, &scope, &ForwardError::concurrency_limit()),
         }
-        drop(watched);
     });
 }
 
@@ -193,3 +229,6 @@ async fn or_freed_slot(slots: &Slots, slot: Option<Slot>) -> Option<Slot> {
     runtime::yield_now().await;
     slots.take()
 }
+
+#[cfg(test)]
+mod tests;

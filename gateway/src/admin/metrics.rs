@@ -147,7 +147,7 @@ fn services(out: &mut Exposition, services: &[ServiceReport]) {
 
 /// Sums over the tunnels of one service.
 #[derive(Default)]
-struct Tunnels {
+struct TunnelSums {
     up: u64,
     in_flight: u64,
     window: u64,
@@ -157,7 +157,7 @@ struct Tunnels {
     round_trip_us: u64,
 }
 
-impl Tunnels {
+impl TunnelSums {
     fn add(&mut self, tunnel: &TunnelReport) {
         self.up += u64::from(!tunnel.draining);
         self.in_flight += tunnel.in_flight as u64;
@@ -171,7 +171,7 @@ impl Tunnels {
 
 fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory) {
     // Services without a tunnel are listed with zeros: alerts need them.
-    let mut by_service: BTreeMap<&str, Tunnels> = BTreeMap::new();
+    let mut by_service: BTreeMap<&str, TunnelSums> = BTreeMap::new();
     for label in inventory.services.iter().take(limits::SERVICES_COUNTED) {
         by_service.entry(label).or_default();
     }
@@ -192,7 +192,7 @@ fn tunnels(out: &mut Exposition, reports: &[WorkerReport], inventory: &Inventory
         by_service.entry(if is_counted { &tunnel.service } else { OTHER }).or_default().add(tunnel);
     }
     out.single("gw_tunnels", Kind::Gauge, "Open tunnels.", all);
-    let mut gauge = |name, help, value: fn(&Tunnels) -> f64| {
+    let mut gauge = |name, help, value: fn(&TunnelSums) -> f64| {
         let mut family = out.family(name, Kind::Gauge, help);
         by_service.iter().for_each(|(service, tunnels)| family.sample(&[("service", service)], value(tunnels)));
     };

@@ -8,8 +8,8 @@ use tokio::sync::oneshot;
 
 use super::Apex;
 use crate::error::Error;
-use crate::limit::{AddressKey, AddressLimits, Exhausted};
 use crate::rate::Rate;
+use crate::rate_limit::{AddressKey, AddressLimits, Exhausted};
 
 /// Endpoints that are limited separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -25,7 +25,7 @@ impl Apex {
         client: IpAddr,
         body: &mut impl RequestBody,
     ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-        let enrollment: EnrollRequest = match self.admit_and_read(request, client, body).await? {
+        let enrollment: EnrollRequest = match self.charge_and_read(request, client, body).await? {
             Ok(enrollment) => enrollment,
             Err(error) => return Ok(Err(error)),
         };
@@ -53,7 +53,7 @@ impl Apex {
         client: IpAddr,
         body: &mut impl RequestBody,
     ) -> Result<Result<Response<Vec<u8>>, Error>, CallerGone> {
-        let CsrRequest { csr, agent_id } = match self.admit_and_read(request, client, body).await? {
+        let CsrRequest { csr, agent_id } = match self.charge_and_read(request, client, body).await? {
             Ok(csr) => csr,
             Err(error) => return Ok(Err(error)),
         };
@@ -71,7 +71,7 @@ impl Apex {
     }
 
     /// Checks the method and the limit of the address, then reads the body as JSON.
-    async fn admit_and_read<T: DeserializeOwned>(
+    async fn charge_and_read<T: DeserializeOwned>(
         &self,
         request: &RequestHead,
         client: IpAddr,

@@ -68,7 +68,7 @@ impl Apex {
         request: &RequestHead,
         body: &mut impl RequestBody,
     ) -> Result<Response<Vec<u8>>, CallerGone> {
-        let minted = match self.admit_token_request(request, request_scope.client).await {
+        let minted = match self.charge_token_request(request, request_scope.client).await {
             Ok(()) => match body::read(body).await? {
                 Ok(body) => parse(&request.headers, &body).and_then(|token_request| {
                     mint(&self.directory.get(), &self.issuer, &token_request, Timestamp::now(), self.token_lifetime)
@@ -93,7 +93,7 @@ impl Apex {
         })
     }
 
-    async fn admit_token_request(&self, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
+    async fn charge_token_request(&self, request: &RequestHead, client: IpAddr) -> Result<(), Denial> {
         if request.method != Method::POST {
             return Err(Denial::MethodNotAllowed);
         }

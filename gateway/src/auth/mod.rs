@@ -101,8 +101,7 @@ mod tests {
     use crate::hostname::Region;
     use crate::rate::Rate;
     use crate::store::{
-        CredentialRecord, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
-        SigningKeyRecord,
+        CallerSecretRecord, Modes, Records, SecretAccess, ServiceRecord, SigningKey, SigningKeyRecord, StoredRecord,
     };
 
     const BOTH: Modes = Modes { jwt: true, service_key: true };
@@ -114,7 +113,7 @@ mod tests {
     fn directory(modes: Modes, account: &str, allowed: &str, enabled: bool) -> (Directory, String) {
         let (mut records, key) = (records(modes), KeyId::random());
         let access = access(account, allowed, enabled);
-        records.put(Record::ServiceKey(ServiceKeyRecord { id: key.clone(), access }));
+        records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key.clone(), access }));
         (directory_of(&records), service_key::text(&key, SECRET))
     }
 
@@ -125,7 +124,7 @@ mod tests {
     fn records(modes: Modes) -> Records {
         let mut records = Records::default();
         for id in ["api", "other"] {
-            records.put(Record::Service(ServiceRecord {
+            records.put(StoredRecord::Service(ServiceRecord {
                 account: AccountId::new("acme").unwrap(),
                 id: ServiceId::new(id).unwrap(),
                 modes,
@@ -230,9 +229,9 @@ mod tests {
         fn new() -> Self {
             let (mut records, client) = (records(BOTH), ClientId::random());
             let access = access("acme", "api", true);
-            records.put(Record::Credential(CredentialRecord { id: client.clone(), access }));
+            records.put(StoredRecord::Credential(CallerSecretRecord { id: client.clone(), access }));
             let key = SigningKey::generate(NOW, NOW).unwrap();
-            records.put(Record::SigningKey(key.clone()));
+            records.put(StoredRecord::SigningKey(key.clone()));
             Self { records, client, key }
         }
 
@@ -374,7 +373,7 @@ mod tests {
         assert!(code(&tokens.records, NOW).is_ok());
         assert_eq!(code(&tokens.records, Timestamp(NOW.0 + 3600)), Err("GW_TOKEN_EXPIRED"));
         let put = |records: &mut Records, access| {
-            records.put(Record::Credential(CredentialRecord { id: tokens.client.clone(), access }));
+            records.put(StoredRecord::Credential(CallerSecretRecord { id: tokens.client.clone(), access }));
         };
         for revoked in [access("acme", "api", false), access("acme", "other", true), access("evil", "api", true)] {
             put(&mut tokens.records, revoked);
@@ -392,7 +391,7 @@ mod tests {
         let mut tokens = Tokens::new();
         let old = tokens.mint(|_| {});
         let new = SigningKey::generate(NOW, NOW).unwrap();
-        tokens.records.put(Record::SigningKey(new.clone()));
+        tokens.records.put(StoredRecord::SigningKey(new.clone()));
         assert!(tokens.check_at(&old, NOW).is_ok(), "the old key is still published");
         // The old signature with the id of the new key.
         let header = serde_json::json!({ "alg": "EdDSA", "typ": "at+jwt", "kid": new.id });

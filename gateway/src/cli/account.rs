@@ -7,7 +7,7 @@ use gw_shared::id::AccountId;
 use super::output::{CommandError, Listed, Output, Shown, yes_or_no};
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum AccountCommand {
     /// Create an account.
     Create {
         account: AccountId,
@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Delete { account: AccountId },
 }
 
-impl Command {
+impl AccountCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, capture_allowed } => {

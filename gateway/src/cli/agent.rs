@@ -1,15 +1,18 @@
 //! `gw-gateway agent`
 
+use std::time::Duration;
+
 use clap::Subcommand;
 use gw_gateway::control::{AgentChanges, AgentView};
 use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::{AccountId, AgentId, ServiceId};
+use humantime::format_duration;
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
 use super::{new_list, texts};
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum AgentCommand {
     /// List the agents of an account.
     List { account: AccountId },
     /// Show an agent and its tunnels.
@@ -33,7 +36,7 @@ pub(crate) enum Command {
     Delete { account: AccountId, agent: AgentId },
 }
 
-impl Command {
+impl AgentCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
         match self {
@@ -82,10 +85,9 @@ fn in_words(tunnel: &TunnelReport) -> String {
         (Some(in_use), Some(all)) => format!(", {in_use} of {all} slots in use"),
         _ => String::new(),
     };
-    let round_trip =
-        tunnel.round_trip_us.map_or(String::new(), |us| format!(", round trip {:.1} ms", us as f64 / 1000.0));
+    let round_trip = tunnel.round_trip_us.map(Duration::from_micros);
+    let round_trip = round_trip.map_or(String::new(), |time| format!(", round trip {time:.1?}"));
     let draining = if tunnel.draining { ", draining" } else { "" };
-    format!(
-        "{service}: up {age_seconds} s, idle {idle_seconds} s, {in_flight} requests in flight{slots}{round_trip}{draining}"
-    )
+    let [age, idle] = [age_seconds, idle_seconds].map(|seconds| format_duration(Duration::from_secs(*seconds)));
+    format!("{service}: up {age}, idle {idle}, {in_flight} requests in flight{slots}{round_trip}{draining}")
 }

@@ -39,7 +39,7 @@ pub(crate) enum ApiError {
     #[error("the gateway at {url} refuses the admin token (from {token_source})")]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
-    Refused(Problem),
+    Refused(ReceivedProblem),
     #[error("{url} is not the admin listener of a gateway: it responds with {status} and no problem details")]
     UnexpectedResponse { url: String, status: StatusCode },
     #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]
@@ -58,14 +58,14 @@ pub(crate) struct DownloadedBody {
 
 /// Problem details (RFC 9457).
 #[derive(Debug, Deserialize)]
-pub(crate) struct Problem {
+pub(crate) struct ReceivedProblem {
     title: String,
     detail: Option<String>,
     /// Name of the invalid value.
     field: Option<String>,
 }
 
-impl std::fmt::Display for Problem {
+impl std::fmt::Display for ReceivedProblem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let detail = self.detail.as_ref().unwrap_or(&self.title);
         match &self.field {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn problem_messages_name_the_field_once() {
-        let text = |json: &str| serde_json::from_str::<Problem>(json).unwrap().to_string();
+        let text = |json: &str| serde_json::from_str::<ReceivedProblem>(json).unwrap().to_string();
         assert_eq!(text(r#"{"title":"Not Found","detail":"no account acme"}"#), "no account acme");
         assert_eq!(text(r#"{"title":"Invalid","detail":"at least 1","field":"burst"}"#), "burst: at least 1");
         assert_eq!(text(r#"{"title":"Invalid","detail":"burst: at least 1","field":"burst"}"#), "burst: at least 1");

@@ -1,47 +1,35 @@
 //! `gw-gateway credential` and `gw-gateway key`: the same commands for both kinds of caller secret.
 
-use std::fmt::Display;
 use std::str::FromStr;
 
 use clap::Subcommand;
 use gw_gateway::control::{
-    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,
+    ServiceKeyView,
 };
 use gw_shared::id::{AccountId, ClientId, InvalidId, KeyId, ServiceId};
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, yes_or_no};
 use super::{Switch, new_list, texts};
 
-/// A kind of caller secret.
-pub(crate) trait SecretKind {
-    type Id: FromStr<Err = InvalidId> + Display + Clone + Send + Sync + 'static;
-    type View: Listed;
-    /// View with the secret.
-    type NewView: Shown;
+/// A kind of caller secret with its commands.
+pub(crate) trait SecretCollection:
+    SecretKind<View: Listed, NewView: Shown> + FromStr<Err = InvalidId> + Send + Sync + 'static
+{
     /// Path segment in the API, below the account.
     const COLLECTION: &'static str;
 }
 
-pub(crate) enum Credential {}
-
-impl SecretKind for Credential {
-    type Id = ClientId;
-    type View = CredentialView;
-    type NewView = NewCredentialView;
+impl SecretCollection for ClientId {
     const COLLECTION: &'static str = "credentials";
 }
 
-pub(crate) enum ServiceKey {}
-
-impl SecretKind for ServiceKey {
-    type Id = KeyId;
-    type View = ServiceKeyView;
-    type NewView = NewServiceKeyView;
+impl SecretCollection for KeyId {
     const COLLECTION: &'static str = "service-keys";
 }
 
 #[derive(Subcommand)]
-pub(crate) enum Command<K: SecretKind> {
+pub(crate) enum CallerSecretCommand<K: SecretCollection> {
     /// Create one. Its secret is shown only this once.
     Create {
         account: AccountId,
@@ -57,11 +45,11 @@ pub(crate) enum Command<K: SecretKind> {
     /// List all of an account.
     List { account: AccountId },
     /// Show one.
-    Show { account: AccountId, id: K::Id },
+    Show { account: AccountId, id: K },
     /// Change one. Omitted settings stay unchanged.
     Change {
         account: AccountId,
-        id: K::Id,
+        id: K,
         /// A service that it gives access to; repeat for each. Replaces the previous list.
         #[arg(long = "service", value_name = "SERVICE")]
         services: Vec<ServiceId>,
@@ -72,15 +60,15 @@ pub(crate) enum Command<K: SecretKind> {
         switch: Switch,
     },
     /// Replace the secret; the new one is shown only this once. The old one is refused from then on.
-    RotateSecret { account: AccountId, id: K::Id },
+    RotateSecret { account: AccountId, id: K },
     /// Delete one. Its secret is refused from then on.
-    Delete { account: AccountId, id: K::Id },
+    Delete { account: AccountId, id: K },
 }
 
-impl<K: SecretKind> Command<K> {
+impl<K: SecretCollection> CallerSecretCommand<K> {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let collection = |account: &AccountId| format!("/accounts/{account}/{}", K::COLLECTION);
-        let item = |account: &AccountId, id: &K::Id| format!("{}/{id}", collection(account));
+        let item = |account: &AccountId, id: &K| format!("{}/{id}", collection(account));
         match self {
             Self::Create { account, services, name, switch } => {
                 let new = NewCallerSecret { name, allowed_services: texts(&services), enabled: switch.enabled() };

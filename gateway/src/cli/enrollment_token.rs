@@ -13,7 +13,7 @@ use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, 
 use super::texts;
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum EnrollmentTokenCommand {
     /// Create a token, and print the command that enrolls an agent with it.
     Create {
         account: AccountId,
@@ -38,7 +38,7 @@ pub(crate) enum Command {
     Delete { account: AccountId, id: EnrollmentTokenId },
 }
 
-impl Command {
+impl EnrollmentTokenCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {

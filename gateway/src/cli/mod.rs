@@ -21,30 +21,37 @@ use std::io;
 
 use clap::{Args, Subcommand};
 use gw_shared::command::Failure;
-use gw_shared::id::ServiceId;
+use gw_shared::id::{ClientId, KeyId, ServiceId};
 
+use account::AccountCommand;
+use agent::AgentCommand;
+use caller_secret::CallerSecretCommand;
 use connection::AdminConnection;
+use enrollment_token::EnrollmentTokenCommand;
 use output::CommandError;
+use request::RequestCommand;
+use service::ServiceCommand;
+use signing_key::SigningKeyCommand;
 
 /// One family of commands for each kind of record.
 #[derive(Subcommand)]
 pub(crate) enum Administration {
     /// Accounts: owners of all other records.
-    Account(Family<account::Command>),
+    Account(Family<AccountCommand>),
     /// Services: each has a hostname, a rate limit and agents.
-    Service(Family<service::Command>),
+    Service(Family<ServiceCommand>),
     /// Credentials: OAuth clients that get access tokens with their secret.
-    Credential(Family<caller_secret::Command<caller_secret::Credential>>),
+    Credential(Family<CallerSecretCommand<ClientId>>),
     /// Service keys: keys that callers send with each request.
-    Key(Family<caller_secret::Command<caller_secret::ServiceKey>>),
+    Key(Family<CallerSecretCommand<KeyId>>),
     /// Enrollment tokens: each lets one agent enroll, once.
-    EnrollmentToken(Family<enrollment_token::Command>),
+    EnrollmentToken(Family<EnrollmentTokenCommand>),
     /// Agents: connectors that run beside the backends.
-    Agent(Family<agent::Command>),
+    Agent(Family<AgentCommand>),
     /// Signing keys: keys that sign access tokens.
-    SigningKey(Family<signing_key::Command>),
+    SigningKey(Family<SigningKeyCommand>),
     /// Requests: the request log of the last 7 days.
-    Request(Family<request::Command>),
+    Request(Family<RequestCommand>),
     /// The audit log of all changes, the newest first.
     Audit {
         #[command(flatten)]

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::{self, Read};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use gw_gateway::control::ReplayEdits;
@@ -19,7 +18,7 @@ use super::output::{CommandError, Listed, Output, Shown, or_dash};
 const BAR: u64 = 40;
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum RequestCommand {
     /// Show a request and its waterfall of durations.
     Show {
         /// As in X-Gw-Request-Id.
@@ -89,7 +88,7 @@ pub(crate) struct ReplayArguments {
     body: Option<PathBuf>,
 }
 
-impl Command {
+impl RequestCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Show { id } => output.show::<RequestView>(&format!("/requests/{id}")),
@@ -176,18 +175,10 @@ fn time_or_ago(text: &str) -> Result<String, String> {
     if OffsetDateTime::parse(text, &Rfc3339).is_ok() {
         return Ok(text.to_owned());
     }
-    let expected = || "a time like 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d".to_owned();
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(expected)?;
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 60 * 60,
-        "d" => 24 * 60 * 60,
-        _ => return Err(expected()),
-    };
-    let ago = number.parse::<u32>().map_err(|_| expected())?;
-    let time = SystemTime::now().checked_sub(Duration::from_secs(u64::from(ago) * seconds)).ok_or_else(expected)?;
-    OffsetDateTime::from(time).format(&Rfc3339).map_err(|_| expected())
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| ago.try_into().ok());
+    let time = ago.and_then(|ago| OffsetDateTime::now_utc().checked_sub(ago));
+    time.and_then(|time| time.format(&Rfc3339).ok())
+        .ok_or_else(|| "a time like 2026-11-21T08:00:00Z, or how long ago: 90s, 15m, 2h, 3d".to_owned())
 }
 
 fn field(text: &str) -> Result<(String, Option<String>), String> {
@@ -248,6 +239,7 @@ fn captured(message: Option<&CapturedView>) -> String {
     format!("{} bytes{cut}", message.bytes)
 }
 
+/// Milliseconds with three decimals. All rows have the same unit, so that they can be compared.
 fn millis(microseconds: u64) -> String {
     format!("{}.{:03}", microseconds / 1000, microseconds % 1000)
 }
@@ -264,10 +256,10 @@ mod tests {
     #[test]
     fn times_are_absolute_or_relative() {
         assert_eq!(time_or_ago("2026-11-21T08:00:00+01:00").unwrap(), "2026-11-21T08:00:00+01:00");
-        for good in ["0s", "15m", "2h", "3d"] {
+        for good in ["0s", "15m", "2h", "3d", "1h 30m"] {
             assert!(OffsetDateTime::parse(&time_or_ago(good).unwrap(), &Rfc3339).is_ok(), "{good}");
         }
-        for bad in ["", "h", "1", "1w", "-1h", "é", "1.5h", "yesterday"] {
+        for bad in ["", "h", "1", "-1h", "é", "yesterday", "99999999999d"] {
             assert!(time_or_ago(bad).is_err(), "{bad}");
         }
     }

@@ -8,7 +8,7 @@ use super::output::{CommandError, Listed, Output, Shown, joined, word, yes_or_no
 use super::{Switch, new_list};
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum ServiceCommand {
     /// Create a service. Omitted settings get their defaults.
     Create {
         account: AccountId,
@@ -69,7 +69,7 @@ impl From<Settings> for ServiceChanges {
     }
 }
 
-impl Command {
+impl ServiceCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::Create { account, service, settings } => {

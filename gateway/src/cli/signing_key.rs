@@ -8,7 +8,7 @@ use serde_json::json;
 use super::output::{CommandError, Listed, Output, Shown, word};
 
 #[derive(Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum SigningKeyCommand {
     /// List the published keys: the next key, the active key, and retired keys whose tokens are still valid.
     List,
     /// Create the key that follows the active one. It signs once every verifier can know it.
@@ -18,10 +18,14 @@ pub(crate) enum Command {
         immediately: bool,
     },
     /// Withdraw a key that no longer signs. Tokens signed by it are refused from then on.
-    Delete { kid: SigningKeyId },
+    Delete {
+        /// Identifier as `list` prints it. It may begin with `-`.
+        #[arg(allow_hyphen_values = true)]
+        kid: SigningKeyId,
+    },
 }
 
-impl Command {
+impl SigningKeyCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
             Self::List => output.list::<SigningKeyView>("/signing-keys", &[], None),

@@ -13,14 +13,14 @@ use gw_shared::net::{Closer, Socket};
 use slab::Slab;
 
 use crate::connections::handshakes::HandshakeGuard;
-use crate::limit::AddressSlot;
 use crate::limits;
 use crate::memory::sockets::{SocketMemory, SocketUse, WatchedSocket};
+use crate::rate_limit::AddressSlot;
 use crate::telemetry::counters::Counter;
 
 /// Table of the connections of a worker.
 pub(crate) struct Connections {
-    entries: RefCell<Slab<Rc<Entry>>>,
+    entries: RefCell<Slab<Rc<ConnectionEntry>>>,
     limit: usize,
     /// Time for which a connection may be idle in a drain; `None` without a drain.
     draining: Cell<Option<Duration>>,
@@ -33,7 +33,7 @@ pub(crate) struct Connections {
     socket_memory: Rc<SocketMemory>,
 }
 
-struct Entry {
+struct ConnectionEntry {
     closer: Closer,
     deadline: Cell<Option<Instant>>,
     /// No request is served.
@@ -64,7 +64,7 @@ struct Entry {
 pub(crate) struct ConnectionGuard {
     connections: Rc<Connections>,
     key: usize,
-    entry: Rc<Entry>,
+    entry: Rc<ConnectionEntry>,
     socket: WatchedSocket,
     /// Count against the limit of the client address.
     _address_slot: Option<AddressSlot>,
@@ -93,7 +93,7 @@ impl Connections {
         if entries.len() >= self.limit {
             return None;
         }
-        let entry = Rc::new(Entry {
+        let entry = Rc::new(ConnectionEntry {
             closer: socket.closer(),
             deadline: Cell::new(Some(deadline)),
             idle: Cell::new(true),
@@ -127,9 +127,9 @@ impl Connections {
 
     /// Ends the connections that have been idle for longest, so that a flood of idle connections does not block new
     /// ones. Ends several at once, because each search visits all entries.
-    fn make_room(&self, entries: &Slab<Rc<Entry>>) {
-        let is_idle = |entry: &&Rc<Entry>| entry.idle.get() && !entry.evicted.get();
-        let mut idle: Vec<&Rc<Entry>> = entries.iter().map(|(_, entry)| entry).filter(is_idle).collect();
+    fn make_room(&self, entries: &Slab<Rc<ConnectionEntry>>) {
+        let is_idle = |entry: &&Rc<ConnectionEntry>| entry.idle.get() && !entry.evicted.get();
+        let mut idle: Vec<&Rc<ConnectionEntry>> = entries.iter().map(|(_, entry)| entry).filter(is_idle).collect();
         let most = (self.slack().max(1)).min(idle.len());
         if most == 0 {
             return;
@@ -196,7 +196,7 @@ impl Connections {
     }
 }
 
-impl Entry {
+impl ConnectionEntry {
     fn has_left(&self) -> bool {
         if self.half_closed.get() { self.closer.is_broken() } else { self.closer.is_hung_up() }
     }
@@ -281,6 +281,11 @@ impl ConnectionGuard {
         self.entry.deadline.set(Some(draining.map_or(deadline, |draining| deadline.min(draining))));
     }
 
+    /// Whether the worker drains: the connection should end after its running request.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.connections.draining.get().is_some()
+    }
+
     /// Resolves within a tick after the peer has left. For a connection that is not read from, which would not notice.
     pub(crate) fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.entry.hung_up.get() {
@@ -298,7 +303,7 @@ impl ConnectionGuard {
 
     /// Resolves when the connection should send GOAWAY: running requests may finish, new ones are not accepted.
     pub(crate) fn poll_leave(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.entry.leaving.get() || self.connections.draining.get().is_some() {
+        if self.entry.leaving.get() || self.is_draining() {
             return Poll::Ready(());
         }
         let mut task = self.entry.goaway_task.borrow_mut();

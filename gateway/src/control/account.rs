@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::{Actor, Control, ControlError, Plan};
 use crate::page::{Page, PageQuery};
-use crate::store::{AccountRecord, Record, RecordId, Records, Step};
+use crate::store::{AccountRecord, RecordId, Records, Step, StoredRecord};
 
 /// The owner of services, credentials, keys and agents.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -72,7 +72,7 @@ impl Control {
                 target: record.id.to_string(),
                 detail: json!({"capture_allowed": capture_allowed}),
                 output: ((&record).into(), true),
-                steps: vec![Step::Put(Record::Account(record))],
+                steps: vec![Step::Put(StoredRecord::Account(record))],
             })
         })
     }
@@ -105,7 +105,7 @@ impl Control {
                 target: changed.id.to_string(),
                 detail: json!(changes),
                 output: (&changed).into(),
-                steps: vec![Step::Put(Record::Account(changed))],
+                steps: vec![Step::Put(StoredRecord::Account(changed))],
             })
         })
     }

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name};
 use crate::page::{Page, PageQuery};
-use crate::store::{AgentRecord, Record, RecordId, Records, Step};
+use crate::store::{AgentRecord, RecordId, Records, Step, StoredRecord};
 use crate::telemetry::counters::TunnelReport;
 
 /// A program beside a backend that keeps tunnels to the gateway.
@@ -155,7 +155,7 @@ impl Control {
                 return Ok(Plan::already(edited));
             }
             Ok(Plan {
-                steps: vec![Step::Put(Record::Agent(edited.clone()))],
+                steps: vec![Step::Put(StoredRecord::Agent(edited.clone()))],
                 action,
                 account: Some(edited.account.clone()),
                 target: edited.id.to_string(),

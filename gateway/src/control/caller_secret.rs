@@ -14,35 +14,36 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name, new_secret};
 use crate::auth::service_key;
 use crate::page::{Page, PageQuery};
-use crate::store::{CredentialRecord, Record, Records, SecretAccess, ServiceKeyRecord, Step};
+use crate::store::{CallerSecretRecord, RecordId, Records, SecretAccess, Step, StoredRecord};
 
-/// A record with an id, a secret and the services that the secret gives access to.
-pub trait CallerSecret: Clone {
-    type Id: Clone + Ord + fmt::Display + Borrow<str>;
+/// A kind of caller secret. The type of its ids stands for it.
+pub trait SecretKind: Clone + Ord + fmt::Display + Borrow<str> {
     /// View without the secret.
     type View;
     /// View with the secret, returned when the secret is created or rotated.
     type NewView;
 
     #[doc(hidden)]
-    const KIND: &'static str;
+    const NAME: &'static str;
     #[doc(hidden)]
     const ACTIONS: Actions;
+    /// Start of each secret of this kind, before 43 base62 characters.
+    #[doc(hidden)]
+    const SECRET_PREFIX: &'static str;
 
     #[doc(hidden)]
-    fn of(records: &Records) -> &BTreeMap<Self::Id, Self>;
+    fn random() -> Self;
     #[doc(hidden)]
-    fn new(access: SecretAccess) -> Self;
-    fn id(&self) -> &Self::Id;
-    fn access(&self) -> &SecretAccess;
+    fn all(records: &Records) -> &BTreeMap<Self, CallerSecretRecord<Self>>;
     #[doc(hidden)]
-    fn access_mut(&mut self) -> &mut SecretAccess;
+    fn put(record: CallerSecretRecord<Self>) -> Step;
     #[doc(hidden)]
-    fn into_record(self) -> Record;
-    fn view(&self) -> Self::View;
+    fn delete(id: Self) -> Step;
     #[doc(hidden)]
-    fn new_view(&self, secret: Option<&Secret>) -> Self::NewView;
-    fn id_of(view: &Self::NewView) -> String;
+    fn view(record: &CallerSecretRecord<Self>) -> Self::View;
+    #[doc(hidden)]
+    fn new_view(record: &CallerSecretRecord<Self>, secret: Option<&Secret>) -> Self::NewView;
+    fn id_of(view: &Self::NewView) -> &Self;
 }
 
 /// Names of the actions in the audit log.
@@ -108,24 +109,23 @@ pub struct NewServiceKeyView {
     pub service_key: Option<String>,
 }
 
+/// A credential or service key to create.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = NewGrant)]
 #[serde(deny_unknown_fields)]
 pub struct NewCallerSecret {
     /// Name for administrators. Creating a second one of the same name changes nothing and returns the existing one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(min_length = 1, max_length = 100, pattern = r"^[^\p{C}\s]([^\p{C}]*[^\p{C}\s])?$")]
     pub name: Option<String>,
-    /// Services of the account that it opens.
+    /// Services of the account that it gives access to.
     #[schema(value_type = Vec<ServiceIdText>, max_items = 500)]
     pub allowed_services: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
 }
 
-/// Changes. Omitted members keep their values.
+/// Changes of a credential or service key. Omitted members keep their values.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
-#[schema(as = GrantChanges)]
 #[serde(deny_unknown_fields)]
 pub struct CallerSecretChanges {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -138,257 +138,241 @@ pub struct CallerSecretChanges {
     pub enabled: Option<bool>,
 }
 
-impl CallerSecret for CredentialRecord {
-    type Id = ClientId;
+impl SecretKind for ClientId {
     type View = CredentialView;
     type NewView = NewCredentialView;
 
-    const KIND: &'static str = "credential";
+    const NAME: &'static str = "credential";
     const ACTIONS: Actions = Actions {
         create: "credential.create",
         change: "credential.change",
         rotate: "credential.rotate_secret",
         delete: "credential.delete",
     };
+    const SECRET_PREFIX: &'static str = "gw_cs_";
 
-    fn of(records: &Records) -> &BTreeMap<ClientId, Self> {
+    fn random() -> Self {
+        Self::random()
+    }
+
+    fn all(records: &Records) -> &BTreeMap<Self, CallerSecretRecord<Self>> {
         &records.credentials
     }
 
-    fn new(access: SecretAccess) -> Self {
-        Self { id: ClientId::random(), access }
+    fn put(record: CallerSecretRecord<Self>) -> Step {
+        Step::Put(StoredRecord::Credential(record))
     }
 
-    fn id(&self) -> &ClientId {
-        &self.id
+    fn delete(id: Self) -> Step {
+        Step::Delete(RecordId::Credential(id))
     }
 
-    fn access(&self) -> &SecretAccess {
-        &self.access
-    }
-
-    fn access_mut(&mut self) -> &mut SecretAccess {
-        &mut self.access
-    }
-
-    fn into_record(self) -> Record {
-        Record::Credential(self)
-    }
-
-    fn view(&self) -> CredentialView {
+    fn view(record: &CallerSecretRecord<Self>) -> CredentialView {
+        let SecretAccess { account, name, allowed_services, enabled, created_at, .. } = record.access.clone();
         CredentialView {
-            client_id: self.id.clone(),
-            account: self.access.account.clone(),
-            name: self.access.name.clone(),
-            allowed_services: self.access.allowed_services.clone(),
-            enabled: self.access.enabled,
-            created_at: self.access.created_at.to_string(),
+            client_id: record.id.clone(),
+            account,
+            name,
+            allowed_services,
+            enabled,
+            created_at: created_at.to_string(),
         }
     }
 
-    fn new_view(&self, secret: Option<&Secret>) -> NewCredentialView {
-        NewCredentialView { credential: self.view(), client_secret: secret.map(|secret| secret.reveal().to_owned()) }
+    fn new_view(record: &CallerSecretRecord<Self>, secret: Option<&Secret>) -> NewCredentialView {
+        NewCredentialView {
+            credential: Self::view(record),
+            client_secret: secret.map(|secret| secret.reveal().to_owned()),
+        }
     }
 
-    fn id_of(view: &NewCredentialView) -> String {
-        view.credential.client_id.to_string()
+    fn id_of(view: &NewCredentialView) -> &Self {
+        &view.credential.client_id
     }
 }
 
-impl CallerSecret for ServiceKeyRecord {
-    type Id = KeyId;
+impl SecretKind for KeyId {
     type View = ServiceKeyView;
     type NewView = NewServiceKeyView;
 
-    const KIND: &'static str = "service key";
+    const NAME: &'static str = "service key";
     const ACTIONS: Actions = Actions {
         create: "service_key.create",
         change: "service_key.change",
         rotate: "service_key.rotate_secret",
         delete: "service_key.delete",
     };
+    const SECRET_PREFIX: &'static str = "";
 
-    fn of(records: &Records) -> &BTreeMap<KeyId, Self> {
+    fn random() -> Self {
+        Self::random()
+    }
+
+    fn all(records: &Records) -> &BTreeMap<Self, CallerSecretRecord<Self>> {
         &records.service_keys
     }
 
-    fn new(access: SecretAccess) -> Self {
-        Self { id: KeyId::random(), access }
+    fn put(record: CallerSecretRecord<Self>) -> Step {
+        Step::Put(StoredRecord::ServiceKey(record))
     }
 
-    fn id(&self) -> &KeyId {
-        &self.id
+    fn delete(id: Self) -> Step {
+        Step::Delete(RecordId::ServiceKey(id))
     }
 
-    fn access(&self) -> &SecretAccess {
-        &self.access
-    }
-
-    fn access_mut(&mut self) -> &mut SecretAccess {
-        &mut self.access
-    }
-
-    fn into_record(self) -> Record {
-        Record::ServiceKey(self)
-    }
-
-    fn view(&self) -> ServiceKeyView {
+    fn view(record: &CallerSecretRecord<Self>) -> ServiceKeyView {
+        let SecretAccess { account, name, allowed_services, enabled, created_at, .. } = record.access.clone();
         ServiceKeyView {
-            key_id: self.id.clone(),
-            account: self.access.account.clone(),
-            name: self.access.name.clone(),
-            allowed_services: self.access.allowed_services.clone(),
-            enabled: self.access.enabled,
-            created_at: self.access.created_at.to_string(),
+            key_id: record.id.clone(),
+            account,
+            name,
+            allowed_services,
+            enabled,
+            created_at: created_at.to_string(),
         }
     }
 
-    fn new_view(&self, secret: Option<&Secret>) -> NewServiceKeyView {
+    fn new_view(record: &CallerSecretRecord<Self>, secret: Option<&Secret>) -> NewServiceKeyView {
         NewServiceKeyView {
-            key: self.view(),
-            service_key: secret.map(|secret| service_key::text(&self.id, secret.reveal())),
+            key: Self::view(record),
+            service_key: secret.map(|secret| service_key::text(&record.id, secret.reveal())),
         }
     }
 
-    fn id_of(view: &NewServiceKeyView) -> String {
-        view.key.key_id.to_string()
+    fn id_of(view: &NewServiceKeyView) -> &Self {
+        &view.key.key_id
     }
-}
-
-/// A client secret is `gw_cs_` and 43 base62 characters; the secret part of a service key has no prefix.
-fn secret_of<G: CallerSecret>() -> Secret {
-    let secret = new_secret();
-    if G::KIND == CredentialRecord::KIND { Secret::new(format!("gw_cs_{}", secret.reveal())) } else { secret }
 }
 
 impl Control {
     /// Creates a credential or service key; the flag says whether it was created. Only the returned view holds the
     /// secret.
-    pub fn create_caller_secret<G: CallerSecret>(
+    pub fn create_caller_secret<K: SecretKind>(
         &self,
         actor: &Actor,
         account: &str,
         new: &NewCallerSecret,
-    ) -> Result<(G::NewView, bool), ControlError> {
+    ) -> Result<(K::NewView, bool), ControlError> {
         let name = new.name.as_deref().map(checked_name).transpose()?;
         self.change(actor, |records, now| {
             let account = &account::find(records, account)?.id;
             let allowed_services = checked_list(records, account, "allowed_services", &new.allowed_services)?;
             let enabled = new.enabled.unwrap_or(true);
-            if let Some(existing) = named::<G>(records, account, name.as_deref()) {
-                let access = existing.access();
+            if let Some(existing) = named::<K>(records, account, name.as_deref()) {
+                let access = &existing.access;
                 if access.allowed_services != allowed_services || access.enabled != enabled {
-                    return Err(taken::<G>(existing));
+                    return Err(taken(existing));
                 }
-                return Ok(Plan::already((existing.new_view(None), false)));
+                return Ok(Plan::already((K::new_view(existing, None), false)));
             }
-            let secret = secret_of::<G>();
-            let record = G::new(SecretAccess {
+            let secret = fresh_secret::<K>();
+            let access = SecretAccess {
                 account: account.clone(),
                 name,
                 secret: SecretHash::of(secret.reveal()),
                 allowed_services,
                 enabled,
                 created_at: now,
-            });
+            };
+            let record = CallerSecretRecord { id: K::random(), access };
             Ok(Plan {
-                action: G::ACTIONS.create,
+                action: K::ACTIONS.create,
                 account: Some(account.clone()),
-                target: record.id().to_string(),
+                target: record.id.to_string(),
                 detail: json!(new),
-                output: (record.new_view(Some(&secret)), true),
-                steps: vec![Step::Put(record.into_record())],
+                output: (K::new_view(&record, Some(&secret)), true),
+                steps: vec![K::put(record)],
             })
         })
     }
 
-    pub fn caller_secrets<G: CallerSecret>(
+    pub fn caller_secrets<K: SecretKind>(
         &self,
         account: &str,
         query: &PageQuery,
-    ) -> Result<Page<G::View>, ControlError> {
+    ) -> Result<Page<K::View>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let records = G::of(&state.records).values().filter(|record| record.access().account == *account);
-        Ok(Page::of(records, |record| record.id().borrow(), query, |record| record.view())?)
+        let records = K::all(&state.records).values().filter(|record| record.access.account == *account);
+        Ok(Page::of(records, |record| record.id.borrow(), query, K::view)?)
     }
 
-    pub fn caller_secret<G: CallerSecret>(&self, account: &str, id: &str) -> Result<G::View, ControlError> {
-        find::<G>(&self.state().records, account, id).map(G::view)
+    pub fn caller_secret<K: SecretKind>(&self, account: &str, id: &str) -> Result<K::View, ControlError> {
+        find::<K>(&self.state().records, account, id).map(K::view)
     }
 
-    pub fn change_caller_secret<G: CallerSecret>(
+    pub fn change_caller_secret<K: SecretKind>(
         &self,
         actor: &Actor,
         account: &str,
         id: &str,
         changes: &CallerSecretChanges,
-    ) -> Result<G::View, ControlError> {
+    ) -> Result<K::View, ControlError> {
         let name = changes.name.as_deref().map(checked_name).transpose()?;
         self.change(actor, |records, _| {
-            let record = find::<G>(records, account, id)?;
-            let account = &record.access().account;
-            if let Some(other) = named::<G>(records, account, name.as_deref())
-                && other.id() != record.id()
+            let record = find::<K>(records, account, id)?;
+            let account = &record.access.account;
+            if let Some(other) = named::<K>(records, account, name.as_deref())
+                && other.id != record.id
             {
-                return Err(taken::<G>(other));
+                return Err(taken(other));
             }
             let mut changed = record.clone();
-            let access = changed.access_mut();
+            let access = &mut changed.access;
             if let Some(list) = &changes.allowed_services {
                 access.allowed_services = checked_list(records, account, "allowed_services", list)?;
             }
             access.enabled = changes.enabled.unwrap_or(access.enabled);
             access.name = name.or(access.name.take());
-            if changed.access() == record.access() {
-                return Ok(Plan::already(changed.view()));
+            if changed == *record {
+                return Ok(Plan::already(K::view(&changed)));
             }
             Ok(Plan {
-                action: G::ACTIONS.change,
+                action: K::ACTIONS.change,
                 account: Some(account.clone()),
-                target: record.id().to_string(),
+                target: record.id.to_string(),
                 detail: json!(changes),
-                output: changed.view(),
-                steps: vec![Step::Put(changed.into_record())],
+                output: K::view(&changed),
+                steps: vec![K::put(changed)],
             })
         })
     }
 
     /// Replaces the secret; the old one is refused from now on.
-    pub fn rotate_secret<G: CallerSecret>(
+    pub fn rotate_secret<K: SecretKind>(
         &self,
         actor: &Actor,
         account: &str,
         id: &str,
-    ) -> Result<G::NewView, ControlError> {
+    ) -> Result<K::NewView, ControlError> {
         self.change(actor, |records, _| {
-            let mut record = find::<G>(records, account, id)?.clone();
-            let secret = secret_of::<G>();
-            record.access_mut().secret = SecretHash::of(secret.reveal());
+            let mut record = find::<K>(records, account, id)?.clone();
+            let secret = fresh_secret::<K>();
+            record.access.secret = SecretHash::of(secret.reveal());
             Ok(Plan {
-                action: G::ACTIONS.rotate,
-                account: Some(record.access().account.clone()),
-                target: record.id().to_string(),
+                action: K::ACTIONS.rotate,
+                account: Some(record.access.account.clone()),
+                target: record.id.to_string(),
                 detail: json!({}),
-                output: record.new_view(Some(&secret)),
-                steps: vec![Step::Put(record.into_record())],
+                output: K::new_view(&record, Some(&secret)),
+                steps: vec![K::put(record)],
             })
         })
     }
 
-    pub fn delete_caller_secret<G: CallerSecret>(
+    pub fn delete_caller_secret<K: SecretKind>(
         &self,
         actor: &Actor,
         account: &str,
         id: &str,
     ) -> Result<(), ControlError> {
         self.change(actor, |records, _| {
-            let record = find::<G>(records, account, id)?;
+            let record = find::<K>(records, account, id)?;
             Ok(Plan {
-                steps: vec![Step::Delete(record.clone().into_record().id())],
-                action: G::ACTIONS.delete,
-                account: Some(record.access().account.clone()),
-                target: record.id().to_string(),
+                steps: vec![K::delete(record.id.clone())],
+                action: K::ACTIONS.delete,
+                account: Some(record.access.account.clone()),
+                target: record.id.to_string(),
                 detail: json!({}),
                 output: (),
             })
@@ -396,22 +380,34 @@ impl Control {
     }
 }
 
-fn find<'a, G: CallerSecret>(records: &'a Records, account: &str, id: &str) -> Result<&'a G, ControlError> {
+fn find<'a, K: SecretKind>(
+    records: &'a Records,
+    account: &str,
+    id: &str,
+) -> Result<&'a CallerSecretRecord<K>, ControlError> {
     let account = &account::find(records, account)?.id;
-    G::of(records)
+    K::all(records)
         .get(id)
-        .filter(|record| record.access().account == *account)
-        .ok_or_else(|| ControlError::not_found(G::KIND, id))
+        .filter(|record| record.access.account == *account)
+        .ok_or_else(|| ControlError::not_found(K::NAME, id))
 }
 
-fn named<'a, G: CallerSecret>(records: &'a Records, account: &AccountId, name: Option<&str>) -> Option<&'a G> {
+fn named<'a, K: SecretKind>(
+    records: &'a Records,
+    account: &AccountId,
+    name: Option<&str>,
+) -> Option<&'a CallerSecretRecord<K>> {
     let name = name?;
-    G::of(records)
+    K::all(records)
         .values()
-        .find(|record| record.access().account == *account && record.access().name.as_deref() == Some(name))
+        .find(|record| record.access.account == *account && record.access.name.as_deref() == Some(name))
 }
 
-fn taken<G: CallerSecret>(existing: &G) -> ControlError {
-    let (kind, id) = (G::KIND, existing.id());
+fn taken<K: SecretKind>(existing: &CallerSecretRecord<K>) -> ControlError {
+    let (kind, id) = (K::NAME, &existing.id);
     ControlError::Conflict(format!("{kind} {id} has this name and other settings; change it, or choose another name"))
+}
+
+fn fresh_secret<K: SecretKind>() -> Secret {
+    Secret::new(format!("{}{}", K::SECRET_PREFIX, new_secret().reveal()))
 }

@@ -8,6 +8,7 @@ mod account;
 mod agent;
 mod audit;
 mod caller_secret;
+mod certificate;
 mod enrollment;
 mod executor;
 mod inventory;
@@ -33,12 +34,13 @@ pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
 pub use audit::AuditEntryView;
 pub use caller_secret::{
-    CallerSecret, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView,
+    CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, SecretKind,
     ServiceKeyView,
 };
+pub use certificate::AgentProof;
 #[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) use enrollment::parse_token;
-pub use enrollment::{AgentProof, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
 pub use inventory::Inventory;
 use name::checked_name;
@@ -51,10 +53,10 @@ pub(crate) use workers::Workers;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::hostname::Region;
-use crate::limit::Bucket;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
-use crate::store::{AuditEntry, Directory, Record, Records, SqliteStore, Step, Store, StoreError};
+use crate::rate_limit::Bucket;
+use crate::store::{AuditEntry, Directory, Records, SqliteStore, Step, Store, StoreError, StoredRecord};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
 use crate::tls::pki::{Authority, PkiError};
@@ -278,7 +280,7 @@ impl Control {
 
     /// Stores a record as it is, without the checks of the other methods. For tests.
     #[doc(hidden)]
-    pub fn put(&self, record: Record) -> Result<(), ControlError> {
+    pub fn put(&self, record: StoredRecord) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
             Ok(Plan {
                 target: format!("{:?}", record.id()),
@@ -355,7 +357,7 @@ impl Control {
     }
 
     /// Publishes the records received from the process that now has the store.
-    pub(crate) fn follow(&self, records: Vec<Record>) {
+    pub(crate) fn follow(&self, records: Vec<StoredRecord>) {
         let mut state = self.state();
         if state.store.is_none() {
             state.records = records.into_iter().collect();

@@ -11,7 +11,7 @@ use super::{Actor, Control, ControlError, Plan, account};
 use crate::hostname::Region;
 use crate::page::{Page, PageQuery};
 use crate::rate::Rate;
-use crate::store::{Modes, Record, RecordId, Records, ServiceRecord, Step};
+use crate::store::{Modes, RecordId, Records, ServiceRecord, Step, StoredRecord};
 
 /// A way for callers to authenticate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
@@ -234,7 +234,7 @@ impl Control {
                 target: view.hostname.clone(),
                 detail: json!(settings),
                 output: (view, true),
-                steps: vec![Step::Put(Record::Service(record))],
+                steps: vec![Step::Put(StoredRecord::Service(record))],
             })
         })
     }
@@ -270,7 +270,7 @@ impl Control {
                 target: view.hostname.clone(),
                 detail: json!(changes),
                 output: view,
-                steps: vec![Step::Put(Record::Service(changed))],
+                steps: vec![Step::Put(StoredRecord::Service(changed))],
             })
         })
     }
@@ -284,23 +284,23 @@ impl Control {
             let mut steps = vec![Step::Delete(RecordId::Service(account.clone(), id.clone()))];
             for mut record in records.credentials.values().filter(|record| record.access.account == *account).cloned() {
                 if record.access.allowed_services.remove(id) {
-                    steps.push(Step::Put(Record::Credential(record)));
+                    steps.push(Step::Put(StoredRecord::Credential(record)));
                 }
             }
             for mut record in records.service_keys.values().filter(|record| record.access.account == *account).cloned()
             {
                 if record.access.allowed_services.remove(id) {
-                    steps.push(Step::Put(Record::ServiceKey(record)));
+                    steps.push(Step::Put(StoredRecord::ServiceKey(record)));
                 }
             }
             for mut record in records.agents.values().filter(|record| record.account == *account).cloned() {
                 if record.services.remove(id) {
-                    steps.push(Step::Put(Record::Agent(record)));
+                    steps.push(Step::Put(StoredRecord::Agent(record)));
                 }
             }
             for mut record in records.enrollment_tokens.values().filter(|record| record.account == *account).cloned() {
                 if record.services.remove(id) {
-                    steps.push(Step::Put(Record::EnrollmentToken(record)));
+                    steps.push(Step::Put(StoredRecord::EnrollmentToken(record)));
                 }
             }
             Ok(Plan {

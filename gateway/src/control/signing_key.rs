@@ -11,7 +11,7 @@ use super::{Actor, Control, ControlError, Plan};
 use crate::clock::Timestamp;
 use crate::limits;
 use crate::page::{Page, PageQuery};
-use crate::store::{Record, RecordId, Records, SigningKey, SigningKeyRecord, Step};
+use crate::store::{RecordId, Records, SigningKey, SigningKeyRecord, Step, StoredRecord};
 
 /// Time that a new key is published before it signs. Longer than the `max-age` of the JWKS, so that every cache has it.
 const PUBLISHED_AHEAD: Duration = Duration::from_secs(600);
@@ -136,7 +136,7 @@ fn rotated(records: &Records, record: SigningKeyRecord, now: Timestamp) -> Plan<
         target: record.id.to_string(),
         detail: json!({ "active_from": record.active_from.to_string() }),
         output: view(records, &record, now),
-        steps: vec![Step::Put(Record::SigningKey(record))],
+        steps: vec![Step::Put(StoredRecord::SigningKey(record))],
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
 
     fn key(records: &mut Records, active_from: i64) -> SigningKeyRecord {
         let key = SigningKey::generate(Timestamp(0), Timestamp(active_from)).unwrap();
-        records.put(Record::SigningKey(key.clone()));
+        records.put(StoredRecord::SigningKey(key.clone()));
         key
     }
 

@@ -10,22 +10,21 @@ use std::time::{Duration, Instant};
 
 use gw_agent::AgentHandle;
 use gw_shared::files;
-use gw_shared::id::ClientId;
+use gw_shared::id::{ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::trace::Settings;
 use serde::Serialize;
 
 use crate::config::{Config, HandOver};
 use crate::control::{
-    AccountChanges, Actor, CallerSecret, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken,
-    NewService, ServiceChanges,
+    AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken, NewService,
+    SecretKind, ServiceChanges,
 };
 use crate::hostname::Region;
 use crate::page::PageQuery;
 use crate::process::gateway::{Gateway, StartError};
 use crate::process::signals::Signals;
 use crate::rate::Rate;
-use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// Options of a demo.
 #[derive(Debug, Clone)]
@@ -202,8 +201,8 @@ impl Seeded {
         for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
-        let credential = fresh_secret::<CredentialRecord>(control)?;
-        let key = fresh_secret::<ServiceKeyRecord>(control)?;
+        let credential = fresh_secret::<ClientId>(control)?;
+        let key = fresh_secret::<KeyId>(control)?;
         let services = vec![SERVICE.to_owned()];
         let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
         let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
@@ -219,12 +218,12 @@ impl Seeded {
 }
 
 /// A caller secret of the demo, new or rotated.
-fn fresh_secret<G: CallerSecret>(control: &Control) -> Result<G::NewView, ControlError> {
+fn fresh_secret<K: SecretKind>(control: &Control) -> Result<K::NewView, ControlError> {
     let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
     let access = NewCallerSecret { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewCallerSecret::default() };
-    match control.create_caller_secret::<G>(actor, ACCOUNT, &access)? {
+    match control.create_caller_secret::<K>(actor, ACCOUNT, &access)? {
         (view, true) => Ok(view),
-        (view, false) => control.rotate_secret::<G>(actor, ACCOUNT, &G::id_of(&view)),
+        (view, false) => control.rotate_secret::<K>(actor, ACCOUNT, K::id_of(&view).borrow()),
     }
 }
 

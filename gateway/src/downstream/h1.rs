@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, RequestHead, Version};
-use gw_shared::http::{Connection, Part, UnreadHead};
+use gw_shared::http::{Connection, InvalidHeadParts, Part};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
 use http::header::HeaderMap;
@@ -22,7 +22,6 @@ use crate::connections::ConnectionGuard;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
 use crate::http1;
-use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::route::Router;
 
@@ -30,40 +29,50 @@ use crate::route::Router;
 const DISCARD_MAX: u64 = 64 * 1024;
 
 /// Serves one connection until either side ends it: requests one after another, responses in the same order.
-pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
-    let mut buffer = BytesMut::new();
+///
+/// Not an async function: the future of an async function stores its arguments twice.
+pub(crate) fn serve(
+    router: Rc<Router>,
+    stream: TlsStream,
+    peer: IpAddr,
+    guard: ConnectionGuard,
+) -> impl Future<Output = ()> {
     let mut refusals = Refusals::new(&router, peer);
     let peer = Peer::new(peer, Some(guard.socket_use()));
     guard.expect_by(Instant::now() + limits::HEAD);
-    loop {
-        let head = match http1::read_head_or_refuse(&stream, &mut buffer, &guard, limits::REQUEST_HEAD).await {
-            Ok(Some(head)) => head,
-            Ok(None) => break,
-            Err(refused) => return refuse_unread(&router, &stream, refused, &peer, &guard).await,
-        };
-        guard.busy();
-        match serve_request(&router, &stream, &mut buffer, head, &peer, &guard).await {
-            // Also in a drain, if the response announced a persistent connection: the next response announces the
-            // close.
-            Next::KeepAlive => {}
-            Next::Refused if !refusals.count() => {
-                router.observers.counters.abused("refusals");
-                return http1::linger(&stream, &guard).await;
+    async move {
+        let mut buffer = BytesMut::new();
+        loop {
+            let head = match http1::read_head_or_refuse(&stream, &mut buffer, &guard, limits::REQUEST_HEAD).await {
+                Ok(Some(head)) => head,
+                Ok(None) => break,
+                Err(refused) => return Box::pin(refuse_invalid_head(&router, &stream, refused, &peer, &guard)).await,
+            };
+            guard.busy();
+            // Boxed: an idle connection does not keep the memory of a request.
+            match Box::pin(serve_request(&router, &stream, &mut buffer, head, &peer, &guard)).await {
+                // Also in a drain, if the response announced a persistent connection: the next response announces the
+                // close.
+                AfterRequest::KeepAlive => {}
+                AfterRequest::Refused if !refusals.count() => {
+                    router.observers.counters.abused("refusals");
+                    return Box::pin(http1::linger(&stream, &guard)).await;
+                }
+                // Pipelined refusals never wait for I/O: yield between them.
+                AfterRequest::Refused => runtime::yield_now().await,
+                AfterRequest::Close => return Box::pin(http1::linger(&stream, &guard)).await,
+                AfterRequest::Abort => return,
             }
-            // Pipelined refusals never wait for I/O: yield between them.
-            Next::Refused => runtime::yield_now().await,
-            Next::Close => return http1::linger(&stream, &guard).await,
-            Next::Abort => return,
+            guard.idle_until(Instant::now() + limits::IDLE);
         }
-        guard.idle_until(Instant::now() + limits::IDLE);
+        guard.closes();
+        // Fails if the caller has closed the connection.
+        let _ = stream.close().await;
     }
-    guard.closes();
-    // Fails if the caller has closed the connection.
-    let _ = stream.close().await;
 }
 
 /// What happens to a connection after a request.
-enum Next {
+enum AfterRequest {
     KeepAlive,
     /// Keep the connection, and count the refusal of an unauthenticated request.
     Refused,
@@ -81,9 +90,9 @@ async fn serve_request(
     head: RequestHead,
     peer: &Peer,
     guard: &ConnectionGuard,
-) -> Next {
+) -> AfterRequest {
     let awaits_continue = Cell::new(head.expects_continue);
-    let mut body = Body {
+    let mut body = H1RequestBody {
         stream,
         buffer,
         decoder: BodyDecoder::new(head.framing),
@@ -91,8 +100,7 @@ async fn serve_request(
         switched: false,
         guard,
     };
-    let mut response = Response {
-        lifecycle: &router.lifecycle,
+    let mut response = H1ResponseSink {
         stream,
         version: head.version,
         is_head: head.method == Method::HEAD,
@@ -110,9 +118,9 @@ async fn serve_request(
     // After the response, the rest of the request has a time limit again.
     guard.expect_by(Instant::now() + limits::LINGER);
     match outcome {
-        Outcome::Complete if keep_alive && body.discard().await => Next::KeepAlive,
-        Outcome::Refused if keep_alive && body.discard().await => Next::Refused,
-        Outcome::Complete | Outcome::Refused => Next::Close,
+        Outcome::Complete if keep_alive && body.discard().await => AfterRequest::KeepAlive,
+        Outcome::Refused if keep_alive && body.discard().await => AfterRequest::Refused,
+        Outcome::Complete | Outcome::Refused => AfterRequest::Close,
         Outcome::Cut => {
             stream.socket().reset_when_dropped();
             // Flushes the bytes before the break first, because a reset discards unacknowledged bytes.
@@ -122,17 +130,17 @@ async fn serve_request(
                 Ok::<_, CallerGone>(())
             };
             let _ = runtime::timeout(limits::LINGER, said).await;
-            Next::Abort
+            AfterRequest::Abort
         }
         Outcome::CallerGone => {
             stream.socket().reset_when_dropped();
-            Next::Abort
+            AfterRequest::Abort
         }
     }
 }
 
 /// Refuses a request whose head is invalid, and closes: bytes after it cannot be trusted to be a request.
-async fn refuse_unread(
+async fn refuse_invalid_head(
     router: &Router,
     stream: &TlsStream,
     refused: http1::RefusedHead,
@@ -140,9 +148,8 @@ async fn refuse_unread(
     guard: &ConnectionGuard,
 ) {
     guard.expect_by(Instant::now() + limits::LINGER);
-    let head = UnreadHead::of_http1(&refused.received);
-    let mut response = Response {
-        lifecycle: &router.lifecycle,
+    let head = InvalidHeadParts::of_http1(&refused.received);
+    let mut response = H1ResponseSink {
         stream,
         version: Version::Http11,
         is_head: false,
@@ -156,12 +163,12 @@ async fn refuse_unread(
         guard,
     };
     // The caller may not wait for the answer; the connection closes either way.
-    let _ = router.refuse_unread(head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
+    let _ = router.refuse_invalid_head(head, peer, &Error::invalid_head(refused.invalid), &mut response).await;
     http1::linger(stream, guard).await;
 }
 
 /// The body of one request.
-struct Body<'a> {
+struct H1RequestBody<'a> {
     stream: &'a TlsStream,
     buffer: &'a mut BytesMut,
     decoder: BodyDecoder,
@@ -172,7 +179,7 @@ struct Body<'a> {
     guard: &'a ConnectionGuard,
 }
 
-impl Body<'_> {
+impl H1RequestBody<'_> {
     /// Reads the rest of the body if that costs less than a new connection. Returns whether the next request can
     /// follow.
     async fn discard(&mut self) -> bool {
@@ -220,7 +227,7 @@ impl Body<'_> {
     }
 }
 
-impl RequestBody for Body<'_> {
+impl RequestBody for H1RequestBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         std::future::poll_fn(|cx| self.poll_part(cx)).await
     }
@@ -240,8 +247,7 @@ impl RequestBody for Body<'_> {
 }
 
 /// The response to one request.
-struct Response<'a> {
-    lifecycle: &'a Lifecycle,
+struct H1ResponseSink<'a> {
     stream: &'a TlsStream,
     version: Version,
     is_head: bool,
@@ -259,7 +265,7 @@ struct Response<'a> {
     guard: &'a ConnectionGuard,
 }
 
-impl Response<'_> {
+impl H1ResponseSink<'_> {
     fn framing_of(&self, head: &ResponseHead) -> Framing {
         let announced = match (head::content_length(&head.headers), self.version) {
             (Ok(Some(length)), _) => Framing::Length(length),
@@ -287,7 +293,7 @@ impl Response<'_> {
     }
 }
 
-impl ResponseSink for Response<'_> {
+impl ResponseSink for H1ResponseSink<'_> {
     async fn interim(&mut self, head: ResponseHead) -> Result<(), CallerGone> {
         // HTTP/1.0 has no interim responses (RFC 9110 §15.2). 101 is written by [`Self::head`].
         if self.version == Version::Http10 || head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -313,7 +319,7 @@ impl ResponseSink for Response<'_> {
         self.framing = self.framing_of(&head);
         // No 100 was sent, so a body may or may not follow: close.
         let awaits_continue = self.awaits_continue.is_some_and(Cell::get);
-        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.lifecycle.is_draining();
+        self.keep_alive &= self.framing != Framing::UntilClose && !awaits_continue && !self.guard.is_draining();
         let connection = match (self.keep_alive, self.version) {
             (false, _) => Connection::Close,
             (true, Version::Http10) => Connection::KeepAlive,
@@ -354,7 +360,7 @@ impl ResponseSink for Response<'_> {
         self.begun
     }
 
-    fn begin_refusal(&mut self, request_is_readable: bool) {
+    fn begin_own_response(&mut self, request_is_readable: bool) {
         self.keep_alive &= request_is_readable;
         self.guard.expect_by(Instant::now() + limits::HEAD);
     }

@@ -12,11 +12,11 @@ use futures_util::future::Either;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::http::framing::{check_values_of_http2, content_length, set_content_length};
 use gw_shared::http::head::request_of_http2;
-use gw_shared::http::{Framing, InvalidHead, Part, UnreadHead};
+use gw_shared::http::{Framing, InvalidHead, InvalidHeadParts, Part};
+use gw_shared::http2::incoming::Incoming;
+use gw_shared::http2::stream::{self, Received};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use gw_shared::tunnel::incoming::Incoming;
-use gw_shared::tunnel::stream::{self, Received};
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
@@ -29,9 +29,9 @@ use crate::client_address::Peer;
 use crate::connections::ConnectionGuard;
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink};
-use crate::http2::frame_meter::{CALLER, Meter, Metered};
-use crate::limit::Bucket;
+use crate::http2::frame_meter::{Meter, Metered};
 use crate::limits;
+use crate::rate_limit::Bucket;
 use crate::route::Router;
 
 fn settings() -> h2::server::Builder {
@@ -49,72 +49,82 @@ fn settings() -> h2::server::Builder {
 }
 
 /// Serves one connection until either side ends it.
-pub(crate) async fn serve(router: Rc<Router>, stream: TlsStream, peer: IpAddr, guard: ConnectionGuard) {
+///
+/// Not an async function: the future of an async function stores its arguments twice.
+pub(crate) fn serve(
+    router: Rc<Router>,
+    stream: TlsStream,
+    peer: IpAddr,
+    guard: ConnectionGuard,
+) -> impl Future<Output = ()> {
     guard.expect_by(Instant::now() + limits::HEAD);
     let peer_end = stream.socket().closer();
     let mut upload_window = UploadWindow::new(stream.socket().gauge());
-    let meter = Rc::new(Meter::new(CALLER, Instant::now()));
-    let metered = Metered::new(stream, Rc::clone(&meter));
-    let mut http2 = match settings().handshake::<_, Bytes>(metered).await {
-        Ok(http2) => http2,
-        Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
-    };
-    guard.idle_until(Instant::now() + limits::IDLE);
-    let connection = Rc::new(Connection {
-        peer: Peer::new(peer, Some(guard.socket_use())),
-        guard,
-        open: Cell::new(0),
-        resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
-        refusals: RefCell::new(Refusals::new(&router, peer)),
-        abuse: Cell::new(None),
-        meter,
-        driver: RefCell::default(),
-    });
-    let mut ending = Ending::default();
-    loop {
-        let next = std::future::poll_fn(|cx| {
-            if let Poll::Ready(reason) = connection.poll_end(cx, &mut ending) {
-                return Poll::Ready(Either::Left(reason));
-            }
-            upload_window.look(&mut http2, connection.open.get());
-            connection.guard.carried();
-            loop {
-                match ready!(http2.poll_accept(cx)) {
-                    Some(Ok((request, respond))) => {
-                        let (router, open) = (Rc::clone(&router), connection.begin());
-                        runtime::spawn(serve_request(router, request, respond, open));
-                    }
-                    Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
-                    None => return Poll::Ready(Either::Right(None)),
-                }
-            }
+    let meter = Rc::new(Meter::new(Instant::now()));
+    // Boxed: the connection does not keep the memory of its beginning.
+    let handshake = Box::pin(settings().handshake::<_, Bytes>(Metered::new(stream, Rc::clone(&meter))));
+    async move {
+        let mut http2 = match handshake.await {
+            Ok(http2) => http2,
+            Err(error) => return tracing::debug!(%peer, %error, "HTTP/2 did not begin"),
+        };
+        guard.idle_until(Instant::now() + limits::IDLE);
+        let connection = Rc::new(Connection {
+            peer: Peer::new(peer, Some(guard.socket_use())),
+            guard,
+            open: Cell::new(0),
+            resets: RefCell::new(Bucket::new(limits::HTTP2_RESETS, Instant::now())),
+            refusals: RefCell::new(Refusals::new(&router, peer)),
+            abuse: Cell::new(None),
+            meter,
+            driver: RefCell::default(),
         });
-        match next.await {
-            // Sends GOAWAY; running requests finish.
-            Either::Left(End::Goodbye) => http2.graceful_shutdown(),
-            Either::Left(End::Abuse(reason)) => {
-                router.observers.counters.abused(reason);
-                tracing::debug!(%peer, "connection ended: too many {reason}");
-                connection.guard.expect_by(Instant::now() + limits::LINGER);
-                http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-            }
-            Either::Right(None) => break,
-            Either::Right(Some(error)) => {
-                if error.is_go_away() && error.is_library() {
-                    router.observers.counters.abused("http2");
-                    ending.abuse = true;
+        let mut ending = Ending::default();
+        loop {
+            let next = std::future::poll_fn(|cx| {
+                if let Poll::Ready(reason) = connection.poll_end(cx, &mut ending) {
+                    return Poll::Ready(Either::Left(reason));
                 }
-                tracing::debug!(%peer, %error, "HTTP/2 ended");
-                break;
+                upload_window.look(&mut http2, connection.open.get());
+                connection.guard.carried();
+                loop {
+                    match ready!(http2.poll_accept(cx)) {
+                        Some(Ok((request, respond))) => {
+                            let (router, open) = (Rc::clone(&router), connection.begin());
+                            runtime::spawn(serve_request(router, request, respond, open));
+                        }
+                        Some(Err(error)) => return Poll::Ready(Either::Right(Some(error))),
+                        None => return Poll::Ready(Either::Right(None)),
+                    }
+                }
+            });
+            match next.await {
+                // Sends GOAWAY; running requests finish.
+                Either::Left(EndReason::Goodbye) => http2.graceful_shutdown(),
+                Either::Left(EndReason::Abuse(reason)) => {
+                    router.observers.counters.abused(reason);
+                    tracing::debug!(%peer, "connection ended: too many {reason}");
+                    connection.guard.expect_by(Instant::now() + limits::LINGER);
+                    http2.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                }
+                Either::Right(None) => break,
+                Either::Right(Some(error)) => {
+                    if error.is_go_away() && error.is_library() {
+                        router.observers.counters.abused("http2");
+                        ending.abuse = true;
+                    }
+                    tracing::debug!(%peer, %error, "HTTP/2 ended");
+                    break;
+                }
             }
         }
-    }
-    connection.guard.closes();
-    drop(http2);
-    if ending.abuse {
-        // More bytes were received than read: deliver the GOAWAY before the close resets the connection.
-        connection.guard.expect_by(Instant::now() + limits::LINGER);
-        peer_end.linger(limits::LINGER_BYTES).await;
+        connection.guard.closes();
+        drop(http2);
+        if ending.abuse {
+            // More bytes were received than read: deliver the GOAWAY before the close resets the connection.
+            connection.guard.expect_by(Instant::now() + limits::LINGER);
+            Box::pin(peer_end.linger(limits::LINGER_BYTES)).await;
+        }
     }
 }
 
@@ -135,7 +145,7 @@ struct Connection {
 }
 
 /// Why a connection ends.
-enum End {
+enum EndReason {
     Goodbye,
     /// The caller exceeded this limit.
     Abuse(&'static str),
@@ -160,12 +170,12 @@ impl Connection {
     }
 
     /// Ready once for each reason to end the connection.
-    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<End> {
+    fn poll_end(&self, cx: &mut Context<'_>, ending: &mut Ending) -> Poll<EndReason> {
         if let Some(abuse) = self.abuse()
             && !ending.abuse
         {
             *ending = Ending { goodbye: true, abuse: true };
-            return Poll::Ready(End::Abuse(abuse));
+            return Poll::Ready(EndReason::Abuse(abuse));
         }
         let mut driver = self.driver.borrow_mut();
         if !driver.as_ref().is_some_and(|driver| driver.will_wake(cx.waker())) {
@@ -173,7 +183,7 @@ impl Connection {
         }
         if !ending.goodbye && self.guard.poll_leave(cx).is_ready() {
             ending.goodbye = true;
-            return Poll::Ready(End::Goodbye);
+            return Poll::Ready(EndReason::Goodbye);
         }
         Poll::Pending
     }
@@ -224,9 +234,13 @@ async fn serve_request(
     }
     let has_body = !body.is_end_stream();
     let stream = RefCell::new(Stream::Asked(respond));
-    let mut response =
-        Sink { is_head: parts.method == Method::HEAD, ended: false, stream: &stream, meter: &connection.0.meter };
-    let mut body = Body { body: Incoming::new(body), unreleased: 0, stream: &stream };
+    let mut response = H2ResponseSink {
+        is_head: parts.method == Method::HEAD,
+        ended: false,
+        stream: &stream,
+        meter: &connection.0.meter,
+    };
+    let mut body = H2RequestBody { body: Incoming::new(body), unreleased: 0, stream: &stream };
     let outcome = match request_of_http2(parts, has_body, limits::REQUEST_HEAD) {
         Ok(head) => router.serve(head, &connection.0.peer, &mut body, &mut response).await,
         Err(refused) => {
@@ -238,8 +252,8 @@ async fn serve_request(
                 stream.borrow_mut().reset(Reason::PROTOCOL_ERROR);
                 return connection.0.count_refusal();
             }
-            let head = UnreadHead::of_http2(parts);
-            router.refuse_unread(head, &connection.0.peer, &error, &mut response).await
+            let head = InvalidHeadParts::of_http2(parts);
+            router.refuse_invalid_head(head, &connection.0.peer, &error, &mut response).await
         }
     };
     match outcome {
@@ -308,14 +322,14 @@ impl Stream {
     }
 }
 
-struct Body<'a> {
+struct H2RequestBody<'a> {
     body: Incoming,
     /// Bytes of the last returned part; released to the caller's window when the next part is requested.
     unreleased: usize,
     stream: &'a RefCell<Stream>,
 }
 
-impl Body<'_> {
+impl H2RequestBody<'_> {
     fn release(&mut self) {
         let bytes = std::mem::take(&mut self.unreleased);
         if bytes > 0 {
@@ -324,7 +338,7 @@ impl Body<'_> {
     }
 }
 
-impl Body<'_> {
+impl H2RequestBody<'_> {
     /// Reads on for a while after a response that precedes the end of its request: some callers drop the response when
     /// the rest of the request is reset.
     async fn discard(mut self) {
@@ -343,13 +357,13 @@ impl Body<'_> {
     }
 }
 
-impl Drop for Body<'_> {
+impl Drop for H2RequestBody<'_> {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-impl RequestBody for Body<'_> {
+impl RequestBody for H2RequestBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         self.release();
         match self.body.receive().await {
@@ -385,7 +399,7 @@ impl RequestBody for Body<'_> {
     }
 }
 
-struct Sink<'a> {
+struct H2ResponseSink<'a> {
     is_head: bool,
     /// The stream ended with its head.
     ended: bool,
@@ -393,7 +407,7 @@ struct Sink<'a> {
     meter: &'a Meter,
 }
 
-impl Sink<'_> {
+impl H2ResponseSink<'_> {
     fn poll_data(&self, cx: &mut Context<'_>, data: &mut Bytes, last: bool) -> Poll<Result<(), CallerGone>> {
         match &mut *self.stream.borrow_mut() {
             Stream::Answering(stream) => stream::poll_send(stream, cx, data, last).map_err(|_| CallerGone),
@@ -402,7 +416,7 @@ impl Sink<'_> {
     }
 }
 
-impl ResponseSink for Sink<'_> {
+impl ResponseSink for H2ResponseSink<'_> {
     async fn interim(&mut self, mut head: ResponseHead) -> Result<(), CallerGone> {
         // An upgraded stream has no length (RFC 9113 §8.6).
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -473,7 +487,7 @@ impl ResponseSink for Sink<'_> {
         matches!(*self.stream.borrow(), Stream::Answering(_))
     }
 
-    fn begin_refusal(&mut self, _request_is_readable: bool) {}
+    fn begin_own_response(&mut self, _request_is_readable: bool) {}
 
     /// Does not wait for a caller without an open window.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {

@@ -1,7 +1,6 @@
 //! Guard against floods of HTTP/2 frames without content: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA and the like
 //! (CVE-2019-9511 to 9518, CVE-2024-27316). The h2 crate bounds some of them; this module counts all as they are read.
-//! It also ends connections whose header lists are too large for h2. Callers and agents are metered alike, each by an
-//! [`Allowance`].
+//! It also ends connections whose header lists are too large for h2.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, IoSlice};
@@ -15,9 +14,8 @@ use gw_shared::runtime;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::sent_frames::{Next, SentFrames};
-use crate::limit::Bucket;
 use crate::limits;
-use crate::rate::Rate;
+use crate::rate_limit::Bucket;
 
 const HEADER: usize = 9;
 
@@ -30,42 +28,11 @@ const FRAMES: Flood = Flood("frames");
 /// A header list over [`limits::HTTP2_HEADER_LIST`], or one that takes longer than [`limits::HEAD`].
 const HEADER_LIST: Flood = Flood("headers");
 
-/// Limits on the frames that a peer may send.
-#[derive(Clone, Copy)]
-pub(crate) struct Allowance {
-    /// Bytes before the first frame.
-    pub(crate) preface: u32,
-    /// Frames without content.
-    pub(crate) control_frames: Rate,
-    /// Frames of requests that the peer may send before requests have earned them.
-    pub(crate) ahead: u32,
-    /// Weight of the frames of one turn: see [`limits::HTTP2_WEIGHT_PER_TURN`].
-    pub(crate) weight_per_turn: u32,
-    /// The peer sends responses: besides HEADERS, frames that end or continue a response belong to requests.
-    pub(crate) answers: bool,
-}
-
-/// Limits for a caller. Its header blocks become requests, which earn further header blocks.
-pub(crate) const CALLER: Allowance = Allowance {
-    preface: 24,
-    control_frames: limits::HTTP2_CONTROL_FRAMES,
-    ahead: limits::HTTP2_HEADERS_AHEAD,
-    weight_per_turn: limits::HTTP2_WEIGHT_PER_TURN,
-    answers: false,
-};
-
-/// Limits for an agent. Requests earn the frames of their responses.
-pub(crate) const AGENT: Allowance = Allowance {
-    preface: 0,
-    control_frames: limits::TUNNEL_CONTROL_FRAMES,
-    ahead: limits::TUNNEL_FRAMES_AHEAD,
-    weight_per_turn: limits::TUNNEL_WEIGHT_PER_TURN,
-    answers: true,
-};
+/// Bytes of the connection preface (RFC 9113 §3.4).
+const PREFACE: u32 = 24;
 
 /// Follows the frames of one connection (RFC 9113 §4.1).
 struct FrameMeter {
-    allowance: Allowance,
     /// The frame header being read.
     header: [u8; HEADER],
     /// Bytes of `header` received so far.
@@ -75,10 +42,8 @@ struct FrameMeter {
     budget: Bucket,
     /// Window updates that the peer has earned by the bytes sent to it.
     updates: u64,
-    /// Frames of requests that the peer may send before more are earned.
+    /// Header blocks that the caller may send before requests earn further ones.
     earned: u32,
-    /// SETTINGS that the peer has acknowledged.
-    settings_acknowledged: u64,
     /// Weight of the frames of this turn: see [`limits::HTTP2_WEIGHT_PER_TURN`].
     weight: u32,
     /// The header block being read.
@@ -94,16 +59,14 @@ struct Block {
 }
 
 impl FrameMeter {
-    fn new(allowance: Allowance, now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self {
-            allowance,
             header: [0; HEADER],
             filled: 0,
-            payload: allowance.preface,
-            budget: Bucket::new(allowance.control_frames, now),
+            payload: PREFACE,
+            budget: Bucket::new(limits::HTTP2_CONTROL_FRAMES, now),
             updates: 0,
-            earned: allowance.ahead,
-            settings_acknowledged: 0,
+            earned: limits::HTTP2_HEADERS_AHEAD,
             weight: 0,
             block: None,
             block_ended: false,
@@ -140,14 +103,12 @@ impl FrameMeter {
 
     /// Whether the weight of this turn is used up.
     fn has_enough(&self) -> bool {
-        self.weight >= self.allowance.weight_per_turn
+        self.weight >= limits::HTTP2_WEIGHT_PER_TURN
     }
 
     fn count(&mut self, kind: u8, flags: u8, now: &impl Fn() -> Instant) -> Result<(), Flood> {
         const DATA: u8 = 0;
         const HEADERS: u8 = 1;
-        const RST_STREAM: u8 = 3;
-        const SETTINGS: u8 = 4;
         const WINDOW_UPDATE: u8 = 8;
         const CONTINUATION: u8 = 9;
         const END_STREAM: u8 = 1;
@@ -162,30 +123,19 @@ impl FrameMeter {
             self.block_ended |= has_ended;
             self.block = (!has_ended).then_some(block);
         }
-        const ACK: u8 = 1;
         self.weight += match kind {
             HEADERS => limits::HTTP2_WEIGHT_OF_HEADERS + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             CONTINUATION => 1 + self.payload / limits::HTTP2_HEADER_BYTES_OF_WEIGHT,
             _ => 1,
         };
-        let answers = self.allowance.answers;
         match kind {
             // Bounded by flow control.
             DATA if self.payload > 0 => return Ok(()),
-            DATA if flags & END_STREAM != 0 && !answers => return Ok(()),
+            DATA if flags & END_STREAM != 0 => return Ok(()),
             HEADERS if self.earned > 0 => {
                 self.earned -= 1;
                 return Ok(());
             }
-            CONTINUATION | RST_STREAM if answers && self.earned > 0 => {
-                self.earned -= 1;
-                return Ok(());
-            }
-            DATA if flags & END_STREAM != 0 && self.earned > 0 => {
-                self.earned -= 1;
-                return Ok(());
-            }
-            SETTINGS if flags & ACK != 0 => self.settings_acknowledged += 1,
             WINDOW_UPDATE if self.updates > 0 => {
                 self.updates -= 1;
                 return Ok(());
@@ -195,9 +145,9 @@ impl FrameMeter {
         self.budget.take(now()).map_err(|_| FRAMES)
     }
 
-    /// Adds `frames` that requests have earned. Keeps at most `kept` for open requests, plus the allowance ahead.
-    fn earn(&mut self, frames: u32, kept: u32) {
-        self.earned = self.earned.saturating_add(frames).min(self.allowance.ahead.saturating_add(kept));
+    /// Counts a header block that has become a request. A request can have two: head and trailers.
+    fn became_request(&mut self) {
+        self.earned = (self.earned + 2).min(limits::HTTP2_HEADERS_AHEAD);
     }
 
     fn sent(&mut self, bytes: usize) {
@@ -209,8 +159,7 @@ impl FrameMeter {
 /// State shared by the reader and the server of a connection.
 pub(crate) struct Meter {
     frames: RefCell<FrameMeter>,
-    /// Meter of sent responses; `None` on a tunnel, where the gateway sends requests.
-    sent: Option<RefCell<SentFrames>>,
+    sent: RefCell<SentFrames>,
     /// Kind of flood that the peer has sent.
     abuse: Cell<Option<&'static str>>,
     /// The last write was pending: the socket buffer is full.
@@ -218,10 +167,10 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(allowance: Allowance, now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
-            frames: RefCell::new(FrameMeter::new(allowance, now)),
-            sent: (!allowance.answers).then(RefCell::default),
+            frames: RefCell::new(FrameMeter::new(now)),
+            sent: RefCell::default(),
             abuse: Cell::default(),
             blocked: Cell::default(),
         }
@@ -239,7 +188,7 @@ impl Meter {
 
     /// Records that h2 was given the trailers of `stream`.
     pub(crate) fn trailers_follow(&self, stream: u32) {
-        self.sent.iter().for_each(|sent| sent.borrow_mut().trailers_follow(stream));
+        self.sent.borrow_mut().trailers_follow(stream);
     }
 
     /// Records a flood and wakes the task of the connection, which is being polled, to end it.
@@ -248,34 +197,10 @@ impl Meter {
         cx.waker().wake_by_ref();
     }
 
-    /// Counts a header block that has become a request. A request can have two: head and trailers.
+    /// Counts a header block that has become a request.
     pub(crate) fn became_request(&self) {
-        self.frames.borrow_mut().earn(2, 0);
+        self.frames.borrow_mut().became_request();
     }
-
-    /// Counts a sent request, one of `open` ones.
-    pub(crate) fn sent_request(&self, open: usize) {
-        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_REQUEST, kept_for(open));
-    }
-
-    /// Counts a request that has ended, with `open` ones left. Discards the frames that it did not use.
-    pub(crate) fn ended_request(&self, open: usize) {
-        self.frames.borrow_mut().earn(0, kept_for(open));
-    }
-
-    /// Counts an interim response that was read: another head may follow.
-    pub(crate) fn took_interim(&self, open: usize) {
-        self.frames.borrow_mut().earn(limits::TUNNEL_FRAMES_PER_HEAD, kept_for(open));
-    }
-
-    /// Number of SETTINGS frames that the peer has acknowledged.
-    pub(crate) fn settings_acknowledged(&self) -> u64 {
-        self.frames.borrow().settings_acknowledged
-    }
-}
-
-fn kept_for(open: usize) -> u32 {
-    u32::try_from(open).unwrap_or(u32::MAX).saturating_mul(limits::TUNNEL_FRAMES_PER_REQUEST)
 }
 
 /// A connection that counts frames as h2 reads them. Limits the frames of a turn, and stops reading at a flood.
@@ -353,12 +278,7 @@ impl AsyncWrite for Metered {
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let Some(sent_frames) = &this.meter.sent else {
-            let sent = ready!(this.stream.poll_write(cx, pieces))?;
-            this.meter.frames.borrow_mut().sent(sent);
-            return Poll::Ready(Ok(sent));
-        };
-        let mut frames = sent_frames.borrow_mut();
+        let mut frames = this.meter.sent.borrow_mut();
         let passed = match frames.look(pieces) {
             Next::Send(most) => {
                 let sent = poll_write_some(&this.stream, cx, pieces, most);
@@ -431,7 +351,7 @@ mod tests {
     }
 
     fn begun(now: Instant) -> FrameMeter {
-        let mut meter = FrameMeter::new(CALLER, now);
+        let mut meter = FrameMeter::new(now);
         meter.received(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", || now).unwrap();
         meter
     }
@@ -464,7 +384,7 @@ mod tests {
         let mut meter = begun(now);
         for _ in 0..100_000 {
             assert_eq!(taken(&mut meter, now, &request, 1, 7), 1);
-            meter.earn(2, 0);
+            meter.became_request();
             assert_eq!(taken(&mut meter, now, &trailers, 1, 7), 1);
         }
         assert_eq!(taken(&mut meter, now, &request, 100_000, 7), ahead - 1 + burst);
@@ -531,42 +451,6 @@ mod tests {
         let mut meter = begun(now);
         meter.sent(10 * 64);
         assert_eq!(taken(&mut meter, now, &frame(8, 0, 4), burst + 100, 13), burst + 10);
-    }
-
-    #[test]
-    fn requests_earn_frames_of_an_agent_and_others_have_a_budget() {
-        let (now, burst) = (Instant::now(), limits::TUNNEL_CONTROL_FRAMES.burst());
-        let (each, ahead) = (limits::TUNNEL_FRAMES_PER_REQUEST, limits::TUNNEL_FRAMES_AHEAD);
-        let (head, end, reset) = (frame(1, 4, 20), frame(0, 1, 0), frame(3, 0, 4));
-        for frame in [&head, &end, &reset] {
-            let mut meter = FrameMeter::new(AGENT, now);
-            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + burst);
-            // Frames earned by open requests are kept; those of ended requests are discarded.
-            let mut meter = FrameMeter::new(AGENT, now);
-            (1..=1000).for_each(|open| meter.earn(each, kept_for(open)));
-            meter.earn(0, kept_for(10));
-            assert_eq!(taken(&mut meter, now, frame, 100_000, 9), ahead + 10 * each + burst);
-        }
-        // Consecutive requests do not use up the budget.
-        let mut meter = FrameMeter::new(AGENT, now);
-        for _ in 0..100_000 {
-            meter.earn(each, kept_for(1));
-            for frame in [&head, &head, &end] {
-                assert_eq!(taken(&mut meter, now, frame, 1, 100), 1);
-            }
-            meter.earn(0, 0);
-        }
-        assert_eq!(taken(&mut meter, now, &frame(PING, 0, 8), burst + 1, 17), burst);
-    }
-
-    #[test]
-    fn acknowledgements_of_settings_are_counted() {
-        let now = Instant::now();
-        let mut meter = FrameMeter::new(AGENT, now);
-        taken(&mut meter, now, &frame(4, 0, 6), 3, 5);
-        assert_eq!(meter.settings_acknowledged, 0);
-        taken(&mut meter, now, &frame(4, 1, 0), 2, 5);
-        assert_eq!(meter.settings_acknowledged, 2);
     }
 
     #[test]

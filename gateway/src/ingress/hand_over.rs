@@ -63,7 +63,7 @@ impl Ingress {
         let Ok(socket) = Socket::from_fd(fd) else { return };
         let Some(mut guard) = self.register(&socket) else { return };
         if !self.trusted_proxies.contains(peer.ip()) {
-            match self.arrivals.keep(peer.ip()) {
+            match self.arrivals.count(peer.ip()) {
                 Ok(slot) => guard.counts_for(Some(slot)),
                 Err(too_many) => return self.counters.turned_away.increment(too_many.reason()),
             }

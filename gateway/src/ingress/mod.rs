@@ -26,10 +26,10 @@ use crate::connections::{ConnectionGuard, Connections};
 use crate::current::Current;
 use crate::downstream;
 use crate::hostname::Region;
-use crate::limit::{AddressSlot, Arrivals};
 use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
+use crate::rate_limit::{AddressSlot, Arrivals};
 use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
@@ -63,8 +63,8 @@ impl Ingress {
         // Limits apply before anything is spent on the connection. Trusted proxies have yet to name their client.
         let mut slot = None;
         if !self.trusted_proxies.contains(peer.ip()) {
-            let Some(admitted) = self.admit(peer) else { return };
-            slot = Some(admitted);
+            let Some(counted) = self.count_connection(peer) else { return };
+            slot = Some(counted);
         }
         let Ok(socket) = Socket::from_fd(fd) else { return };
         if let Err(error) = socket.keep_alive(limits::CALLER_KEEP_ALIVE) {
@@ -80,8 +80,8 @@ impl Ingress {
             (peer, BytesMut::new())
         };
         if slot.is_none() && !self.trusted_proxies.contains(peer.ip()) {
-            let Some(admitted) = self.admit(peer) else { return };
-            slot = Some(admitted);
+            let Some(counted) = self.count_connection(peer) else { return };
+            slot = Some(counted);
         }
         guard.counts_for(slot);
         let greeting = match Greeting::read(socket, received).await {
@@ -99,9 +99,9 @@ impl Ingress {
     }
 
     /// Counts a new connection for its address, unless the address has too many.
-    fn admit(&self, peer: SocketAddr) -> Option<AddressSlot> {
-        let admitted = self.arrivals.admit(peer.ip(), Instant::now());
-        admitted.map_err(|too_many| self.counters.turned_away.increment(too_many.reason())).ok()
+    fn count_connection(&self, peer: SocketAddr) -> Option<AddressSlot> {
+        let counted = self.arrivals.count_new(peer.ip(), Instant::now());
+        counted.map_err(|too_many| self.counters.turned_away.increment(too_many.reason())).ok()
     }
 
     /// Registers a connection with the worker's connections and handshakes; `None` if the worker has too many.

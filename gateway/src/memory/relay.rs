@@ -10,7 +10,7 @@ use gw_shared::tunnel::window;
 use crate::error::Error;
 use crate::memory::sockets::SocketMemory;
 
-/// Memory of the relayed requests of one worker: the windows of their streams, and kernel memory of their callers.
+/// Memory of the relayed requests of one worker: the credit of their streams, and kernel memory of their callers.
 pub(crate) struct RelayMemory {
     budget: usize,
     use_of_all: Use,
@@ -20,7 +20,7 @@ pub(crate) struct RelayMemory {
 
 #[derive(Default)]
 struct Use {
-    /// Bytes that all open streams can hold with their current windows.
+    /// Bytes that were granted to agents and are not relayed yet.
     committed: Cell<usize>,
     streams: Cell<usize>,
 }
@@ -76,9 +76,9 @@ pub(crate) struct AccountMemory {
 }
 
 impl AccountMemory {
-    /// Counts a stream with `window` before it is opened. Fails if the least windows of all streams would exceed the
+    /// Counts a stream before it is opened. Fails if the least windows of all streams would exceed the
     /// share of the account or the memory of the worker.
-    pub(crate) fn enter(&self, window: usize) -> Result<(), Error> {
+    pub(crate) fn enter(&self) -> Result<(), Error> {
         if self.own.least_with_one_more() > self.all.account_most() {
             return Err(Error::Overloaded("at this account's limit of relayed requests"));
         }
@@ -87,24 +87,24 @@ impl AccountMemory {
         }
         for counted in [&self.all.use_of_all, &*self.own] {
             counted.streams.set(counted.streams.get() + 1);
-            counted.add(window);
         }
         Ok(())
     }
 
-    /// Removes a stream with `window` from the count.
-    pub(crate) fn leave(&self, window: usize) {
+    /// Removes a stream from the count.
+    pub(crate) fn leave(&self) {
         for counted in [&self.all.use_of_all, &*self.own] {
             counted.streams.set(counted.streams.get() - 1);
-            counted.remove(window);
         }
     }
 
+    /// Counts granted bytes.
     pub(crate) fn add(&self, bytes: usize) {
         self.all.use_of_all.add(bytes);
         self.own.add(bytes);
     }
 
+    /// Removes granted bytes that were relayed or given up.
     pub(crate) fn remove(&self, bytes: usize) {
         self.all.use_of_all.remove(bytes);
         self.own.remove(bytes);
@@ -121,10 +121,10 @@ impl AccountMemory {
         left.min(left_to_account).max(even).min(window::TUNNEL_BUDGET)
     }
 
-    /// Whether this account or all accounts have committed more than they may.
-    pub(crate) fn is_exceeded(&self) -> bool {
-        self.own.committed.get() > self.all.account_most()
-            || self.all.use_of_all.committed.get() > self.all.for_windows()
+    /// Bytes that this account may still commit.
+    pub(crate) fn left(&self) -> usize {
+        let left_to_account = self.all.account_most().saturating_sub(self.own.committed.get());
+        left_to_account.min(self.all.for_windows().saturating_sub(self.all.use_of_all.committed.get()))
     }
 }
 
@@ -154,7 +154,8 @@ mod tests {
 
     fn tunnel(memory: &Rc<RelayMemory>, account: &str, streams: usize) -> AccountMemory {
         let tunnel = memory.account(&account.parse().unwrap());
-        (0..streams).for_each(|_| tunnel.enter(WINDOW).unwrap());
+        (0..streams).for_each(|_| tunnel.enter().unwrap());
+        tunnel.add(streams * WINDOW);
         tunnel
     }
 
@@ -169,9 +170,9 @@ mod tests {
         let others = [tunnel(&memory, "two", 40), tunnel(&memory, "three", 10)];
         assert_eq!(one.allowance(10, 10 * WINDOW), 20 * WINDOW);
         assert_eq!(others[1].allowance(10, 10 * WINDOW) / WINDOW, 33);
-        assert!(!one.is_exceeded());
+        assert_eq!((one.left(), others[1].left()), (10 * WINDOW, 10 * WINDOW));
         others[1].add(40 * WINDOW);
-        assert!(one.is_exceeded() && others[1].is_exceeded());
+        assert_eq!((one.left(), others[1].left()), (0, 0));
         drop(more);
         assert_eq!(memory.accounts.borrow().len(), 3);
     }
@@ -187,13 +188,13 @@ mod tests {
         let memory = memory(8 * LEAST);
         let (one, two) = (memory.account(&"one".parse().unwrap()), memory.account(&"two".parse().unwrap()));
         for tunnel in [&one, &two] {
-            (0..4).for_each(|_| tunnel.enter(LEAST).unwrap());
-            assert!(tunnel.enter(LEAST).unwrap_err().to_string().contains("this account"));
+            (0..4).for_each(|_| tunnel.enter().unwrap());
+            assert!(tunnel.enter().unwrap_err().to_string().contains("this account"));
         }
         let three = memory.account(&"three".parse().unwrap());
-        assert!(three.enter(LEAST).is_err(), "no memory is left");
-        one.leave(LEAST);
-        three.enter(LEAST).unwrap();
+        assert!(three.enter().is_err(), "no memory is left");
+        one.leave();
+        three.enter().unwrap();
     }
 
     #[test]

@@ -7,10 +7,10 @@ use crossbeam_channel::Sender;
 
 use super::gateway::Gateway;
 use super::threads::joined;
-use crate::limit::{Level, levels};
 use crate::limits;
+use crate::rate_limit::{Level, levels};
 use crate::telemetry::counters::WorkerReport;
-use crate::worker::Message;
+use crate::worker::WorkerMessage;
 
 /// Interval between checks for the end of the last request, in the first second of a drain.
 const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
@@ -23,7 +23,7 @@ impl Gateway {
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
-        self.peers.tell_all(|| Message::Drain { successor });
+        self.peers.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
         self.wait_within(self.drain_within, || {
             if !successor {
@@ -36,7 +36,7 @@ impl Gateway {
             // end. The channel carries no messages.
             let _ = predecessor.recv_timeout(self.drain_within.saturating_sub(began.elapsed()));
         }
-        self.peers.tell_all(|| Message::End);
+        self.peers.tell_all(|| WorkerMessage::End);
         self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
         if !successor {
             self.keep_levels();
@@ -45,7 +45,7 @@ impl Gateway {
         if let Some(sampler) = self.sampler.take() {
             sampler.stop();
         }
-        self.peers.tell_all(|| Message::Stop);
+        self.peers.tell_all(|| WorkerMessage::Stop);
         self.executor.close();
         if let Some(admin) = self.admin.take() {
             admin.stop();
@@ -62,14 +62,14 @@ impl Gateway {
 
     /// Stores the levels of rate limits for the next start.
     fn keep_levels(&self) {
-        let levels = self.bucket_levels(Message::ReportLevels);
+        let levels = self.bucket_levels(WorkerMessage::ReportLevels);
         if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
             tracing::error!(path = %self.levels_path.display(), %error, "cannot store levels of rate limits: limits start full");
         }
     }
 
     /// Collects the levels of the buckets from the workers. Logs the number of workers that did not answer.
-    pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> Message) -> Vec<Level> {
+    pub(super) fn bucket_levels(&self, question: impl Fn(Sender<Vec<Level>>) -> WorkerMessage) -> Vec<Level> {
         let levels = self.peers.ask_all_within(limits::LEVELS_WITHIN, question);
         let missing = self.workers.len() - levels.len();
         if missing > 0 {
@@ -80,9 +80,9 @@ impl Gateway {
 
     /// Ends idle connections once no worker has a running request.
     fn end_quiet_connections(&self) {
-        let quiet = self.peers.ask_all(Message::ReportQuiet);
+        let quiet = self.peers.ask_all(WorkerMessage::ReportQuiet);
         if quiet.len() == self.control.workers() && !quiet.contains(&false) {
-            self.peers.tell_all(|| Message::EndQuiet);
+            self.peers.tell_all(|| WorkerMessage::EndQuiet);
         }
     }
 

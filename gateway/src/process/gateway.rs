@@ -17,16 +17,16 @@ use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Executor, JobQueue};
-use crate::limit::levels;
 use crate::limits;
-use crate::mailbox::mailbox;
+use crate::mailbox::{Inbox, mailbox};
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
+use crate::rate_limit::levels::{self, Level};
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{self, Message, Peers, Setup};
+use crate::worker::{self, Peers, Setup, WorkerMessage};
 
 use super::control_plane::AdminThread;
 use super::listeners::{Inherited, ListenError, Listeners};
@@ -66,6 +66,14 @@ pub struct Gateway {
     _pressure_watch: Option<PressureWatch>,
 }
 
+/// State that the workers continue from an earlier process.
+struct CarriedState {
+    /// Tunnels that agents had with the predecessor.
+    tunnel_grace: Arc<TunnelGrace>,
+    /// Levels of rate limits at the last stop; `None` if a predecessor sends them later.
+    levels: Option<Arc<Vec<Level>>>,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
@@ -97,106 +105,127 @@ impl Gateway {
         let driver = Driver::choose()?;
         let descriptors = runtime::raise_open_file_limit();
         driver.log();
-        let inherited = match &mut predecessor {
-            Some(predecessor) => predecessor.listeners()?,
-            None => Inherited::from_service_manager()?,
-        };
-        let listeners = Listeners::open(config, inherited)?;
-        let address = listeners.address().map_err(ListenError::from)?;
-        let admin_address = listeners.admin_address().map_err(ListenError::from)?;
-        let tunnel_grace = match &mut predecessor {
-            Some(predecessor) => TunnelGrace::new(predecessor.take_store()?, Instant::now()),
-            None => TunnelGrace::default(),
-        };
-
+        let listeners = open_listeners(config, predecessor.as_deref_mut())?;
+        let carried = CarriedState::of(config, predecessor.as_deref_mut())?;
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
-        let peers = Peers::new(mailboxes);
+        let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
+        let (mut gateway, traces) = Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
+        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget)?;
+        gateway.start_workers(setups, inboxes, &driver)?;
+        gateway.start_sampler()?;
+        gateway.serve_admin()?;
+        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
+        // no file.
+        levels::remove(&gateway.levels_path);
+        gateway.log_start(config);
+        if let Some(predecessor) = predecessor {
+            gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+        }
+        Ok(gateway)
+    }
+
+    /// Opens the data folder, and runs what the workers need: the jobs of the control plane, the request log, the
+    /// export of spans and the watch of TCP memory.
+    fn open(
+        config: &Config,
+        listeners: Listeners,
+        peers: Arc<Peers>,
+        socket_budget: &Arc<SocketBudget>,
+    ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
-        let series = Arc::new(Series::open(&config.data_dir.join("series.sqlite")));
-        let (directory, certificates) = control.initial_state()?;
-        let levels_path = config.data_dir.join(LEVELS_FILE);
-        let levels = match &predecessor {
-            Some(_) => None,
-            None => Some(Arc::new(levels::load(&levels_path, SystemTime::now()))),
-        };
-        let (executor, jobs) = control::executor();
-        let tunnel_grace = Arc::new(tunnel_grace);
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
-        let (up, ups) = crossbeam_channel::bounded(config.workers);
-        let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
-        let shared_config = Arc::new(config.clone());
-        let mut workers = Vec::with_capacity(config.workers);
-        let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
-        for (number, (inbox, share)) in inboxes.into_iter().zip(shares).enumerate() {
-            let setup = Setup {
-                id: WorkerId(number),
-                peers: Arc::clone(&peers),
-                listeners: share,
-                listeners_are_ours: listeners.are_ours,
-                directory: Arc::clone(&directory),
-                certificates: Arc::clone(&certificates),
-                tunnel_grace: Arc::clone(&tunnel_grace),
-                levels: levels.clone(),
-                config: Arc::clone(&shared_config),
-                executor: executor.clone(),
-                log: request_log.queue(),
-                traces: traces.clone(),
-                socket_budget: Arc::clone(&socket_budget),
-                connection_limit: connections_per_worker(descriptors, config.workers),
-            };
-            let (driver, up) = (driver.clone(), up.clone());
-            workers.push(
-                spawn(format!("gw-worker-{number}"), move || {
-                    if let Err(error) = worker::run(setup, inbox, up, &driver) {
-                        tracing::error!(worker = number, %error, "worker did not start");
-                    }
-                })
-                .map_err(StartError::Thread)?,
-            );
-        }
-        drop(up);
-        if ups.iter().count() < config.workers {
-            peers.tell_all(|| Message::Stop);
-            return Err(StartError::Worker);
-        }
-        let reports = {
-            let control = Arc::clone(&control);
-            move || control.reports_with_services()
-        };
-        let sampler = Sampler::start(Arc::clone(&series), reports).map_err(StartError::Thread)?;
+        let (executor, jobs) = control::executor();
         let mut gateway = Self {
-            sampler: Some(sampler),
-            series,
             control,
             peers,
             request_log,
-            address,
-            admin_address,
+            series: Arc::new(Series::open(&config.data_dir.join("series.sqlite"))),
+            sampler: None,
+            address: listeners.address().map_err(ListenError::from)?,
+            admin_address: listeners.admin_address().map_err(ListenError::from)?,
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
-            levels_path,
-            workers,
+            levels_path: config.data_dir.join(LEVELS_FILE),
+            workers: Vec::with_capacity(config.workers),
             executor,
             jobs: None,
             admin: None,
             exporter,
             predecessor: None,
             has_successor: false,
-            _pressure_watch: watch_tcp_memory(&socket_budget)?,
+            _pressure_watch: watch_tcp_memory(socket_budget)?,
         };
         gateway.serve_jobs(jobs)?;
-        gateway.serve_admin()?;
-        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
-        // no file.
-        levels::remove(&gateway.levels_path);
-        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
-        if let Some(predecessor) = predecessor {
-            gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
+        Ok((gateway, traces))
+    }
+
+    fn worker_setups(
+        &self,
+        config: &Config,
+        carried: &CarriedState,
+        descriptors: u64,
+        traces: Option<&trace::SpanDestination>,
+        socket_budget: &Arc<SocketBudget>,
+    ) -> Result<Vec<Setup>, StartError> {
+        let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
+        let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
+        let (directory, certificates) = self.control.initial_state()?;
+        let shared_config = Arc::new(config.clone());
+        let connection_limit = connections_per_worker(descriptors, config.workers);
+        let setup = |(number, listeners_share)| Setup {
+            id: WorkerId(number),
+            peers: Arc::clone(&self.peers),
+            listeners: listeners_share,
+            listeners_are_ours: listeners.are_ours,
+            directory: Arc::clone(&directory),
+            certificates: Arc::clone(&certificates),
+            tunnel_grace: Arc::clone(&carried.tunnel_grace),
+            levels: carried.levels.clone(),
+            config: Arc::clone(&shared_config),
+            executor: self.executor.clone(),
+            log: self.request_log.queue(),
+            traces: traces.cloned(),
+            socket_budget: Arc::clone(socket_budget),
+            connection_limit,
+        };
+        Ok(shares.into_iter().enumerate().map(setup).collect())
+    }
+
+    /// Starts the workers. They accept connections when this returns.
+    fn start_workers(
+        &mut self,
+        setups: Vec<Setup>,
+        inboxes: Vec<Inbox<WorkerMessage>>,
+        driver: &Driver,
+    ) -> Result<(), StartError> {
+        let (up, ups) = crossbeam_channel::bounded(setups.len());
+        for (setup, inbox) in setups.into_iter().zip(inboxes) {
+            let (worker, driver, up) = (setup.id.0, driver.clone(), up.clone());
+            let run = move || {
+                if let Err(error) = worker::run(setup, inbox, up, &driver) {
+                    tracing::error!(worker, %error, "worker did not start");
+                }
+            };
+            self.workers.push(spawn(format!("gw-worker-{worker}"), run).map_err(StartError::Thread)?);
         }
-        Ok(gateway)
+        drop(up);
+        // The channel ends when every worker has started or failed.
+        if ups.iter().count() < self.workers.len() { Err(StartError::Worker) } else { Ok(()) }
+    }
+
+    fn start_sampler(&mut self) -> Result<(), StartError> {
+        let control = Arc::clone(&self.control);
+        let reports = move || control.reports_with_services();
+        self.sampler = Some(Sampler::start(Arc::clone(&self.series), reports).map_err(StartError::Thread)?);
+        Ok(())
+    }
+
+    fn log_start(&self, config: &Config) {
+        let Self { address, admin_address, .. } = self;
+        tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 
     pub fn control(&self) -> &Arc<Control> {
@@ -227,19 +256,44 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.peers.tell_all(|| Message::Stop);
+        self.peers.tell_all(|| WorkerMessage::Stop);
         self.executor.close();
     }
 }
 
+/// Opens the listening sockets. Uses those of the predecessor or of the service manager.
+fn open_listeners(config: &Config, predecessor: Option<&mut Predecessor>) -> Result<Listeners, StartError> {
+    let inherited = match predecessor {
+        Some(predecessor) => predecessor.listeners()?,
+        None => Inherited::from_service_manager()?,
+    };
+    Ok(Listeners::open(config, inherited)?)
+}
+
+impl CarriedState {
+    /// Takes the store from the predecessor, or reads the levels of the last stop.
+    fn of(config: &Config, predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
+        Ok(match predecessor {
+            Some(predecessor) => {
+                let tunnel_grace = TunnelGrace::new(predecessor.take_store()?, Instant::now());
+                Self { tunnel_grace: Arc::new(tunnel_grace), levels: None }
+            }
+            None => {
+                let levels = levels::load(&config.data_dir.join(LEVELS_FILE), SystemTime::now());
+                Self { tunnel_grace: Arc::default(), levels: Some(Arc::new(levels)) }
+            }
+        })
+    }
+}
+
 /// Starts the export of spans if a collector is configured.
-fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::Destination)>, StartError> {
+fn start_exporter(config: &Config, masker: Masker) -> Result<Option<(Exporter, trace::SpanDestination)>, StartError> {
     let Some(settings) = &config.traces else { return Ok(None) };
     let region = config.region.apex().split('.').next().unwrap_or_default().to_owned();
     let instance_id = RequestIds::new().next_id().to_string();
     let identity = Identity { service_name: "gw-gateway", instance_id, region };
     let (exporter, queue) = Exporter::start(settings, &identity)?;
-    Ok(Some((exporter, trace::Destination { queue, sample_ratio: settings.sample_ratio, masker })))
+    Ok(Some((exporter, trace::SpanDestination { queue, sample_ratio: settings.sample_ratio, masker })))
 }
 
 /// Starts a thread that tells the workers when the TCP memory of the machine runs short.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::gateway::Gateway;
 use super::takeover::{Program, Successor, TakeoverError};
-use crate::limit::SuccessorBuckets;
-use crate::worker::{Message, Succeeded};
+use crate::rate_limit::SuccessorBuckets;
+use crate::worker::{Succeeded, WorkerMessage};
 
 impl Gateway {
     /// Starts `program` beside this process and hands over listeners, store and buckets. Afterwards this process only
@@ -48,11 +48,11 @@ impl Gateway {
     /// Hands the buckets over: from here on the successor admits the requests of this process too.
     fn hand_over_buckets(&self, successor: Successor) {
         let (buckets, charges) = SuccessorBuckets::new();
-        let levels =
-            self.bucket_levels(|levels| Message::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
+        let levels = self
+            .bucket_levels(|levels| WorkerMessage::Succeeded(Box::new(Succeeded { buckets: buckets.clone(), levels })));
         if let Err(error) = successor.follow(levels, charges, &self.control, &self.peers) {
             tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
-            self.peers.tell_all(|| Message::End);
+            self.peers.tell_all(|| WorkerMessage::End);
         }
     }
 

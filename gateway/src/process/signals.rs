@@ -21,7 +21,7 @@ struct Streams {
     user_2: Signal,
 }
 
-enum Command {
+enum SignalAction {
     Stop,
     Reload,
     Replace,
@@ -78,14 +78,14 @@ impl Streams {
     async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
         loop {
             match self.next().await {
-                Command::Reload => gateway.reload_certificates(),
-                Command::Stop => {
+                SignalAction::Reload => gateway.reload_certificates(),
+                SignalAction::Stop => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping after running requests; a second signal aborts them");
                     return;
                 }
                 // Blocks: one successor at a time.
-                Command::Replace => match gateway.replace(program) {
+                SignalAction::Replace => match gateway.replace(program) {
                     Ok(successor) => {
                         notify(&[NotifyState::MainPid(successor)]);
                         tracing::warn!(successor, "replaced by a successor; running requests finish here");
@@ -97,17 +97,17 @@ impl Streams {
         }
     }
 
-    async fn next(&mut self) -> Command {
+    async fn next(&mut self) -> SignalAction {
         tokio::select! {
-            _ = self.interrupt.recv() => Command::Stop,
-            _ = self.terminate.recv() => Command::Stop,
-            _ = self.hang_up.recv() => Command::Reload,
-            _ = self.user_2.recv() => Command::Replace,
+            _ = self.interrupt.recv() => SignalAction::Stop,
+            _ = self.terminate.recv() => SignalAction::Stop,
+            _ = self.hang_up.recv() => SignalAction::Reload,
+            _ = self.user_2.recv() => SignalAction::Replace,
         }
     }
 
     async fn stop(&mut self) {
-        while !matches!(self.next().await, Command::Stop) {}
+        while !matches!(self.next().await, SignalAction::Stop) {}
     }
 }
 

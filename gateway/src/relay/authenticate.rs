@@ -11,8 +11,8 @@ use super::Relay;
 use crate::auth::{self, Authenticated};
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::limit::{AddressLimits, Exhausted};
 use crate::rate::Rate;
+use crate::rate_limit::{AddressLimits, Exhausted};
 use crate::request_scope::{RequestScope, Stage};
 use crate::store::{Directory, Service};
 

@@ -12,7 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gw_shared::http::RequestHead;
-use http::{Request, Response};
+use gw_shared::tunnel::head::OutboundRequest;
+use http::Response;
 
 pub(crate) use self::authenticate::AuthFailures;
 use self::outbound::outbound;
@@ -117,19 +118,18 @@ impl Relay {
         request: RequestHead,
         peer: &Peer,
     ) -> Result<UpstreamRequest, Error> {
-        let has_body = request.framing.has_body() || request.upgrade.is_some();
         scope.note(Stage::Opening(&request));
-        let head = self.outbound_head(scope, request, peer)?;
+        let outbound = self.outbound(scope, request, peer)?;
         let admission = self.upstream.admit(authenticated)?;
-        let opened = self.upstream.open(admission, head, has_body)?;
+        let opened = self.upstream.open(admission, outbound)?;
         scope.note(Stage::Upstream(opened.response.progress()));
         Ok(opened)
     }
 
-    fn outbound_head(&self, scope: &RequestScope, request: RequestHead, peer: &Peer) -> Result<Request<()>, Error> {
-        let mut head = outbound(request, peer, scope.id)?;
-        scope.write_trace_context(head.headers_mut());
-        Ok(head)
+    fn outbound(&self, scope: &RequestScope, request: RequestHead, peer: &Peer) -> Result<OutboundRequest, Error> {
+        let mut outbound = outbound(request, peer, scope.id)?;
+        scope.write_trace_context(&mut outbound.headers);
+        Ok(outbound)
     }
 }
 

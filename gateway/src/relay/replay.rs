@@ -30,7 +30,7 @@ impl Relay {
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         let framing = if body.is_empty() { Framing::None } else { Framing::Length(body.len() as u64) };
-        let mut captured = CapturedBody { rest: Some(body), reply: &mut reply };
+        let mut captured = ReplayBody { rest: Some(body), reply: &mut reply };
         let request = RequestHead {
             method,
             target,
@@ -65,12 +65,12 @@ impl Relay {
 }
 
 /// A captured body. Its caller is gone once the receiver of `reply` is dropped.
-struct CapturedBody<'a> {
+struct ReplayBody<'a> {
     rest: Option<Bytes>,
     reply: &'a mut oneshot::Sender<RequestId>,
 }
 
-impl RequestBody for CapturedBody<'_> {
+impl RequestBody for ReplayBody<'_> {
     async fn part(&mut self) -> Result<Part, BodyError> {
         Ok(self.rest.take().filter(|body| !body.is_empty()).map_or(Part::End, Part::Data))
     }
@@ -119,7 +119,7 @@ impl ResponseSink for Discard {
         self.begun
     }
 
-    fn begin_refusal(&mut self, _: bool) {}
+    fn begin_own_response(&mut self, _: bool) {}
 
     async fn whole(&mut self, _: Response<Vec<u8>>) -> Result<(), CallerGone> {
         Ok(())

@@ -10,8 +10,8 @@ use gw_shared::runtime;
 
 use crate::error::{Error, request_id_value};
 use crate::http_message::{BodyError, CallerGone, Outcome, RequestBody, ResponseHead, ResponseSink, set_date};
-use crate::limit::Bucket;
 use crate::limits;
+use crate::rate_limit::Bucket;
 use crate::request_scope::{RequestScope, Stage, refuse};
 use crate::upstream::{Download, Frame, PendingResponse, Upload, UpstreamRequest};
 
@@ -30,28 +30,28 @@ pub(super) async fn stream(
         match select(down, up).await {
             Either::Left((ended, _)) => ended,
             Either::Right((BodyError::Gone, _)) => return Outcome::CallerGone,
-            Either::Right((BodyError::Malformed(error), _)) => Ended::BadBody(error),
+            Either::Right((BodyError::Malformed(error), _)) => TransferEnd::BadBody(error),
         }
     };
     conclude(scope, ended, response).await
 }
 
-pub(super) async fn conclude(scope: &RequestScope, ended: Ended, response: &mut impl ResponseSink) -> Outcome {
+pub(super) async fn conclude(scope: &RequestScope, ended: TransferEnd, response: &mut impl ResponseSink) -> Outcome {
     match ended {
-        Ended::Complete => Outcome::Complete,
-        Ended::Cut => Outcome::Cut,
-        Ended::CallerGone => Outcome::CallerGone,
-        Ended::Refused(error) => refuse(scope, &error, response).await,
-        Ended::BadBody(_) if response.has_begun() => Outcome::Cut,
-        Ended::BadBody(error) => {
-            response.begin_refusal(false);
+        TransferEnd::Complete => Outcome::Complete,
+        TransferEnd::Cut => Outcome::Cut,
+        TransferEnd::CallerGone => Outcome::CallerGone,
+        TransferEnd::Refused(error) => refuse(scope, &error, response).await,
+        TransferEnd::BadBody(_) if response.has_begun() => Outcome::Cut,
+        TransferEnd::BadBody(error) => {
+            response.begin_own_response(false);
             refuse(scope, &Error::BadRequest(error.to_string()), response).await
         }
     }
 }
 
 /// How the transfer of a request ended.
-pub(super) enum Ended {
+pub(super) enum TransferEnd {
     Complete,
     Cut,
     CallerGone,
@@ -85,7 +85,10 @@ pub(super) async fn pass_on(
                     let bucket = tiny.get_or_insert_with(|| Bucket::new(limits::TINY_PIECES, now));
                     if bucket.take(now).is_err() {
                         // Data that arrives during the pause is read as one piece.
-                        runtime::sleep(limits::TINY_PIECE_WAIT).await;
+                        let pause = runtime::sleep(limits::TINY_PIECE_WAIT);
+                        if let Either::Right((CallerGone, _)) = select(pause, std::pin::pin!(body.gone())).await {
+                            return Err(BodyError::Gone);
+                        }
                     }
                 }
                 scope.note(Stage::RequestData { data: &data, last });
@@ -118,13 +121,17 @@ pub(super) async fn pass_on(
     }
 }
 
-async fn receive_response(scope: &RequestScope, pending: PendingResponse, response: &mut impl ResponseSink) -> Ended {
+async fn receive_response(
+    scope: &RequestScope,
+    pending: PendingResponse,
+    response: &mut impl ResponseSink,
+) -> TransferEnd {
     let (head, mut download) = match receive_head(scope, pending, response).await {
         Ok(received) => received,
         Err(ended) => return ended,
     };
     if response.head(head).await.is_err() {
-        return Ended::CallerGone;
+        return TransferEnd::CallerGone;
     }
     receive_body(scope, &mut download, response).await
 }
@@ -134,13 +141,13 @@ pub(super) async fn receive_head(
     scope: &RequestScope,
     mut pending: PendingResponse,
     response: &mut impl ResponseSink,
-) -> Result<(ResponseHead, Download), Ended> {
+) -> Result<(ResponseHead, Download), TransferEnd> {
     while let Some(interim) = pending.interim().await {
-        pending.gather_while(response.interim(interim)).await.map_err(|CallerGone| Ended::CallerGone)?;
+        response.interim(interim).await.map_err(|CallerGone| TransferEnd::CallerGone)?;
     }
     let (progress, received) = pending.head().await;
     scope.note(Stage::Upstream(progress));
-    let (mut head, download) = received.map_err(Ended::Refused)?;
+    let (mut head, download) = received.map_err(TransferEnd::Refused)?;
     scope.note(Stage::ResponseHead(&head));
     head.headers.insert(X_GW_REQUEST_ID, request_id_value(scope.id));
     set_date(&mut head.headers);
@@ -151,15 +158,15 @@ pub(super) async fn receive_body(
     scope: &RequestScope,
     download: &mut Download,
     response: &mut impl ResponseSink,
-) -> Ended {
+) -> TransferEnd {
     let mut trailers = None;
     loop {
         // Frames that are ready are written together; once none is ready, the written ones are flushed.
         let frame = match futures_util::poll!(std::future::poll_fn(|cx| download.poll_frame(cx))) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                if download.gather_while(response.flush()).await.is_err() {
-                    return Ended::CallerGone;
+                if response.flush().await.is_err() {
+                    return TransferEnd::CallerGone;
                 }
                 std::future::poll_fn(|cx| download.poll_frame(cx)).await
             }
@@ -168,7 +175,7 @@ pub(super) async fn receive_body(
             Ok(Frame::Data(data)) => {
                 let (bytes, last) = (data.len(), download.is_done());
                 scope.note(Stage::ResponseData(&data));
-                let sent = download.gather_while(response.data(data, last)).await;
+                let sent = response.data(data, last).await;
                 download.release(bytes);
                 sent
             }
@@ -179,14 +186,14 @@ pub(super) async fn receive_body(
             Ok(Frame::End) => {
                 scope.note(Stage::ResponseEnd);
                 return match response.end(trailers).await {
-                    Ok(()) => Ended::Complete,
-                    Err(CallerGone) => Ended::CallerGone,
+                    Ok(()) => TransferEnd::Complete,
+                    Err(CallerGone) => TransferEnd::CallerGone,
                 };
             }
-            Ok(Frame::Head(_) | Frame::Broken(_)) | Err(_) => return Ended::Cut,
+            Ok(Frame::Head(_) | Frame::Broken(_)) | Err(_) => return TransferEnd::Cut,
         };
         if sent.is_err() {
-            return Ended::CallerGone;
+            return TransferEnd::CallerGone;
         }
     }
 }

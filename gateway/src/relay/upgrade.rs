@@ -6,7 +6,7 @@ use futures_util::future::{Either, select};
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::Version;
 
-use super::stream::{Ended, conclude, pass_on, receive_body, receive_head};
+use super::stream::{TransferEnd, conclude, pass_on, receive_body, receive_head};
 use crate::error::Error;
 use crate::http_message::{CallerGone, Outcome, RequestBody, ResponseSink};
 use crate::request_scope::{RequestScope, refuse};
@@ -57,17 +57,17 @@ pub(super) async fn stream_upgrade(
         let down = std::pin::pin!(receive_body(scope, &mut download, response));
         let up = std::pin::pin!(async {
             if pass_on(scope, body, upload).await.is_err() {
-                return Ended::CallerGone;
+                return TransferEnd::CallerGone;
             }
             passed_on.set(true);
             if received.get() {
-                return Ended::Complete;
+                return TransferEnd::Complete;
             }
             body.gone().await;
-            Ended::CallerGone
+            TransferEnd::CallerGone
         });
         match select(down, up).await {
-            Either::Left((Ended::Complete, up)) if switched && !passed_on.get() => {
+            Either::Left((TransferEnd::Complete, up)) if switched && !passed_on.get() => {
                 received.set(true);
                 up.await
             }

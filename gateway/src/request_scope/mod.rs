@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use gw_shared::http::{RequestHead, UnreadHead, Version};
+use gw_shared::http::{InvalidHeadParts, RequestHead, Version};
 use gw_shared::id::{RequestId, RequestIds};
 use gw_shared::telemetry::trace::{SpanContext, TraceContext};
 use http::header::HeaderMap;
@@ -23,7 +23,7 @@ use crate::auth::Principal;
 use crate::error::Error;
 use crate::http_message::{Outcome, ResponseHead};
 use crate::lifecycle::Lifecycle;
-use crate::limit::Bucket;
+use crate::rate_limit::Bucket;
 use crate::store::Service;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::request_log::{CaptureBudget, Capturing, METHOD_MAX, Protocol, Recorder};
@@ -89,7 +89,7 @@ struct RequestSummary {
 /// Path and query.
 enum Target {
     Parsed(PathAndQuery),
-    /// From a refused head.
+    /// From an invalid head.
     Text(Box<str>),
 }
 
@@ -106,12 +106,12 @@ impl Target {
 pub(crate) enum Stage<'a> {
     /// The request is for `service`.
     Service { service: &'a Arc<Service>, request: &'a RequestHead },
-    /// The refused head names a service.
-    RefusedHeadNames(&'a Arc<Service>),
+    /// The invalid head names a service.
+    InvalidHeadNames(&'a Arc<Service>),
     /// The request is for the apex.
     Apex(&'a RequestHead),
-    /// The refused head names the apex.
-    RefusedHeadNamesApex,
+    /// The invalid head names the apex.
+    InvalidHeadNamesApex,
     /// The apex answered a request that proved its identity.
     ApexAuthenticated,
     /// Authentication has decided; `None` if it failed.
@@ -147,8 +147,8 @@ impl RequestScope {
         scope
     }
 
-    /// A request that is refused because of its head.
-    pub(crate) fn begin_unread(observers: &Rc<Observers>, head: UnreadHead, client: IpAddr) -> Self {
+    /// A request with an invalid head, which is refused.
+    pub(crate) fn begin_invalid(observers: &Rc<Observers>, head: InvalidHeadParts, client: IpAddr) -> Self {
         let scope = Self::new(observers, &head.headers, protocol_of(head.version), client, None);
         let unknown = || Method::from_bytes(b"-").unwrap_or_default();
         let trace = scope.span.as_ref().map(|span| span.context);
@@ -218,14 +218,14 @@ impl RequestScope {
                     self.summarize(request);
                 }
             }
-            Stage::RefusedHeadNames(service) => {
+            Stage::InvalidHeadNames(service) => {
                 let _ = self.service.set(Arc::clone(service));
             }
             Stage::Apex(request) => {
                 self.summarize(request);
                 self.apex.set(Some(ApexRequest::Anonymous));
             }
-            Stage::RefusedHeadNamesApex => self.apex.set(Some(ApexRequest::Anonymous)),
+            Stage::InvalidHeadNamesApex => self.apex.set(Some(ApexRequest::Anonymous)),
             Stage::ApexAuthenticated => self.apex.set(Some(ApexRequest::Authenticated)),
             Stage::Authenticated(by) => self.note_authenticated(by),
             Stage::Opening(request) => self.begin_capture(request),

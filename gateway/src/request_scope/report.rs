@@ -9,7 +9,7 @@ use http::uri::Authority;
 use super::{ApexRequest, RequestScope, RequestSummary};
 use crate::http_message::Outcome;
 use crate::telemetry::counters::services::Sample;
-use crate::telemetry::request_log::{APEX_LABEL, Record, Timing};
+use crate::telemetry::request_log::{APEX_LABEL, RequestRecord, Timing};
 use crate::telemetry::trace::GatewaySpan;
 
 /// Longest target of an apex request that is kept, in bytes.
@@ -100,7 +100,7 @@ impl RequestScope {
         let target = if label.is_some() { target.as_str().into() } else { without_values(target.as_str()) };
         let progress = self.progress.take();
         let opened = progress.opened();
-        let record = Record {
+        let record = RequestRecord {
             id: self.id,
             method: method.clone(),
             target,

@@ -13,7 +13,7 @@ pub(crate) async fn respond(
     response: &mut impl ResponseSink,
 ) -> Outcome {
     scope.note(Stage::GatewayResponse { status: answer.status(), bytes: answer.body().len() });
-    response.begin_refusal(true);
+    response.begin_own_response(true);
     let sent = response.whole(dated(answer)).await;
     if sent.is_ok() { Outcome::Complete } else { Outcome::CallerGone }
 }

@@ -12,8 +12,8 @@ use gw_shared::id::AccountId;
 
 pub use directory::{Agent, Captures, Directory, Service};
 pub use records::{
-    AccountRecord, AgentRecord, Approval, CredentialRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
-    PublicKeyHash, Record, RecordId, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKeyRecord, Step,
+    AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
+    PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,
 };
 pub use signing_key::SigningKey;
 pub use sqlite::SqliteStore;

@@ -43,7 +43,7 @@ pub struct ServiceRecord {
     pub created_at: Timestamp,
 }
 
-/// The access that a secret gives: the common part of credentials and service keys.
+/// The access that a caller secret gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SecretAccess {
     pub account: AccountId,
@@ -57,18 +57,11 @@ pub struct SecretAccess {
     pub created_at: Timestamp,
 }
 
-/// An OAuth client that mints access tokens.
+/// A caller secret. With a [`ClientId`] it is a credential: an OAuth client that mints access tokens. With a [`KeyId`] it
+/// is a service key, which callers send with each request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CredentialRecord {
-    pub id: ClientId,
-    #[serde(flatten)]
-    pub access: SecretAccess,
-}
-
-/// A key that callers send with each request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceKeyRecord {
-    pub id: KeyId,
+pub struct CallerSecretRecord<Id> {
+    pub id: Id,
     #[serde(flatten)]
     pub access: SecretAccess,
 }
@@ -159,11 +152,11 @@ pub struct SigningKeyRecord {
 /// One record of any kind.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Record {
+pub enum StoredRecord {
     Account(AccountRecord),
     Service(ServiceRecord),
-    Credential(CredentialRecord),
-    ServiceKey(ServiceKeyRecord),
+    Credential(CallerSecretRecord<ClientId>),
+    ServiceKey(CallerSecretRecord<KeyId>),
     EnrollmentToken(EnrollmentTokenRecord),
     Agent(AgentRecord),
     SigningKey(SigningKeyRecord),
@@ -185,7 +178,7 @@ pub enum RecordId {
 #[derive(Debug, Clone)]
 pub enum Step {
     /// Creates or replaces the record of the same identity.
-    Put(Record),
+    Put(StoredRecord),
     Delete(RecordId),
 }
 
@@ -194,14 +187,14 @@ pub enum Step {
 pub struct Records {
     pub accounts: BTreeMap<AccountId, AccountRecord>,
     pub services: BTreeMap<(AccountId, ServiceId), ServiceRecord>,
-    pub credentials: BTreeMap<ClientId, CredentialRecord>,
-    pub service_keys: BTreeMap<KeyId, ServiceKeyRecord>,
+    pub credentials: BTreeMap<ClientId, CallerSecretRecord<ClientId>>,
+    pub service_keys: BTreeMap<KeyId, CallerSecretRecord<KeyId>>,
     pub enrollment_tokens: BTreeMap<EnrollmentTokenId, EnrollmentTokenRecord>,
     pub agents: BTreeMap<AgentId, AgentRecord>,
     pub signing_keys: BTreeMap<SigningKeyId, SigningKeyRecord>,
 }
 
-impl Record {
+impl StoredRecord {
     pub fn id(&self) -> RecordId {
         match self {
             Self::Account(record) => RecordId::Account(record.id.clone()),
@@ -215,8 +208,8 @@ impl Record {
     }
 }
 
-impl FromIterator<Record> for Records {
-    fn from_iter<T: IntoIterator<Item = Record>>(all: T) -> Self {
+impl FromIterator<StoredRecord> for Records {
+    fn from_iter<T: IntoIterator<Item = StoredRecord>>(all: T) -> Self {
         let mut records = Self::default();
         all.into_iter().for_each(|record| records.put(record));
         records
@@ -224,15 +217,15 @@ impl FromIterator<Record> for Records {
 }
 
 impl Records {
-    pub fn into_vec(self) -> Vec<Record> {
+    pub fn into_vec(self) -> Vec<StoredRecord> {
         let Self { accounts, services, credentials, service_keys, enrollment_tokens, agents, signing_keys } = self;
-        let mut all: Vec<Record> = accounts.into_values().map(Record::Account).collect();
-        all.extend(services.into_values().map(Record::Service));
-        all.extend(credentials.into_values().map(Record::Credential));
-        all.extend(service_keys.into_values().map(Record::ServiceKey));
-        all.extend(enrollment_tokens.into_values().map(Record::EnrollmentToken));
-        all.extend(agents.into_values().map(Record::Agent));
-        all.extend(signing_keys.into_values().map(Record::SigningKey));
+        let mut all: Vec<StoredRecord> = accounts.into_values().map(StoredRecord::Account).collect();
+        all.extend(services.into_values().map(StoredRecord::Service));
+        all.extend(credentials.into_values().map(StoredRecord::Credential));
+        all.extend(service_keys.into_values().map(StoredRecord::ServiceKey));
+        all.extend(enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
+        all.extend(agents.into_values().map(StoredRecord::Agent));
+        all.extend(signing_keys.into_values().map(StoredRecord::SigningKey));
         all
     }
 
@@ -243,17 +236,17 @@ impl Records {
         }
     }
 
-    pub fn put(&mut self, record: Record) {
+    pub fn put(&mut self, record: StoredRecord) {
         match record {
-            Record::Account(record) => drop(self.accounts.insert(record.id.clone(), record)),
-            Record::Service(record) => {
+            StoredRecord::Account(record) => drop(self.accounts.insert(record.id.clone(), record)),
+            StoredRecord::Service(record) => {
                 drop(self.services.insert((record.account.clone(), record.id.clone()), record));
             }
-            Record::Credential(record) => drop(self.credentials.insert(record.id.clone(), record)),
-            Record::ServiceKey(record) => drop(self.service_keys.insert(record.id.clone(), record)),
-            Record::EnrollmentToken(record) => drop(self.enrollment_tokens.insert(record.id.clone(), record)),
-            Record::Agent(record) => drop(self.agents.insert(record.id.clone(), record)),
-            Record::SigningKey(record) => drop(self.signing_keys.insert(record.id.clone(), record)),
+            StoredRecord::Credential(record) => drop(self.credentials.insert(record.id.clone(), record)),
+            StoredRecord::ServiceKey(record) => drop(self.service_keys.insert(record.id.clone(), record)),
+            StoredRecord::EnrollmentToken(record) => drop(self.enrollment_tokens.insert(record.id.clone(), record)),
+            StoredRecord::Agent(record) => drop(self.agents.insert(record.id.clone(), record)),
+            StoredRecord::SigningKey(record) => drop(self.signing_keys.insert(record.id.clone(), record)),
         }
     }
 

@@ -10,7 +10,7 @@ use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 use serde::de::DeserializeOwned;
 
-use super::{AuditEntry, AuditQuery, NumberedEntry, Record, RecordId, Records, Step, Store, StoreError};
+use super::{AuditEntry, AuditQuery, NumberedEntry, RecordId, Records, Step, Store, StoreError, StoredRecord};
 use crate::clock::Timestamp;
 
 /// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only.
@@ -214,31 +214,31 @@ fn key(id: &RecordId) -> (&'static str, String) {
     }
 }
 
-fn document(record: &Record) -> Result<String, StoreError> {
+fn document(record: &StoredRecord) -> Result<String, StoreError> {
     match record {
-        Record::Account(record) => serde_json::to_string(record),
-        Record::Service(record) => serde_json::to_string(record),
-        Record::Credential(record) => serde_json::to_string(record),
-        Record::ServiceKey(record) => serde_json::to_string(record),
-        Record::EnrollmentToken(record) => serde_json::to_string(record),
-        Record::Agent(record) => serde_json::to_string(record),
-        Record::SigningKey(record) => serde_json::to_string(record),
+        StoredRecord::Account(record) => serde_json::to_string(record),
+        StoredRecord::Service(record) => serde_json::to_string(record),
+        StoredRecord::Credential(record) => serde_json::to_string(record),
+        StoredRecord::ServiceKey(record) => serde_json::to_string(record),
+        StoredRecord::EnrollmentToken(record) => serde_json::to_string(record),
+        StoredRecord::Agent(record) => serde_json::to_string(record),
+        StoredRecord::SigningKey(record) => serde_json::to_string(record),
     }
     .map_err(corrupt)
 }
 
-fn read_record(kind: &str, document: &str) -> Result<Record, StoreError> {
+fn read_record(kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
     fn read<T: DeserializeOwned>(kind: &str, document: &str) -> Result<T, StoreError> {
         serde_json::from_str(document).map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
     }
     Ok(match kind {
-        "account" => Record::Account(read(kind, document)?),
-        "service" => Record::Service(read(kind, document)?),
-        "credential" => Record::Credential(read(kind, document)?),
-        "service_key" => Record::ServiceKey(read(kind, document)?),
-        "enrollment_token" => Record::EnrollmentToken(read(kind, document)?),
-        "agent" => Record::Agent(read(kind, document)?),
-        "signing_key" => Record::SigningKey(read(kind, document)?),
+        "account" => StoredRecord::Account(read(kind, document)?),
+        "service" => StoredRecord::Service(read(kind, document)?),
+        "credential" => StoredRecord::Credential(read(kind, document)?),
+        "service_key" => StoredRecord::ServiceKey(read(kind, document)?),
+        "enrollment_token" => StoredRecord::EnrollmentToken(read(kind, document)?),
+        "agent" => StoredRecord::Agent(read(kind, document)?),
+        "signing_key" => StoredRecord::SigningKey(read(kind, document)?),
         other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     /// One record of each kind.
-    fn samples() -> Vec<Record> {
+    fn samples() -> Vec<StoredRecord> {
         let account = AccountId::new("acme").unwrap();
         let services = BTreeSet::from([ServiceId::new("api").unwrap(), ServiceId::new("b--c").unwrap()]);
         let access = SecretAccess {
@@ -279,8 +279,12 @@ mod tests {
             created_at: Timestamp(5),
         };
         vec![
-            Record::Account(AccountRecord { id: account.clone(), capture_allowed: true, created_at: Timestamp(1) }),
-            Record::Service(ServiceRecord {
+            StoredRecord::Account(AccountRecord {
+                id: account.clone(),
+                capture_allowed: true,
+                created_at: Timestamp(1),
+            }),
+            StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id: ServiceId::new("api").unwrap(),
                 modes: Modes { jwt: true, service_key: false },
@@ -291,9 +295,9 @@ mod tests {
                 capture_response_body: true,
                 created_at: Timestamp(2),
             }),
-            Record::Credential(CredentialRecord { id: ClientId::random(), access: access.clone() }),
-            Record::ServiceKey(ServiceKeyRecord { id: KeyId::random(), access }),
-            Record::EnrollmentToken(EnrollmentTokenRecord {
+            StoredRecord::Credential(CallerSecretRecord { id: ClientId::random(), access: access.clone() }),
+            StoredRecord::ServiceKey(CallerSecretRecord { id: KeyId::random(), access }),
+            StoredRecord::EnrollmentToken(EnrollmentTokenRecord {
                 id: EnrollmentTokenId::random(),
                 account: account.clone(),
                 secret: SecretHash::of("y"),
@@ -303,7 +307,7 @@ mod tests {
                 expires_at: Timestamp(4),
                 used_by: Some(AgentId::random()),
             }),
-            Record::Agent(AgentRecord {
+            StoredRecord::Agent(AgentRecord {
                 id: AgentId::random(),
                 account,
                 name: "a".into(),
@@ -320,7 +324,7 @@ mod tests {
                 certificate_not_after: Some(Timestamp(10)),
                 created_at: Timestamp(6),
             }),
-            Record::SigningKey(SigningKeyRecord {
+            StoredRecord::SigningKey(SigningKeyRecord {
                 id: SigningKeyId::new(&"k".repeat(43)).unwrap(),
                 private_key: Secret::new("private".into()),
                 public_key: "public".into(),
@@ -333,14 +337,14 @@ mod tests {
     /// All records of a store as comparable text, secrets included.
     fn contents(store: &SqliteStore) -> Vec<String> {
         let records = store.load().unwrap();
-        let mut all: Vec<Record> = Vec::new();
-        all.extend(records.accounts.into_values().map(Record::Account));
-        all.extend(records.services.into_values().map(Record::Service));
-        all.extend(records.credentials.into_values().map(Record::Credential));
-        all.extend(records.service_keys.into_values().map(Record::ServiceKey));
-        all.extend(records.enrollment_tokens.into_values().map(Record::EnrollmentToken));
-        all.extend(records.agents.into_values().map(Record::Agent));
-        all.extend(records.signing_keys.into_values().map(Record::SigningKey));
+        let mut all: Vec<StoredRecord> = Vec::new();
+        all.extend(records.accounts.into_values().map(StoredRecord::Account));
+        all.extend(records.services.into_values().map(StoredRecord::Service));
+        all.extend(records.credentials.into_values().map(StoredRecord::Credential));
+        all.extend(records.service_keys.into_values().map(StoredRecord::ServiceKey));
+        all.extend(records.enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
+        all.extend(records.agents.into_values().map(StoredRecord::Agent));
+        all.extend(records.signing_keys.into_values().map(StoredRecord::SigningKey));
         all.iter().map(|record| document(record).unwrap()).collect()
     }
 

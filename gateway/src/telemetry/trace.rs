@@ -16,7 +16,7 @@ use crate::telemetry::request_log::{Ended, Protocol, Timing};
 
 /// Destination of a worker's spans, and the share of traces that begin here that is recorded.
 #[derive(Clone)]
-pub(crate) struct Destination {
+pub(crate) struct SpanDestination {
     pub(crate) queue: Queue<GatewaySpan>,
     pub(crate) sample_ratio: f64,
     pub(crate) masker: Masker,
@@ -27,7 +27,7 @@ pub(crate) struct Destination {
 pub(crate) struct Tracing(Option<Rc<Tracer<GatewaySpan>>>, Masker);
 
 impl Tracing {
-    pub(crate) fn new(destination: Option<Destination>) -> Self {
+    pub(crate) fn new(destination: Option<SpanDestination>) -> Self {
         let masker = destination.as_ref().map(|to| to.masker.clone()).unwrap_or_default();
         Self(destination.map(|to| Rc::new(Tracer::new(to.queue, to.sample_ratio))), masker)
     }
@@ -181,7 +181,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("traceparent", TraceContext::root([1, 2, 3], true).to_value());
         let (queue, _) = Queue::bounded(1);
-        let tracing = Tracing::new(Some(Destination { queue, sample_ratio: 0.0, masker: Masker::default() }));
+        let tracing = Tracing::new(Some(SpanDestination { queue, sample_ratio: 0.0, masker: Masker::default() }));
         GatewaySpan {
             context: tracing.begin(&headers).unwrap(),
             start: UNIX_EPOCH,

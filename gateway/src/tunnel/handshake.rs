@@ -1,5 +1,5 @@
 //! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
-//! HTTP/2.
+//! the tunnel.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

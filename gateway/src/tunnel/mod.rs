@@ -5,7 +5,6 @@ pub(crate) mod flow_control;
 pub(crate) mod grace;
 pub(crate) mod handshake;
 mod openings;
-mod outbox;
 mod registry;
 pub(crate) mod session;
 

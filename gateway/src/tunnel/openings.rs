@@ -15,9 +15,9 @@ use slab::Slab;
 
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::limit::Bucket;
 use crate::limits;
 use crate::rate::Rate;
+use crate::rate_limit::Bucket;
 use crate::store::{Directory, Service};
 
 /// The tunnels of one worker that are not registered yet.

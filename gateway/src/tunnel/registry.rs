@@ -13,9 +13,9 @@ use super::openings::Openings;
 use super::session::Session;
 use crate::clock::Timestamp;
 use crate::error::Error;
-use crate::limit::Admitted;
 use crate::limits;
 use crate::ownership::WorkerId;
+use crate::rate_limit::Admitted;
 use crate::store::Directory;
 use crate::telemetry::counters::TunnelReport;
 
@@ -92,8 +92,8 @@ impl Registry {
         }
     }
 
-    /// The tunnel for an admitted request: the one with the fewest requests in flight, and among equals the least
-    /// recently picked.
+    /// The tunnel for an admitted request: the one with the fewest open streams, and among equals the least recently
+    /// picked.
     pub(crate) fn pick(&self, request: &Admitted) -> Result<Rc<Session>, Error> {
         let picked = self
             .by_service
@@ -101,7 +101,7 @@ impl Registry {
             .into_iter()
             .flatten()
             .filter(|session| session.takes_requests())
-            .min_by_key(|session| (session.requests_in_flight(), session.last_pick.get()))
+            .min_by_key(|session| (session.open_streams(), session.last_pick.get()))
             .ok_or(Error::AgentUnavailable)?;
         self.picks.set(self.picks.get() + 1);
         picked.last_pick.set(self.picks.get());
@@ -114,20 +114,13 @@ impl Registry {
         self.by_service.values().flatten().for_each(|session| session.announce_services(directory));
     }
 
-    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service, and of agents that
-    /// do not answer.
+    /// Cuts tunnels, including those being opened, of agents that may no longer serve their service.
     pub(crate) fn enforce(&self, directory: &Directory, now: Timestamp) {
         self.openings.enforce(directory, now);
-        let instant = Instant::now();
         for session in self.by_service.values().flatten().chain(&self.replaced) {
             if !session.is_cut() && !session.is_allowed(directory, now) {
                 tracing::info!(
                     agent = %session.agent, service = %session.service.label, "tunnel cut: agent revoked or certificate expired"
-                );
-                session.cut();
-            } else if !session.is_cut() && session.is_overdue(instant) {
-                tracing::warn!(
-                    agent = %session.agent, service = %session.service.label, "tunnel cut: the agent does not answer window changes"
                 );
                 session.cut();
             }

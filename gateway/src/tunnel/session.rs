@@ -1,37 +1,37 @@
-//! One tunnel: an HTTP/2 connection on which the gateway is the client.
+//! One tunnel: a connection on which the gateway opens a stream for each request.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use futures_util::future::{Either, select};
+use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, ServiceId};
-use gw_shared::net::{Closer, TlsStream};
+use gw_shared::net::{Closer, Socket, TlsStream};
 use gw_shared::runtime;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
 use gw_shared::tunnel::control::{self as messages, ToAgent, ToGateway};
+use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_MAX};
+use gw_shared::tunnel::frame::REQUEST_HEAD;
+use gw_shared::tunnel::head::OutboundRequest;
+use gw_shared::tunnel::heartbeat;
 use gw_shared::tunnel::text::error_line;
-use gw_shared::tunnel::unread::UnreadBody;
-use gw_shared::tunnel::{heartbeat, settings};
+use gw_shared::tunnel::transport::Transport;
 use gw_shared::version::VERSION;
-use http::Request;
 
 use super::Tunnels;
 use super::control;
 use super::flow_control::FlowControl;
 use super::openings::Opening;
-use super::outbox::{Full, Outbox};
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
 use crate::error::Error;
-use crate::http2::frame_meter::{AGENT, Meter, Metered};
-use crate::limit::Bucket;
 use crate::limits;
 use crate::ownership::WorkerId;
+use crate::rate_limit::Bucket;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::TunnelReport;
 
@@ -42,7 +42,7 @@ pub(crate) struct Session {
     pub(crate) generation: u64,
     /// Value of the registry's counter at the last pick of this session.
     pub(super) last_pick: Cell<u64>,
-    requests: h2::client::SendRequest<Bytes>,
+    pub(crate) tunnel: Tunnel,
     /// Flow control, which also counts the open requests.
     pub(super) flow: FlowControl,
     /// No more requests: the tunnel drains, was cut, or has ended.
@@ -55,30 +55,14 @@ pub(crate) struct Session {
     announced: RefCell<BTreeSet<ServiceId>>,
     /// Rate of certificates that the agent may request.
     renewals: RefCell<Bucket>,
-    /// Messages to send on the control stream.
-    pub(super) outbox: Outbox,
-    /// Counts the frames that the agent sends.
-    meter: Rc<Meter>,
     statistics: Cell<Option<(u32, u32)>>,
     opened: Instant,
-    closer: Closer,
+    /// `None` once the connection has ended.
+    closer: RefCell<Option<Closer>>,
 }
 
-/// Violation of the protocol on the control stream.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ProtocolViolation {
-    #[error("the agent answered a change of the window without acknowledging its SETTINGS")]
-    SettingsNotAcknowledged,
-}
-
-/// Reason why a tunnel failed.
-#[derive(Debug, thiserror::Error)]
-enum EndError {
-    #[error(transparent)]
-    Http2(#[from] h2::Error),
-    #[error("the agent sends too many frames that belong to no request")]
-    Flood,
-}
+/// Time limit for sending the end of a tunnel that the agent has closed.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// A stream that was opened for a request.
 #[derive(Debug, Clone)]
@@ -91,7 +75,6 @@ pub(crate) struct OpenedStream {
 pub(crate) struct InFlight {
     session: Rc<Session>,
     opened: Instant,
-    body: Option<UnreadBody>,
 }
 
 impl InFlight {
@@ -103,26 +86,15 @@ impl InFlight {
     pub(crate) fn open_for(&self) -> Duration {
         self.opened.elapsed()
     }
-
-    /// Counts an interim response that was read from the stream.
-    pub(crate) fn took_interim(&self) {
-        self.session.meter.took_interim(self.session.flow.streams());
-    }
-
-    /// Counts the bytes that `body`, the response's, buffers. Drop both together.
-    pub(crate) fn watch(&mut self, body: &mut h2::RecvStream) {
-        self.body = Some(self.session.flow.watch(body));
-    }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.session.flow.leave();
-        self.session.meter.ended_request(self.session.flow.streams());
     }
 }
 
-/// Runs HTTP/2 on an upgraded connection until it ends.
+/// Runs a tunnel on an upgraded connection until it ends.
 pub(super) async fn run(
     tunnels: Rc<Tunnels>,
     stream: TlsStream,
@@ -130,132 +102,136 @@ pub(super) async fn run(
     service: Arc<Service>,
     opening: Opening,
 ) {
-    let closer = stream.closer();
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
         tracing::warn!(%error, "cannot set TCP keep-alive on a tunnel; only heartbeats detect a dead agent");
     }
-    if let Err(error) = stream.socket().limit_unsent(settings::UNSENT) {
+    if let Err(error) = stream.socket().limit_unsent(UNSENT) {
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
     }
-    let flow = FlowControl::new(stream.socket(), tunnels.relay_memory.account(&service.account));
-    let meter = Rc::new(Meter::new(AGENT, Instant::now()));
-    let metered = Metered::new(stream, Rc::clone(&meter));
-    let (requests, mut connection) = match settings::client().handshake::<_, Bytes>(metered).await {
-        Ok(begun) => begun,
-        Err(error) => {
-            let error = error_line(&error);
-            tracing::warn!(%agent, %error, "HTTP/2 handshake of a tunnel failed");
-            return;
+    let session = Session::new(&tunnels, stream.socket(), agent, service);
+    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
+    let ended = {
+        let driven = std::pin::pin!(drive(&session, &stream));
+        let dead = std::pin::pin!(heartbeat::until_dead(&session.tunnel, &last_received));
+        match select(driven, dead).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(((), _)) => Err(TunnelError::Silent),
         }
     };
-    if let Some(ping_pong) = connection.ping_pong() {
-        runtime::spawn(heartbeat::keep(ping_pong, last_received, closer.clone()));
-    }
-    let generation = tunnels.registry.borrow_mut().next_generation();
-    let session = Rc::new(Session {
-        agent,
-        service,
-        generation,
-        last_pick: Cell::default(),
-        requests,
-        flow,
-        closed_to_requests: Cell::new(false),
-        cut: Cell::new(false),
-        renewing: Cell::new(false),
-        announced: RefCell::default(),
-        renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
-        outbox: Outbox::default(),
-        meter,
-        statistics: Cell::new(None),
-        opened: Instant::now(),
-        closer,
-    });
-    runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
-    let ended: Result<(), EndError> = std::future::poll_fn(|cx| {
-        if session.meter.abuse().is_some() {
-            return Poll::Ready(Err(EndError::Flood));
-        }
-        session.flow.adjust(&session, &mut connection);
-        Pin::new(&mut connection).poll(cx).map_err(EndError::from)
-    })
-    .await;
+    session.tunnel.with(Endpoint::lose);
     session.closed_to_requests.set(true);
-    if matches!(ended, Err(EndError::Flood)) {
+    if let Err(error @ (TunnelError::Flood | TunnelError::Violation(_))) = &ended {
         tunnels.counters.abused("tunnel_frames");
-        session.cut();
+        let error = error_line(error);
+        tracing::warn!(agent = %session.agent, service = %session.service.label, error, "tunnel cut");
     }
     tunnels.registry.borrow_mut().remove(&session);
+    if ended.is_ok() {
+        // The agent has ended its direction and waits for the end of this one.
+        let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;
+    }
+    session.cut();
+    // Running requests keep the session, and a handle of the connection would keep that open.
+    session.closer.take();
+    session.flow.end();
     let error = ended.err().map(|error| error_line(&error));
-    tracing::info!(agent = %session.agent, service = %session.service.label, generation, error, "tunnel ended");
+    let (agent, service, generation) = (&session.agent, &session.service.label, session.generation);
+    tracing::info!(%agent, %service, generation, error, "tunnel ended");
+}
+
+/// Moves bytes between the endpoint and the connection until the connection ends or the agent breaks a limit.
+pub(crate) async fn drive(session: &Session, stream: &impl Transport) -> Result<(), TunnelError> {
+    let mut frames = Bucket::new(limits::TUNNEL_CONTROL_FRAMES, Instant::now());
+    let mut after_receive = |endpoint: &mut Endpoint| {
+        session.flow.take_pong(endpoint);
+        charge(&mut frames, endpoint.take_overhead())
+    };
+    std::future::poll_fn(|cx| {
+        session.flow.adjust();
+        let driven = session.tunnel.poll_drive(cx, stream, &mut after_receive);
+        session.flow.settle();
+        driven
+    })
+    .await
+}
+
+/// Charges frames without content.
+fn charge(bucket: &mut Bucket, frames: u32) -> Result<(), TunnelError> {
+    if frames == 0 {
+        return Ok(());
+    }
+    let now = Instant::now();
+    (0..frames).try_for_each(|_| bucket.take(now)).map_err(|_| TunnelError::Flood)
 }
 
 impl Session {
+    /// A session on the connection of `socket`, which is not registered yet.
+    pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, agent: AgentId, service: Arc<Service>) -> Rc<Self> {
+        let tunnel = Tunnel::new(Endpoint::gateway());
+        let flow = FlowControl::new(tunnel.clone(), socket, tunnels.relay_memory.account(&service.account));
+        Rc::new(Self {
+            agent,
+            service,
+            generation: tunnels.registry.borrow_mut().next_generation(),
+            last_pick: Cell::default(),
+            tunnel,
+            flow,
+            closed_to_requests: Cell::new(false),
+            cut: Cell::new(false),
+            renewing: Cell::new(false),
+            announced: RefCell::default(),
+            renewals: RefCell::new(Bucket::new(limits::RENEWALS, Instant::now())),
+            statistics: Cell::new(None),
+            opened: Instant::now(),
+            closer: RefCell::new(Some(socket.closer())),
+        })
+    }
+
     /// Opens a stream for a request. Fails instead of queueing if the agent allows no further stream.
     pub(crate) fn open_stream(
         self: &Rc<Self>,
-        head: Request<()>,
-        end: bool,
-    ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>, InFlight), Error> {
-        // One stream is the control stream.
-        if self.flow.streams() + 1 >= self.requests.current_max_send_streams().min(settings::STREAMS_MAX) {
-            return Err(Error::AgentConcurrencyLimit);
-        }
-        self.flow.enter()?;
-        let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now(), body: None };
-        let request_id = tracing::enabled!(tracing::Level::DEBUG).then(|| head.headers().get(X_GW_REQUEST_ID).cloned());
-        let (response, upload) = self.requests.clone().send_request(head, end).map_err(|error| {
-            let request_id = request_id.flatten();
-            let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-            tracing::debug!(request_id, error = error_line(&error), "cannot open a stream");
-            if self.takes_no_streams() {
-                self.end();
+        request: &OutboundRequest,
+    ) -> Result<(StreamSender, StreamReceiver, InFlight), Error> {
+        let credit = self.flow.enter()?;
+        let in_flight = InFlight { session: Rc::clone(self), opened: Instant::now() };
+        let opened = self.tunnel.open(credit, !request.has_body(), |out| request.write(out));
+        let (sender, receiver) = opened.map_err(|error| {
+            let request_id = request.headers.get(X_GW_REQUEST_ID).and_then(|id| id.to_str().ok());
+            tracing::debug!(request_id, %error, "cannot open a stream");
+            match error {
+                OpenError::StreamLimit => Error::AgentConcurrencyLimit,
+                OpenError::Congested => Error::Overloaded("waiting for the agent of this service to read requests"),
+                OpenError::HeadTooLarge => Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)),
+                OpenError::Lost => Error::TunnelLost,
             }
-            Error::TunnelLost
         })?;
-        self.meter.sent_request(self.flow.streams());
-        Ok((response, upload, in_flight))
-    }
-
-    /// Whether no stream can be opened any more: the agent has sent GOAWAY, or all stream identifiers are used up
-    /// (RFC 9113 §5.1.1).
-    fn takes_no_streams(&self) -> bool {
-        let ready = self.requests.clone().poll_ready(&mut Context::from_waker(Waker::noop()));
-        matches!(ready, Poll::Ready(Err(_)))
-    }
-
-    /// Opens the control stream.
-    pub(super) fn open_control(
-        &self,
-        head: Request<()>,
-    ) -> Result<(h2::client::ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
-        self.requests.clone().send_request(head, false)
+        self.flow.settle();
+        Ok((sender, receiver, in_flight))
     }
 
     /// Queues a message to the agent. Cuts the tunnel if the queue is full.
     pub(crate) fn send(&self, message: &ToAgent) {
-        let Ok(line) = messages::encode(message) else { return };
-        if let Err(Full) = self.outbox.push(line)
+        let message = match messages::encode(message) {
+            Ok(message) => message,
+            Err(error) => return tracing::warn!(agent = %self.agent, %error, "cannot send a message to the agent"),
+        };
+        if let Err(OutgoingFull) = self.tunnel.send_message(message, limits::CONTROL_QUEUE)
             && !self.is_cut()
         {
-            tracing::warn!(agent = %self.agent, "tunnel cut: the agent does not read its control stream");
+            tracing::warn!(agent = %self.agent, "tunnel cut: the agent does not read its control messages");
             self.cut();
         }
     }
 
     /// Handles a message from the agent.
-    pub(super) fn receive(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) -> Result<(), ProtocolViolation> {
+    pub(super) fn receive(self: &Rc<Self>, tunnels: &Rc<Tunnels>, message: ToGateway) {
         match message {
             ToGateway::Statistics { slots, slots_in_use, .. } => {
                 // A tunnel cannot have more slots than streams.
-                let slots = slots.min(u32::try_from(settings::STREAMS_MAX).unwrap_or(u32::MAX));
+                let slots = slots.min(STREAMS_MAX as u32);
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
             }
-            // Unacknowledged SETTINGS are not in force (RFC 9113 §6.5.3).
-            ToGateway::Window if self.meter.settings_acknowledged() < self.flow.settings_sent() => {
-                return Err(ProtocolViolation::SettingsNotAcknowledged);
-            }
-            ToGateway::Window => self.flow.answered(),
             ToGateway::Drain => self.end(),
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
             ToGateway::Renew { csr } => {
@@ -265,13 +241,6 @@ impl Session {
                 }
             }
         }
-        Ok(())
-    }
-
-    /// Whether the agent has not answered a change of the window in time. Without the answer, windows cannot change.
-    pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        let is_acknowledged = self.meter.settings_acknowledged() >= self.flow.settings_sent();
-        self.flow.unanswered_for(now) >= self.flow.answered_within(is_acknowledged)
     }
 
     /// Issues the next certificate of the agent. The agent uses it for its next tunnel; this one stays.
@@ -311,8 +280,10 @@ impl Session {
         !self.closed_to_requests.get()
     }
 
-    pub(crate) fn requests_in_flight(&self) -> usize {
-        self.flow.streams()
+    /// Streams that the agent has not let go of, which may be more than the requests in flight: a stream that the
+    /// gateway has reset counts until the agent answers.
+    pub(crate) fn open_streams(&self) -> usize {
+        self.tunnel.with(|endpoint| endpoint.open_streams())
     }
 
     /// Sends no more requests and tells the agent, which ends the tunnel once running requests have finished.
@@ -326,7 +297,9 @@ impl Session {
     pub(crate) fn cut(&self) {
         self.cut.set(true);
         self.closed_to_requests.set(true);
-        self.closer.abort();
+        if let Some(closer) = &*self.closer.borrow() {
+            closer.abort();
+        }
     }
 
     pub(crate) fn report(&self, worker: WorkerId, directory: &Directory, now: Instant) -> TunnelReport {
@@ -349,5 +322,20 @@ impl Session {
             slots_in_use: self.statistics.get().map(|(_, in_use)| in_use),
             draining: self.closed_to_requests.get(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_without_content_end_a_tunnel_beyond_their_rate() {
+        let mut bucket = Bucket::new(limits::TUNNEL_CONTROL_FRAMES, Instant::now());
+        let burst = limits::TUNNEL_CONTROL_FRAMES.burst();
+        charge(&mut bucket, burst - 1).unwrap();
+        charge(&mut bucket, 0).unwrap();
+        // The rate refills by more than one frame only after several milliseconds.
+        assert!(matches!(charge(&mut bucket, burst), Err(TunnelError::Flood)));
     }
 }

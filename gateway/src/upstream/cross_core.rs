@@ -8,20 +8,20 @@ use std::sync::{Arc, OnceLock};
 
 use futures_util::future::{Either, select};
 use gw_shared::runtime;
-use http::Request;
+use gw_shared::tunnel::head::OutboundRequest;
 
 use super::{Download, Frame, HeadResult, PendingResponse, Progress, Upload, Upstream, UpstreamRequest};
 use crate::auth::Authenticated;
 use crate::error::Error;
-use crate::limit;
 use crate::limits;
 use crate::pipe::{self, Closed};
+use crate::rate_limit;
 use crate::tunnel::session::OpenedStream;
 
 /// A request on its way to the worker that owns its service.
 pub(crate) struct CrossCoreRequest {
     request: Authenticated,
-    head: Request<()>,
+    outbound: OutboundRequest,
     upload: Option<pipe::Receiver<Frame>>,
     response: pipe::Sender<Frame>,
     opened: Arc<OnceLock<OpenedStream>>,
@@ -32,16 +32,20 @@ impl Upstream {
     pub(super) fn send_to_owner(
         &self,
         request: Authenticated,
-        head: Request<()>,
-        has_body: bool,
+        outbound: OutboundRequest,
     ) -> Result<UpstreamRequest, Error> {
         let (worker, owner) = (self.worker, request.service.owner);
         let pipe = |sender, receiver| pipe::pipe(sender, receiver, Arc::clone(&self.wakes));
-        let (upload_in, upload_out) = has_body.then(|| pipe(worker, owner)).unzip();
+        let (upload_in, upload_out) = outbound.has_body().then(|| pipe(worker, owner)).unzip();
         let (response_in, response_out) = pipe(owner, worker);
         let opened = Arc::default();
-        let request =
-            CrossCoreRequest { request, head, upload: upload_out, response: response_in, opened: Arc::clone(&opened) };
+        let request = CrossCoreRequest {
+            request,
+            outbound,
+            upload: upload_out,
+            response: response_in,
+            opened: Arc::clone(&opened),
+        };
         self.owners.post(owner, Box::new(request)).map_err(|_| Error::Overloaded("overloaded"))?;
         self.counters.crossings.increment();
         Ok(UpstreamRequest {
@@ -59,10 +63,10 @@ impl Upstream {
         self.cross_core_served.set(self.cross_core_served.get() + 1);
         let served = ServedRequest(Rc::clone(self));
         runtime::spawn(async move {
-            let CrossCoreRequest { request, head, upload, response, opened } = request;
+            let CrossCoreRequest { request, outbound, upload, response, opened } = request;
             let upstream = &served.0;
-            let admitted = limit::admit(&upstream.buckets, request).await;
-            match admitted.and_then(|admitted| upstream.open_on_tunnel(&admitted, head, upload.is_some())) {
+            let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await;
+            match admitted.and_then(|admitted| upstream.open_on_tunnel(&admitted, &outbound)) {
                 Ok(request) => {
                     if let Some(stream) = request.response.progress().opened {
                         // Set once: a request crosses cores at most once.
@@ -144,7 +148,7 @@ struct Completed {
 async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender<Frame>) -> Result<Completed, Closed> {
     while let Some(interim) = or_closed(pipe, response.interim()).await? {
         let head = Box::new(HeadResult { progress: Progress::default(), head: Ok(interim) });
-        response.gather_while(pipe.send(Frame::Head(head))).await?;
+        pipe.send(Frame::Head(head)).await?;
     }
     let (progress, received) = or_closed(pipe, response.head()).await?;
     let (head, mut download) = match received {
@@ -156,7 +160,7 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender<Frame
     };
     let switched = head.upgrade.is_some();
     let head = Box::new(HeadResult { progress, head: Ok(head) });
-    download.gather_while(pipe.send(Frame::Head(head))).await?;
+    pipe.send(Frame::Head(head)).await?;
     loop {
         let frame = or_closed(pipe, std::future::poll_fn(|cx| download.poll_frame(cx))).await?;
         let frame = frame.unwrap_or_else(|error| Frame::Broken(Box::new(error)));
@@ -169,7 +173,7 @@ async fn carry_down(mut response: PendingResponse, pipe: &mut pipe::Sender<Frame
                 return Err(Closed);
             }
         };
-        download.gather_while(pipe.send(frame)).await?;
+        pipe.send(frame).await?;
         download.release(bytes);
         if last {
             return Ok(Completed { switched: switched.then_some(download) });

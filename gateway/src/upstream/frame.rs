@@ -27,7 +27,7 @@ pub(crate) enum Frame {
     Broken(Box<Error>),
 }
 
-impl pipe::Frame for Frame {
+impl pipe::PipeFrame for Frame {
     fn bytes(&self) -> usize {
         match self {
             Self::Data(data) => data.len(),

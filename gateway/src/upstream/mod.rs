@@ -16,11 +16,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures_util::future::{Either, select};
-use gw_shared::tunnel::incoming::Incoming;
-use gw_shared::tunnel::stream;
+use gw_shared::tunnel::body::ReceivedBody;
+use gw_shared::tunnel::connection::StreamSender;
+use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
 use gw_shared::tunnel::timing::AgentTiming;
-use http::{HeaderMap, Request};
+use http::HeaderMap;
 
 pub(crate) use self::cross_core::CrossCoreRequest;
 pub(crate) use self::frame::{Frame, HeadResult};
@@ -28,10 +28,10 @@ use self::response::TunnelResponse;
 use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::http_message::ResponseHead;
-use crate::limit::{Admitted, Buckets};
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Closed};
+use crate::rate_limit::{Admitted, Buckets};
 use crate::telemetry::counters::Counters;
 use crate::tunnel::Tunnels;
 use crate::tunnel::session::{InFlight, OpenedStream};
@@ -85,19 +85,14 @@ impl Upstream {
         if request.service.owner != self.worker || !self.buckets.borrow().are_here() {
             return Ok(Admission::ByOwner(request));
         }
-        self.buckets.borrow_mut().admit(request, Instant::now()).map(Admission::Admitted)
+        self.buckets.borrow_mut().charge(request, Instant::now()).map(Admission::Admitted)
     }
 
     /// Opens a request on a tunnel of its service, on whichever worker owns that.
-    pub(crate) fn open(
-        &self,
-        admission: Admission,
-        head: Request<()>,
-        has_body: bool,
-    ) -> Result<UpstreamRequest, Error> {
+    pub(crate) fn open(&self, admission: Admission, outbound: OutboundRequest) -> Result<UpstreamRequest, Error> {
         match admission {
-            Admission::Admitted(admitted) => self.open_on_tunnel(&admitted, head, has_body),
-            Admission::ByOwner(request) => self.send_to_owner(request, head, has_body),
+            Admission::Admitted(admitted) => self.open_on_tunnel(&admitted, &outbound),
+            Admission::ByOwner(request) => self.send_to_owner(request, outbound),
         }
     }
 }
@@ -110,7 +105,7 @@ pub(crate) struct UpstreamRequest {
 
 /// Destination of a request body.
 pub(crate) enum Upload {
-    Tunnel(h2::SendStream<Bytes>),
+    Tunnel(StreamSender),
     CrossCore(pipe::Sender<Frame>),
     /// The request has no body; its stream ended with its head.
     None,
@@ -137,7 +132,7 @@ pub(crate) struct Download {
 /// Source of a response body.
 enum Source {
     Tunnel {
-        body: Incoming,
+        body: ReceivedBody,
         _in_flight: InFlight,
     },
     CrossCore(pipe::Receiver<Frame>),
@@ -149,7 +144,7 @@ impl Upload {
     /// Sends data as fast as the agent reads it; with `last`, ends the body.
     pub(crate) async fn send(&mut self, data: Bytes, last: bool) -> Result<(), Closed> {
         match self {
-            Self::Tunnel(stream) => stream::send(stream, data, last).await.map_err(|_| Closed),
+            Self::Tunnel(stream) => stream.send(data, last).await.map_err(|_| Closed),
             Self::CrossCore(pipe) => {
                 pipe.send(Frame::Data(data)).await?;
                 if last { pipe.send(Frame::End).await } else { Ok(()) }
@@ -160,7 +155,13 @@ impl Upload {
 
     pub(crate) async fn finish(&mut self, trailers: Option<HeaderMap>) -> Result<(), Closed> {
         match self {
-            Self::Tunnel(stream) => stream::finish(stream, trailers).map_err(|_| Closed),
+            Self::Tunnel(stream) => {
+                let finished = match trailers {
+                    Some(trailers) => stream.finish_with_trailers(write_trailers(&trailers)),
+                    None => stream.finish(),
+                };
+                finished.map_err(|_| Closed)
+            }
             Self::CrossCore(pipe) => pipe.send(trailers.map_or(Frame::End, Frame::Trailers)).await,
             Self::None => Ok(()),
         }
@@ -169,7 +170,7 @@ impl Upload {
     /// Resets the stream, so that the backend does not take an incomplete body for a complete one.
     pub(crate) fn abort(self) {
         match self {
-            Self::Tunnel(mut stream) => stream.send_reset(h2::Reason::CANCEL),
+            Self::Tunnel(stream) => stream.reset(),
             // Dropping a pipe without an end has the same effect.
             Self::CrossCore(_) | Self::None => {}
         }
@@ -192,18 +193,6 @@ impl PendingResponse {
                 },
                 Ok(_) | Err(Closed) => None,
             },
-        }
-    }
-
-    /// Waits for `passing_on` an interim response. Later interim responses are gathered meanwhile, within their budget.
-    pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
-        match self {
-            Self::Tunnel(response) => match select(std::pin::pin!(passing_on), std::pin::pin!(response.gather())).await
-            {
-                Either::Left((passed_on, _)) => passed_on,
-                Either::Right((never, _)) => match never {},
-            },
-            Self::CrossCore { .. } => passing_on.await,
         }
     }
 
@@ -230,7 +219,7 @@ impl PendingResponse {
 
     async fn receive_head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
         match self {
-            Self::Tunnel(response) => response.head().await,
+            Self::Tunnel(response) => response.head(),
             Self::CrossCore { pipe, head: Some(received), .. } => {
                 (received.progress, received.head.map(|head| (head, Source::CrossCore(pipe))))
             }
@@ -271,15 +260,6 @@ impl Download {
             Source::Tunnel { body, .. } => body.is_done(),
             Source::CrossCore(_) => false,
             Source::Nothing => true,
-        }
-    }
-
-    /// Waits until the next hop has taken a piece. Later pieces are gathered meanwhile, in no more memory than their
-    /// bytes.
-    pub(crate) async fn gather_while<T>(&mut self, passing_on: impl Future<Output = T>) -> T {
-        match &mut self.source {
-            Source::Tunnel { body, .. } => body.gather_while(passing_on).await,
-            Source::CrossCore(_) | Source::Nothing => passing_on.await,
         }
     }
 

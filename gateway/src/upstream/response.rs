@@ -1,24 +1,21 @@
 //! Responses of agents. An agent is not trusted: every check that the genuine agent applies to a backend is repeated
 //! here.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::UpgradeProtocol;
-use gw_shared::http::fields::{self, X_GW_AGENT_ERROR, X_GW_TIMING, X_GW_UPGRADE, X_GW_UPGRADE_METHOD};
-use gw_shared::http::framing::{check_values_of_http2, content_length};
-use gw_shared::runtime;
-use gw_shared::tunnel::incoming::Incoming;
+use gw_shared::http::fields;
+use gw_shared::http::{self as http1, Framing, UpgradeProtocol};
+use gw_shared::tunnel::body::{BrokenBody, Received, ReceivedBody};
+use gw_shared::tunnel::connection::StreamReceiver;
+use gw_shared::tunnel::endpoint::{Closed, ReceivedPart};
+use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::head::{self, AgentResponse, OutboundRequest};
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
-use gw_shared::tunnel::stream::{self, Received, StreamClosed};
 use gw_shared::tunnel::text::printable;
-use gw_shared::tunnel::timing::AgentTiming;
-use h2::ext::Protocol;
-use http::header::{self, HeaderMap, HeaderValue};
-use http::response::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::header::{self, HeaderMap};
+use http::{Method, StatusCode};
 
 use super::{Frame, Progress, Source};
 use crate::error::Error;
@@ -34,203 +31,249 @@ const ADDED_FIELDS: usize = 2;
 pub(crate) struct RequestTraits {
     is_head: bool,
     /// The protocol to switch to. Boxed because it is rare: every request reserves memory for it.
-    protocol: Option<Box<Protocol>>,
+    protocol: Option<Box<UpgradeProtocol>>,
 }
 
 impl RequestTraits {
-    pub(super) fn of(request: &Request<()>) -> Self {
-        let was_head = request.headers().get(X_GW_UPGRADE_METHOD).is_some_and(|method| method == "HEAD");
-        Self {
-            is_head: request.method() == Method::HEAD || was_head,
-            protocol: request.extensions().get::<Protocol>().cloned().map(Box::new),
-        }
+    pub(super) fn of(request: &OutboundRequest) -> Self {
+        Self { is_head: request.method == Method::HEAD, protocol: request.upgrade.clone().map(Box::new) }
+    }
+
+    /// Method that decides the framing of the response (RFC 9112 §6.3): HEAD, or GET for all others.
+    fn method(&self) -> &'static Method {
+        if self.is_head { &Method::HEAD } else { &Method::GET }
     }
 }
 
 /// A response that is expected on a stream of a tunnel.
 pub(crate) struct TunnelResponse {
-    /// `None` once the agent has sent an invalid response.
-    stream: Option<(h2::client::ResponseFuture, InFlight)>,
-    invalid: Option<Box<(InvalidResponse, Progress)>>,
+    stream: StreamReceiver,
+    in_flight: InFlight,
     request: RequestTraits,
     budget: InterimBudget,
-    /// Interim responses received while an earlier one was passed on. Bounded by the budget.
-    waiting: VecDeque<ResponseHead>,
+    /// Part or error that followed the last interim response.
+    received: Option<Result<ReceivedPart, Error>>,
 }
 
 impl TunnelResponse {
-    pub(super) fn new(response: h2::client::ResponseFuture, in_flight: InFlight, request: RequestTraits) -> Self {
-        Self {
-            stream: Some((response, in_flight)),
-            invalid: None,
-            request,
-            budget: InterimBudget::default(),
-            waiting: VecDeque::new(),
-        }
+    pub(super) fn new(stream: StreamReceiver, in_flight: InFlight, request: RequestTraits) -> Self {
+        Self { stream, in_flight, request, budget: InterimBudget::default(), received: None }
     }
 
     pub(super) fn progress(&self) -> Progress {
-        self.stream.as_ref().map(|(_, in_flight)| Progress::opened_here(in_flight.stream())).unwrap_or_default()
+        Progress::opened_here(self.in_flight.stream())
     }
 
     /// The next interim response; `None` if a final response or an error is next.
     pub(super) async fn interim(&mut self) -> Option<ResponseHead> {
-        match self.waiting.pop_front() {
-            Some(waiting) => Some(waiting),
-            None => std::future::poll_fn(|cx| self.poll_interim(cx)).await,
+        if self.received.is_some() {
+            return None;
         }
-    }
-
-    /// Takes interim responses out of h2, which queues them without a bound, and counts them. Never resolves: poll it
-    /// while the previous interim response is passed on.
-    pub(super) async fn gather(&mut self) -> Infallible {
-        std::future::poll_fn(|cx| {
-            while let Poll::Ready(Some(interim)) = self.poll_interim(cx) {
-                self.waiting.push_back(interim);
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<Option<ResponseHead>> {
-        let Some((response, in_flight)) = &mut self.stream else { return Poll::Ready(None) };
-        let Some(Ok(interim)) = ready!(response.poll_informational(cx)) else { return Poll::Ready(None) };
-        in_flight.took_interim();
-        let (Parts { status, headers, .. }, ()) = interim.into_parts();
-        let mut headers = fields::end_to_end(headers, fields::is_own, 0);
-        match check_values(&headers).and_then(|()| self.budget.take(status, &mut headers)) {
-            Ok(()) => Poll::Ready(Some(ResponseHead { status, headers, has_body: false, upgrade: None })),
-            Err(invalid) => {
-                // Resets the stream and drops later data of the agent.
-                self.invalid = self
-                    .stream
-                    .take()
-                    .map(|(_, in_flight)| Box::new((invalid, Progress::opened_here(in_flight.stream()))));
-                Poll::Ready(None)
-            }
-        }
+        let ended = match self.stream.receive().await {
+            Ok(ReceivedPart::Head(Kind::Interim, payload)) => match interim_head(&payload, &mut self.budget) {
+                Ok(head) => return Some(head),
+                Err(invalid) => Err(Error::invalid_response(invalid)),
+            },
+            Ok(part) => Ok(part),
+            Err(Closed::Reset(_) | Closed::Here | Closed::Lost) => Err(Error::TunnelLost),
+        };
+        self.received = Some(ended);
+        None
     }
 
     /// The final head; call it after the last interim response.
-    pub(super) async fn head(self) -> (Progress, Result<(ResponseHead, Source), Error>) {
-        let (response, in_flight) = match (self.stream, self.invalid) {
-            (Some(stream), _) => stream,
-            (None, Some(invalid)) => {
-                let (invalid, progress) = *invalid;
-                return (progress, Err(Error::invalid_response(invalid)));
-            }
-            (None, None) => return (Progress::default(), Err(Error::TunnelLost)),
-        };
-        let mut progress = Progress::opened_here(in_flight.stream());
-        let received = match response.await {
-            Ok(response) => receive(response, in_flight, &self.request, &mut progress).await,
-            // The h2 crate found malformed frames on the stream (RFC 9113 §8.1.1).
-            Err(error) if error.is_reset() && error.is_library() => {
-                Err(Error::invalid_response(InvalidResponse::Http2))
-            }
-            Err(_) => Err(Error::TunnelLost),
+    pub(super) fn head(mut self) -> (Progress, Result<(ResponseHead, Source), Error>) {
+        let mut progress = self.progress();
+        let received = match self.received.take() {
+            Some(Ok(part)) => self.receive_head(part, &mut progress),
+            Some(Err(error)) => Err(error),
+            None => Err(Error::TunnelLost),
         };
         (progress, received)
     }
+
+    fn receive_head(self, part: ReceivedPart, progress: &mut Progress) -> Result<(ResponseHead, Source), Error> {
+        let took = self.in_flight.open_for();
+        let payload = match part {
+            ReceivedPart::Head(Kind::Response, payload) => payload,
+            ReceivedPart::Head(Kind::Refused, payload) => {
+                let refusal = head::parse_refusal(payload).ok_or(Error::TunnelProtocol)?;
+                progress.timing = Some(refusal.timing.within(took));
+                let message = printable(&refusal.message, limits::AGENT_MESSAGE);
+                return Err(Error::from_agent(AgentErrorCode::parse(&refusal.code), &message));
+            }
+            // The endpoint allows nothing else before the head.
+            _ => return Err(Error::TunnelProtocol),
+        };
+        let response = head::parse_response(payload, self.request.method()).map_err(|_| malformed())?;
+        progress.timing = Some(response.timing.within(took));
+        let (head, framing) =
+            final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?;
+        if !head.has_body {
+            // Data that the agent sends nevertheless is reset with the stream.
+            return Ok((head, Source::Nothing));
+        }
+        let body = match head.upgrade {
+            Some(_) => ReceivedBody::upgraded(self.stream),
+            None => ReceivedBody::new(self.stream, framing),
+        };
+        Ok((head, Source::Tunnel { body, _in_flight: self.in_flight }))
+    }
 }
 
-async fn receive(
-    response: Response<h2::RecvStream>,
-    mut in_flight: InFlight,
+fn malformed() -> Error {
+    Error::invalid_response(InvalidResponse::Malformed)
+}
+
+fn interim_head(payload: &Bytes, budget: &mut InterimBudget) -> Result<ResponseHead, InvalidResponse> {
+    let http1::ResponseHead { status, headers, .. } =
+        head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
+    let mut headers = fields::end_to_end(headers, fields::is_own, 0);
+    budget.take(status, &mut headers)?;
+    Ok(ResponseHead { status, headers, has_body: false, upgrade: None })
+}
+
+/// Checks a final head and cleans its fields for the next hop. `is_whole` tells whether the response ended with it.
+fn final_head(
+    response: AgentResponse,
     request: &RequestTraits,
-    progress: &mut Progress,
-) -> Result<(ResponseHead, Source), Error> {
-    let (parts, mut body) = response.into_parts();
-    let took = in_flight.open_for();
-    progress.timing = parts.headers.get(X_GW_TIMING).and_then(AgentTiming::parse).map(|timing| timing.within(took));
-    if let Some(code) = parts.headers.get(X_GW_AGENT_ERROR) {
-        let code = AgentErrorCode::parse(code);
-        return Err(match Error::from_agent(code, "") {
-            Error::AgentForward(_) => Error::from_agent(code, &read_message(&mut body).await),
-            error => error,
-        });
+    is_whole: bool,
+) -> Result<(ResponseHead, Framing), InvalidResponse> {
+    let http1::ResponseHead { mut status, headers, framing, .. } = response.head;
+    let switches = status == StatusCode::SWITCHING_PROTOCOLS;
+    let upgrade = if switches { Some(switched_to(&headers, request)?) } else { None };
+    if switches {
+        // A connection to a caller writes the status of a switch in its version of HTTP.
+        status = StatusCode::OK;
     }
-    let head = final_head(parts, request, body.is_end_stream()).map_err(Error::invalid_response)?;
-    if !head.has_body {
-        // Data that the agent sends nevertheless is reset with the stream.
-        return Ok((head, Source::Nothing));
-    }
-    in_flight.watch(&mut body);
-    Ok((head, Source::Tunnel { body: Incoming::new(body), _in_flight: in_flight }))
-}
-
-/// Checks a final head and cleans its fields for the next hop.
-fn final_head(parts: Parts, request: &RequestTraits, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
-    let Parts { status, headers, .. } = parts;
-    let switches = headers.contains_key(X_GW_UPGRADE);
-    let upgrade = if switches { Some(switched_to(status, &headers, request)?) } else { None };
     check_status(status)?;
     let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
     check_fields(&headers)?;
-    check_values(&headers)?;
     // An upgraded stream has no length (RFC 9110 §8.6), and neither has a response without a body.
     if switches || status == StatusCode::NO_CONTENT {
         headers.remove(header::CONTENT_LENGTH);
     }
-    // The head writer writes the length in its canonical form.
-    content_length(&headers).map_err(|_| InvalidResponse::Http2)?;
-    let never_has_body = request.is_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    Ok(ResponseHead { status, headers, has_body: switches || !(never_has_body || is_whole), upgrade })
-}
-
-/// Checks that h2 leaves out: values that an HTTP/2 caller would have to treat as malformed.
-fn check_values(fields: &HeaderMap) -> Result<(), InvalidResponse> {
-    check_values_of_http2(fields).map_err(|_| InvalidResponse::Http2)
+    let has_body = match framing {
+        _ if switches => true,
+        Framing::None | Framing::Described(_) => false,
+        Framing::Length(length) if is_whole && length > 0 => return Err(InvalidResponse::Malformed),
+        Framing::Length(_) | Framing::Chunked | Framing::UntilClose => !is_whole,
+    };
+    Ok((ResponseHead { status, headers, has_body, upgrade }, framing))
 }
 
 /// The protocol that the backend has switched to: the one that the request asked for.
-fn switched_to(
-    status: StatusCode,
-    headers: &HeaderMap,
-    request: &RequestTraits,
-) -> Result<UpgradeProtocol, InvalidResponse> {
-    let protocol = request.protocol.as_ref().ok_or(InvalidResponse::Unasked)?.as_str();
-    let mut named = headers.get_all(X_GW_UPGRADE).iter();
-    let is_asked = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_bytes());
+fn switched_to(headers: &HeaderMap, request: &RequestTraits) -> Result<UpgradeProtocol, InvalidResponse> {
+    let protocol = request.protocol.as_deref().ok_or(InvalidResponse::Unasked)?;
+    let mut named = headers.get_all(header::UPGRADE).iter();
     match (named.next(), named.next()) {
-        (Some(value), None) if is_asked(value) && status == StatusCode::OK => {
-            UpgradeProtocol::parse_str(protocol).ok_or(InvalidResponse::OtherProtocol)
-        }
+        (Some(value), None) if protocol.is(value.as_bytes()) => Ok(protocol.clone()),
         _ => Err(InvalidResponse::OtherProtocol),
     }
 }
 
-/// The error text of an agent: bounded in length and time, without characters that could forge a log line.
-async fn read_message(body: &mut h2::RecvStream) -> String {
-    let mut message = Vec::new();
-    let reading = async {
-        while message.len() < limits::AGENT_MESSAGE
-            && let Ok(Received::Data(data)) = std::future::poll_fn(|cx| stream::poll_receive(body, cx)).await
-        {
-            stream::release(body, data.len());
-            message.extend_from_slice(&data[..data.len().min(limits::AGENT_MESSAGE - message.len())]);
-        }
-    };
-    // The message is cut at the time limit.
-    let _ = runtime::timeout(limits::AGENT_MESSAGE_WITHIN, reading).await;
-    printable(&message, limits::AGENT_MESSAGE)
-}
-
 /// The next frame of a body from a tunnel.
-pub(super) fn poll_frame(body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
+pub(super) fn poll_frame(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<Result<Frame, Error>> {
     Poll::Ready(match ready!(body.poll_receive(cx)) {
         Ok(Received::Data(data)) => Ok(Frame::Data(data)),
-        Ok(Received::Trailers(trailers)) => match trailers.get(X_GW_AGENT_ERROR) {
-            Some(code) => Err(Error::broken_response(AgentErrorCode::parse(code))),
-            None => {
-                let trailers = fields::end_to_end_trailers(trailers);
-                let checked = check_fields(&trailers).and_then(|()| check_values(&trailers));
-                checked.map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
-            }
-        },
+        Ok(Received::Trailers(trailers)) => {
+            let trailers = fields::end_to_end_trailers(trailers);
+            check_fields(&trailers).map(|()| Frame::Trailers(trailers)).map_err(Error::invalid_response)
+        }
         Ok(Received::End) => Ok(Frame::End),
-        Err(StreamClosed { is_reset: true }) => Err(Error::broken_response(Some(AgentErrorCode::BackendReset))),
-        Err(StreamClosed { is_reset: false }) => Err(Error::TunnelLost),
+        Err(BrokenBody::Reset(code)) => Err(Error::broken_response(match &code[..] {
+            b"" => Some(AgentErrorCode::BackendReset),
+            code => AgentErrorCode::parse(code),
+        })),
+        Err(BrokenBody::Lost) => Err(Error::TunnelLost),
+        Err(BrokenBody::Length | BrokenBody::Malformed) => Err(malformed()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::tunnel::timing::AgentTiming;
+
+    use super::*;
+
+    fn traits(is_head: bool, protocol: Option<&'static str>) -> RequestTraits {
+        RequestTraits { is_head, protocol: protocol.map(|name| Box::new(UpgradeProtocol::from_static(name))) }
+    }
+
+    fn received(head: &str, request: &RequestTraits, is_whole: bool) -> Result<ResponseHead, InvalidResponse> {
+        let head = [&[0; 8], head.as_bytes(), b"\r\n"].concat();
+        let response = head::parse_response(head.into(), request.method()).map_err(|_| InvalidResponse::Malformed)?;
+        assert_eq!(response.timing, AgentTiming { agent_us: 0, backend_first_byte_us: Some(0) });
+        final_head(response, request, is_whole).map(|(head, _)| head)
+    }
+
+    #[test]
+    fn a_response_has_a_body_unless_it_ends_with_its_head_or_never_has_one() {
+        let has_body =
+            |head: &str, is_head, is_whole| received(head, &traits(is_head, None), is_whole).unwrap().has_body;
+        for fields in ["", "content-length: 5\r\n", "transfer-encoding: chunked\r\n", "content-length: 0\r\n"] {
+            assert!(has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, false), "{fields}");
+            assert!(!has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), true, false), "{fields}");
+            for status in ["204 No Content", "304 Not Modified"] {
+                assert!(!has_body(&format!("HTTP/1.1 {status}\r\n{fields}"), false, false), "{status}, {fields}");
+            }
+        }
+        for fields in ["", "transfer-encoding: chunked\r\n", "content-length: 0\r\n"] {
+            assert!(!has_body(&format!("HTTP/1.1 200 OK\r\n{fields}"), false, true), "{fields}");
+        }
+        let cut = received("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n", &traits(false, None), true);
+        assert_eq!(cut.unwrap_err(), InvalidResponse::Malformed);
+    }
+
+    #[test]
+    fn fields_of_the_hop_and_padding_are_removed() {
+        let head = "HTTP/1.1 200 OK\r\nConnection: x-a\r\nX-A: 1\r\nX-Gw-Status: forged\r\nUpgrade: h2c\r\nX-B: \t b \r\n\
+                    Content-Length: 0\r\n";
+        let head = received(head, &traits(false, None), true).unwrap();
+        let fields: Vec<_> = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        assert_eq!(fields, [("x-b", &b"b"[..]), ("content-length", b"0")]);
+    }
+
+    #[test]
+    fn invalid_heads_are_refused() {
+        let request = traits(false, None);
+        let invalid = |head: &str| received(head, &request, false).unwrap_err();
+        assert_eq!(invalid("HTTP/1.1 103 Early Hints\r\n"), InvalidResponse::Status(StatusCode::EARLY_HINTS));
+        assert_eq!(invalid("HTTP/1.1 600 x\r\n"), InvalidResponse::Status(StatusCode::from_u16(600).unwrap()));
+        let many: String = (0..121).map(|number| format!("x-{number}: a\r\n")).collect();
+        assert_eq!(invalid(&format!("HTTP/1.1 200 OK\r\n{many}")), InvalidResponse::TooManyFields);
+        for fields in ["content-length: 1\r\ncontent-length: 1\r\n", "content-length: x\r\n", "a\r\n", "a: \0\r\n"] {
+            assert_eq!(invalid(&format!("HTTP/1.1 200 OK\r\n{fields}")), InvalidResponse::Malformed, "{fields}");
+        }
+    }
+
+    #[test]
+    fn a_switch_is_accepted_only_as_requested() {
+        let asked = traits(false, Some("websocket"));
+        let head = received("HTTP/1.1 101 x\r\nupgrade: WebSocket\r\ncontent-length: 5\r\n", &asked, false).unwrap();
+        assert_eq!(head.upgrade, Some(UpgradeProtocol::from_static("websocket")));
+        assert!(head.has_body && head.headers.is_empty());
+        for (fields, request, invalid) in [
+            ("upgrade: websocket\r\n", &traits(false, None), InvalidResponse::Unasked),
+            ("upgrade: other\r\n", &asked, InvalidResponse::OtherProtocol),
+            ("upgrade: websocket\r\nupgrade: websocket\r\n", &asked, InvalidResponse::OtherProtocol),
+            ("", &asked, InvalidResponse::OtherProtocol),
+        ] {
+            let refused = received(&format!("HTTP/1.1 101 x\r\n{fields}"), request, false).unwrap_err();
+            assert_eq!(refused, invalid, "{fields}");
+        }
+        let other = received("HTTP/1.1 200 OK\r\nupgrade: websocket\r\n", &asked, false).unwrap();
+        assert_eq!((other.upgrade, other.status), (None, StatusCode::OK));
+    }
+
+    #[test]
+    fn interim_responses_are_bounded_and_cleaned() {
+        let mut budget = InterimBudget::default();
+        let mut take = |head: &'static str| interim_head(&Bytes::from_static(head.as_bytes()), &mut budget);
+        let hints = take("HTTP/1.1 103 x\r\nlink: </a>\r\ncontent-length: 5\r\nx-gw-status: x\r\n\r\n").unwrap();
+        assert_eq!((hints.status, hints.headers.len()), (StatusCode::EARLY_HINTS, 1));
+        assert_eq!(take("HTTP/1.1 103\r\n").unwrap_err(), InvalidResponse::Malformed);
+        let switch = take("HTTP/1.1 101 x\r\n\r\n").unwrap_err();
+        assert_eq!(switch, InvalidResponse::Status(StatusCode::SWITCHING_PROTOCOLS));
+    }
 }

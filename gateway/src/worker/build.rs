@@ -17,11 +17,11 @@ use crate::control::Executor;
 use crate::current::Current;
 use crate::ingress::{Acceptor, Ingress};
 use crate::lifecycle::Lifecycle;
-use crate::limit::{Arrivals, Bucket, Buckets};
 use crate::limits;
 use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::SocketMemory;
 use crate::ownership::WorkerId;
+use crate::rate_limit::{Arrivals, Bucket, Buckets};
 use crate::relay::{AuthFailures, Relay};
 use crate::request_scope::Observers;
 use crate::route::Router;
@@ -50,7 +50,7 @@ struct Common {
 
 impl Worker {
     /// Fails if the listeners cannot be used.
-    pub(super) fn new(setup: Setup) -> io::Result<Self> {
+    pub(crate) fn new(setup: Setup) -> io::Result<Self> {
         let Setup { id, peers, config, executor, .. } = setup;
         let buckets = Rc::new(RefCell::new(match setup.levels {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
@@ -106,7 +106,7 @@ impl Worker {
 }
 
 impl Common {
-    fn observers(&self, log: LogQueue, traces: Option<trace::Destination>) -> Observers {
+    fn observers(&self, log: LogQueue, traces: Option<trace::SpanDestination>) -> Observers {
         Observers {
             ids: Rc::clone(&self.ids),
             counters: Rc::clone(&self.counters),

@@ -7,15 +7,15 @@ use crossbeam_channel::Sender;
 use crate::apex::AddressCharge;
 use crate::control::Replay;
 use crate::ingress::HandedOver;
-use crate::limit::{Level, PredecessorCharge, SuccessorBuckets};
 use crate::pipe;
+use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
 use crate::upstream::CrossCoreRequest;
 
 /// What another thread asks of a worker.
-pub(crate) enum Message {
+pub(crate) enum WorkerMessage {
     /// Serve a connection whose service this worker owns.
     Connection(Box<HandedOver>),
     /// Relay a request of a service that this worker owns, for the caller of another worker.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use gw_shared::runtime::{self, Driver};
 
-pub(crate) use self::message::{Message, Succeeded};
+pub(crate) use self::message::{Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
 use crate::clock::Timestamp;
@@ -27,11 +27,11 @@ use crate::control::Executor;
 use crate::current::Current;
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
-use crate::limit::{self, Buckets, Level};
 use crate::limits;
 use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
+use crate::rate_limit::{self, Buckets, Level};
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::Directory;
@@ -65,27 +65,27 @@ pub(crate) struct Setup {
     pub(crate) executor: Executor,
     pub(crate) log: LogQueue,
     /// `None` without a collector of spans.
-    pub(crate) traces: Option<trace::Destination>,
+    pub(crate) traces: Option<trace::SpanDestination>,
     pub(crate) connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub(crate) socket_budget: Arc<SocketBudget>,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
-struct Worker {
+pub(crate) struct Worker {
     id: WorkerId,
     peers: Arc<Peers>,
     lifecycle: Rc<Lifecycle>,
-    directory: Rc<Current<Directory>>,
+    pub(crate) directory: Rc<Current<Directory>>,
     certificates: Rc<Current<ServerConfigs>>,
     counters: Rc<Counters>,
     observers: Rc<Observers>,
     socket_memory: Rc<SocketMemory>,
     connections: Rc<Connections>,
     buckets: Rc<RefCell<Buckets>>,
-    tunnels: Rc<Tunnels>,
+    pub(crate) tunnels: Rc<Tunnels>,
     upstream: Rc<Upstream>,
-    router: Rc<Router>,
+    pub(crate) router: Rc<Router>,
     ingress: Rc<Ingress>,
     stop: Stop,
 }
@@ -94,7 +94,7 @@ struct Worker {
 /// connections; it is dropped without one if the worker cannot start.
 pub(crate) fn run(
     setup: Setup,
-    inbox: Inbox<Message>,
+    inbox: Inbox<WorkerMessage>,
     up: crossbeam_channel::Sender<()>,
     driver: &Driver,
 ) -> io::Result<()> {
@@ -112,7 +112,7 @@ fn pin(id: WorkerId) {
     }
 }
 
-async fn serve(setup: Setup, inbox: Inbox<Message>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
+async fn serve(setup: Setup, inbox: Inbox<WorkerMessage>, up: crossbeam_channel::Sender<()>) -> io::Result<()> {
     let worker = Rc::new(Worker::new(setup)?);
     let handler = Rc::clone(&worker);
     runtime::spawn(inbox.serve(worker.id, move |message| handler.handle(message)));
@@ -169,36 +169,36 @@ fn thread_cpu_time() -> Duration {
 
 impl Worker {
     /// Does what a message of another thread asks. Never blocks: what takes time becomes a task.
-    fn handle(&self, message: Message) {
+    fn handle(&self, message: WorkerMessage) {
         match message {
-            Message::Connection(connection) => runtime::spawn(Rc::clone(&self.ingress).take_over(*connection)),
-            Message::Relay(request) => self.upstream.serve_cross_core(*request),
-            Message::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
-            Message::Wake(wake) => wake.deliver(),
-            Message::Directory(directory) => self.use_directory(directory),
-            Message::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
-            Message::Certificates(certificates) => self.certificates.replace(certificates),
-            Message::Levels(levels) => {
+            WorkerMessage::Connection(connection) => runtime::spawn(Rc::clone(&self.ingress).take_over(*connection)),
+            WorkerMessage::Relay(request) => self.upstream.serve_cross_core(*request),
+            WorkerMessage::Replay(replay) => runtime::spawn(Rc::clone(&self.router.relay).replay(*replay)),
+            WorkerMessage::Wake(wake) => wake.deliver(),
+            WorkerMessage::Directory(directory) => self.use_directory(directory),
+            WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
+            WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
+            WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
             }
-            Message::ChargeForPredecessor(charge) => {
-                limit::admit_for_predecessor(&self.buckets, &self.directory.get(), *charge);
+            WorkerMessage::ChargeForPredecessor(charge) => {
+                rate_limit::charge_for_predecessor(&self.buckets, &self.directory.get(), *charge);
             }
             // The replies below fail when they come too late.
-            Message::Succeeded(succeeded) => {
+            WorkerMessage::Succeeded(succeeded) => {
                 let levels = self.buckets.borrow_mut().hand_over(succeeded.buckets, Instant::now());
                 drop(succeeded.levels.try_send(levels));
             }
-            Message::ReportLevels(reply) => drop(reply.try_send(self.buckets.borrow().levels(Instant::now()))),
-            Message::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
-            Message::EndQuiet => self.connections.end_quiet(Instant::now()),
-            Message::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),
-            Message::Drain { successor } => self.drain(successor),
-            Message::End => {
+            WorkerMessage::ReportLevels(reply) => drop(reply.try_send(self.buckets.borrow().levels(Instant::now()))),
+            WorkerMessage::ReportQuiet(reply) => drop(reply.try_send(self.is_quiet())),
+            WorkerMessage::EndQuiet => self.connections.end_quiet(Instant::now()),
+            WorkerMessage::Scrape(scrape) => drop(scrape.reply.try_send(self.report(scrape.with_services))),
+            WorkerMessage::Drain { successor } => self.drain(successor),
+            WorkerMessage::End => {
                 self.lifecycle.end();
                 self.tunnels.registry.borrow().end();
             }
-            Message::Stop => {
+            WorkerMessage::Stop => {
                 self.lifecycle.drain();
                 self.lifecycle.end();
                 self.ingress.acceptor.abandon();

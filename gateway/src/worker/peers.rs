@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use super::Message;
+use super::WorkerMessage;
 use crate::apex::AddressCharge;
 use crate::control::{Replay, Workers};
 use crate::ingress::{HandedOver, Load};
@@ -22,19 +22,19 @@ use crate::upstream::CrossCoreRequest;
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) struct Peers {
-    pub(crate) mailboxes: Vec<Mailbox<Message>>,
+    pub(crate) mailboxes: Vec<Mailbox<WorkerMessage>>,
     /// Share of its time that each worker was busy lately, in per mille.
     pub(crate) busy: Vec<AtomicU32>,
 }
 
 impl Peers {
-    pub(crate) fn new(mailboxes: Vec<Mailbox<Message>>) -> Arc<Self> {
+    pub(crate) fn new(mailboxes: Vec<Mailbox<WorkerMessage>>) -> Arc<Self> {
         let busy = std::iter::repeat_with(Default::default).take(mailboxes.len()).collect();
         Arc::new(Self { mailboxes, busy })
     }
 
     /// Leaves a message for every worker. Blocks until each has room.
-    pub(crate) fn tell_all(&self, message: impl Fn() -> Message) {
+    pub(crate) fn tell_all(&self, message: impl Fn() -> WorkerMessage) {
         for mailbox in &self.mailboxes {
             // Fails only for a worker that has ended.
             let _ = mailbox.post_blocking(message());
@@ -42,7 +42,7 @@ impl Peers {
     }
 
     /// Leaves a message for one worker. Blocks until it has room.
-    pub(crate) fn tell(&self, worker: WorkerId, message: Message) {
+    pub(crate) fn tell(&self, worker: WorkerId, message: WorkerMessage) {
         if let Some(mailbox) = self.mailboxes.get(worker.0) {
             // Fails only for a worker that has ended.
             let _ = mailbox.post_blocking(message);
@@ -50,12 +50,12 @@ impl Peers {
     }
 
     /// Asks every worker; returns the answers that arrive in time.
-    pub(crate) fn ask_all<T>(&self, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+    pub(crate) fn ask_all<T>(&self, question: impl Fn(Sender<T>) -> WorkerMessage) -> Vec<T> {
         self.ask_all_within(REPORT_WITHIN, question)
     }
 
     /// As [`Self::ask_all`], with another time limit for all answers together.
-    pub(crate) fn ask_all_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> Message) -> Vec<T> {
+    pub(crate) fn ask_all_within<T>(&self, within: Duration, question: impl Fn(Sender<T>) -> WorkerMessage) -> Vec<T> {
         let deadline = Instant::now() + within;
         let (reply, answers) = crossbeam_channel::bounded(self.mailboxes.len());
         self.tell_all(|| question(reply.clone()));
@@ -76,15 +76,15 @@ impl Workers for Peers {
     }
 
     fn publish_directory(&self, directory: &Arc<Directory>) {
-        self.tell_all(|| Message::Directory(Arc::clone(directory)));
+        self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
-        self.tell_all(|| Message::Certificates(Arc::clone(certificates)));
+        self.tell_all(|| WorkerMessage::Certificates(Arc::clone(certificates)));
     }
 
     fn reports(&self, with_services: bool) -> Vec<WorkerReport> {
-        self.ask_all(|reply| Message::Scrape(Scrape { reply, with_services }))
+        self.ask_all(|reply| WorkerMessage::Scrape(Scrape { reply, with_services }))
     }
 
     fn replay(&self, owner: WorkerId, replay: Box<Replay>) -> Result<(), Box<Replay>> {
@@ -97,8 +97,8 @@ macro_rules! post {
     ($content:ty, $variant:ident) => {
         impl Post<$content> for Peers {
             fn post(&self, worker: WorkerId, content: $content) -> Result<(), $content> {
-                match self.mailboxes[worker.0].post(Message::$variant(content)) {
-                    Err(Message::$variant(content)) => Err(content),
+                match self.mailboxes[worker.0].post(WorkerMessage::$variant(content)) {
+                    Err(WorkerMessage::$variant(content)) => Err(content),
                     Ok(()) | Err(_) => Ok(()),
                 }
             }

@@ -134,8 +134,8 @@ async function anAccountIsSetUp(page) {
   await page.getByRole("heading", { name: /^api/ }).waitFor();
   assert(await page.getByLabel("Capture request body").isChecked());
 
-  const token = await createGrant(page, "Credentials", "New credential", "Create credential");
-  const key = await createGrant(page, "Service keys", "New service key", "Create service key");
+  const token = await createCallerSecret(page, "Credentials", "New credential", "Create credential");
+  const key = await createCallerSecret(page, "Service keys", "New service key", "Create service key");
 
   await page.goto("/accounts/acme/agents");
   await page.getByRole("link", { name: "Enroll an agent" }).click();
@@ -170,7 +170,7 @@ async function anAccountIsSetUp(page) {
 }
 
 /** Creates a credential or key for the service, and returns the commands that its page proposes. */
-async function createGrant(page, tab, link, button) {
+async function createCallerSecret(page, tab, link, button) {
   await page.goto("/accounts/acme");
   await page.getByRole("link", { name: tab, exact: true }).click();
   await page.getByRole("link", { name: link }).click();

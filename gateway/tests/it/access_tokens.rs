@@ -8,7 +8,7 @@ use gw_gateway::config::Config;
 use gw_gateway::control::{Actor, CallerSecretChanges, Mode, Rotation, ServiceChanges};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
-use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
+use gw_shared::id::{ClientId, KeyId};
 
 use crate::support::apex::{APEX, ask, demo_token, token};
 use crate::support::caller::{Caller, HOST, connect};
@@ -116,7 +116,7 @@ fn the_token_endpoint_reports_every_error() {
     let (id, secret) = setup::credential(control, "demo", &["echo", "keysonly"]);
     let (disabled, disabled_secret) = setup::credential(control, "demo", &["echo"]);
     let off = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
-    control.change_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &disabled, &off).unwrap();
+    control.change_caller_secret::<ClientId>(&Actor::Admin, "demo", &disabled, &off).unwrap();
 
     let form = |parameters: &[(&str, &str)]| {
         let encoded = parameters.iter().map(|(name, value)| {
@@ -290,7 +290,7 @@ fn revoke(demo: &Demo) -> Duration {
         longest = longest.max(begun.elapsed());
     };
     let change = |changes: &CallerSecretChanges| {
-        control.change_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &id, changes).unwrap();
+        control.change_caller_secret::<ClientId>(&Actor::Admin, "demo", &id, changes).unwrap();
     };
     change(&switch(false));
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
@@ -298,12 +298,12 @@ fn revoke(demo: &Demo) -> Duration {
     takes_effect(&minted, "200 ");
     change(&none);
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
-    control.delete_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &id).unwrap();
+    control.delete_caller_secret::<ClientId>(&Actor::Admin, "demo", &id).unwrap();
     takes_effect(&minted, "502 GW_CREDENTIAL_REVOKED");
 
     let key = format!("X-Gw-Service-Key: {key}\r\n");
     takes_effect(&key, "200 ");
-    control.rotate_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &key_id).unwrap();
+    control.rotate_secret::<KeyId>(&Actor::Admin, "demo", &key_id).unwrap();
     takes_effect(&key, "502 GW_SERVICE_KEY_INVALID");
     longest
 }

@@ -1,63 +1,58 @@
 //! Attacks by a modified agent on its tunnels: floods, silence and frequent reconnects. Each ends the agent's own
 //! tunnel and does not affect others.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gw_gateway::control::Actor;
 use gw_gateway::demo::Demo;
-use gw_shared::tunnel::{handshake, settings};
+use gw_shared::tunnel::endpoint::STREAMS_MAX;
+use gw_shared::tunnel::frame::{Kind, StreamId};
+use gw_shared::tunnel::handshake;
+use gw_shared::tunnel::window::FIRST;
 use http::Method;
 
 use crate::support::caller::{self, connect};
-use crate::support::http2_frames::{
-    self, DATA, END_HEADERS, GOAWAY, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
-};
-use crate::support::modified_agent::{self, CONTROL, Enrolled, HOST, Tunnel, enroll, head, is_ended, last_data};
-use crate::support::{demo, eventually, reports, tunnels, within_a_second};
+use crate::support::modified_agent::{ACCOUNT, HOST, Tunnel, enroll, is_ended};
+use crate::support::tunnel_frames::{begun, credit, data, hello, interim, last_data, message, of_tunnel, ok, reset};
+use crate::support::{demo, eventually, reports, within_a_second};
 
+/// Asserts that the service of another account is served.
 fn is_served(demo: &Demo) {
     let mut bystander = connect(demo);
     bystander.send(caller::get(demo, "/"));
     assert_eq!(bystander.response().status, 200);
 }
 
-/// The gateway's report of the agent's tunnel, if there is one.
-fn report(demo: &Demo, enrolled: &Enrolled) -> Option<gw_gateway::telemetry::counters::TunnelReport> {
-    tunnels(demo).into_iter().find(|tunnel| tunnel.agent_id == enrolled.agent.as_str())
-}
-
 #[test]
 fn floods_of_frames_end_the_tunnel() {
-    // Exceeds the budget of empty frames plus the allowance before requests.
+    // Exceeds the budget of frames without content.
     const FRAMES: usize = 20_000;
     let demo = demo(None);
     let enrolled = enroll(&demo);
-    let floods: [(&str, Vec<u8>); 8] = [
-        ("PING", frame(PING, 0, 0, &[0; 8])),
-        ("answers to PING", frame(PING, 1, 0, &[0; 8])),
-        ("SETTINGS", frame(SETTINGS, 0, 0, &[0, 4, 0, 1, 0, 0])),
-        ("window updates", frame(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])),
-        ("resets of a stream that is over", frame(RST_STREAM, 0, 3, &[0, 0, 0, 8])),
-        ("heads on a stream that is over", head(3, &[(":status", "200")])),
-        ("PRIORITY", frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1])),
-        ("unknown frames", frame(UNKNOWN, 0, 3, b"x")),
+    type Flood = fn(StreamId, StreamId) -> Vec<u8>;
+    let floods: [(&str, Flood); 6] = [
+        ("PING", |_, _| of_tunnel(Kind::Ping, &[0; 8])),
+        ("answers to PING", |_, _| of_tunnel(Kind::Pong, &[0; 8])),
+        ("small CREDIT", |open, _| credit(open, 1)),
+        ("empty CREDIT", |open, _| credit(open, 0)),
+        ("CREDIT of a stream that is over", |_, closed| credit(closed, 1)),
+        ("RESET of a stream that is over", |_, closed| reset(closed, b"")),
     ];
     for (what, flood) in floods {
         let mut tunnel = enrolled.tunnel(&demo);
-        // Opens and ends stream 3.
-        let mut caller = enrolled.caller(&demo);
-        caller.send(enrolled.get());
-        assert_eq!(tunnel.request(), 3);
-        drop(caller);
-        assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, 3);
-        // Reads the gateway's answers, because the gateway stops reading while they are not read.
+        let (gone, closed) = enrolled.send_get(&demo, &mut tunnel);
+        drop(gone);
+        tunnel.answer_reset(closed);
+        let (mut waiting, open) = enrolled.send_get(&demo, &mut tunnel);
+        // Reads the gateway's answers as an unmodified agent does.
         let reading = tunnel.read_on();
-        tunnel.sent_until_cut(&flood, FRAMES);
+        tunnel.sent_until_cut(&flood(open, closed), FRAMES);
         assert!(reading.join().unwrap(), "{what}");
+        assert_eq!(waiting.response().code(), "GW_RELAY_ERROR", "{what}");
         is_served(&demo);
     }
     let ended: u64 = reports(&demo).iter().filter_map(|report| report.ended_early.get("tunnel_frames")).sum();
-    assert_eq!(ended, 8);
+    assert_eq!(ended, floods.len() as u64);
 }
 
 #[test]
@@ -66,43 +61,44 @@ fn frames_of_ordinary_requests_do_not_count_as_a_flood() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let mut caller = enrolled.caller(&demo);
-    // In total more frames than the budget of empty frames.
+    // In total more frames than the budget of frames without content.
     for number in 0..1500 {
         caller.send(enrolled.get());
         let stream = tunnel.request();
-        let interim = head(stream, &[(":status", "103")]).repeat(3);
-        let end = frame(DATA, 1, stream, &[]);
-        tunnel.0.send([interim, head(stream, &[(":status", "200")]), end].concat());
+        let hints = interim(stream, "103", &[]).repeat(3);
+        tunnel.0.send([hints, begun(stream), last_data(stream, b"")].concat());
         for _ in 0..3 {
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 103, "{number}");
         }
         assert_eq!(caller.response().status, 200);
     }
-    assert_eq!(report(&demo, &enrolled).unwrap().in_flight, 0);
+    assert_eq!(enrolled.report(&demo).unwrap().in_flight, 0);
 }
 
 #[test]
 fn control_messages_are_limited_in_rate_and_length() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
-    let statistics = b"{\"type\":\"statistics\",\"slots\":1,\"slots_in_use\":0,\"backend_connections\":0}\n";
-    let long = [b"{\"type\":\"renew\",\"csr\":\"".as_slice(), &[b'x'; 20_000], b"\"}\n"].concat();
-    for (what, line) in [
-        ("too many", statistics.as_slice()),
-        ("answers to nothing", b"{\"type\":\"window\"}\n"),
-        ("too long", &long),
-        ("no end", &[b'x'; 20_000]),
-        ("empty lines", b"\n"),
-        ("no message", b"{\"type\":\"statistics\",\"slots\":-1}\n"),
+    let statistics = br#"{"type":"statistics","slots":1,"slots_in_use":0,"backend_connections":0}"#;
+    let renewal = |length| [br#"{"type":"renew","csr":""#.as_slice(), &vec![b'x'; length], br#""}"#].concat();
+    for (what, bytes) in [
+        ("too many", message(statistics)),
+        ("too long", message(renewal(20_000))),
+        ("longest frame", message(renewal(65_000))),
+        ("two in one frame", message([&statistics[..], statistics].concat())),
+        ("not JSON", message([0xff, 0, b'{'])),
+        ("invalid", message(r#"{"type":"statistics","slots":-1}"#)),
+        ("a message of the gateway", message(r#"{"type":"drained"}"#)),
     ] {
         let mut tunnel = enrolled.tunnel(&demo);
-        let sent = tunnel.sent_until_cut(&frame(DATA, 0, CONTROL, line), 2000);
+        let sent = tunnel.sent_until_cut(&bytes, 2000);
         assert!(tunnel.is_cut(), "{what}: {sent}");
+        is_served(&demo);
     }
     // The messages of an unmodified agent in its busiest second stay within the limit.
     let mut tunnel = enrolled.tunnel(&demo);
-    tunnel.0.send(frame(DATA, 0, CONTROL, statistics).repeat(30));
-    eventually("the statistics arrive", || (report(&demo, &enrolled)?.slots == Some(1)).then_some(()));
+    tunnel.0.send(message(statistics).repeat(30));
+    eventually("the statistics arrive", || (enrolled.report(&demo)?.slots == Some(1)).then_some(()));
 }
 
 #[test]
@@ -110,98 +106,158 @@ fn reported_statistics_are_clamped() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let absurd =
-        b"{\"type\":\"statistics\",\"slots\":4294967295,\"slots_in_use\":4294967295,\"backend_connections\":1}\n";
-    tunnel.0.send(frame(DATA, 0, CONTROL, absurd));
-    let report =
-        eventually("the statistics arrive", || report(&demo, &enrolled).filter(|report| report.slots.is_some()));
-    let most = u32::try_from(settings::STREAMS_MAX).unwrap();
+    tunnel
+        .0
+        .send(message(r#"{"type":"statistics","slots":4294967295,"slots_in_use":4294967295,"backend_connections":1}"#));
+    let report = eventually("the statistics arrive", || enrolled.report(&demo).filter(|report| report.slots.is_some()));
+    let most = u32::try_from(STREAMS_MAX).unwrap();
     assert_eq!((report.slots, report.slots_in_use), (Some(most), Some(most)));
 }
 
 #[test]
-fn stream_counts_that_an_agent_claims_do_not_open_its_window() {
-    const MAX_CONCURRENT_STREAMS: u8 = 3;
+fn the_number_of_streams_that_an_agent_claims_grants_no_more_credit() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.upgraded(&demo);
-    tunnel.0.send(frame(SETTINGS, 0, 0, &[0, MAX_CONCURRENT_STREAMS, 0x7f, 0xff, 0xff, 0xff]));
-    let mut window: u64 = 65_535;
-    let mut next = |tunnel: &mut Tunnel| {
-        let next = tunnel.next().unwrap();
-        if next.kind == WINDOW_UPDATE && next.stream == 0 {
-            window += u64::from(u32::from_be_bytes(next.payload[..].try_into().unwrap()));
-        }
-        next
-    };
-    while next(&mut tunnel).stream != CONTROL {}
-    tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-    // Longer than the interval at which the gateway adjusts the windows of a tunnel.
-    let until = Instant::now() + 5 * gw_shared::tunnel::window::INTERVAL;
-    while Instant::now() < until {
-        tunnel.0.send(frame(PING, 0, 0, &[0; 8]));
-        while !matches!(next(&mut tunnel), modified_agent::Frame { kind: PING, flags: 1, .. }) {}
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let first = settings::connection_window(2 * settings::STREAMS_BEYOND_SLOTS as usize);
-    assert_eq!(window, u64::from(first));
-}
-
-#[test]
-fn settings_that_are_not_acknowledged_end_the_tunnel() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.upgraded(&demo);
-    // Sends everything except the acknowledgement.
-    tunnel.0.send(frame(SETTINGS, 0, 0, &[]));
-    while tunnel.unanswered().unwrap().stream != CONTROL {}
-    tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-    eventually("the tunnel is registered", || report(&demo, &enrolled));
-    tunnel.0.send(frame(DATA, 0, CONTROL, b"{\"type\":\"window\"}\n"));
-    assert!(is_ended(&mut tunnel.0));
-}
-
-#[test]
-fn a_tunnel_after_goaway_gets_no_more_requests() {
-    let demo = demo(None);
-    let enrolled = enroll(&demo);
-    let mut tunnel = enrolled.tunnel(&demo);
-    // A GOAWAY that keeps only the control stream.
-    tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
+    tunnel.0.send(hello(u32::MAX));
+    eventually("the tunnel is registered", || enrolled.report(&demo));
     let mut caller = enrolled.caller(&demo);
-    let mut code = || {
+    for _ in 0..3 {
         caller.send(enrolled.get());
-        caller.response().code()
-    };
-    // The first request may discover the GOAWAY.
-    assert!(["GW_RELAY_ERROR", "AGENT_UNAVAILABLE"].contains(&&*code()));
-    assert_eq!(code(), "AGENT_UNAVAILABLE");
-    // A GOAWAY that raises the last stream id is an error, and so is a response on a stream that the gateway has not
-    // opened.
-    let mut tunnel = enrolled.tunnel(&demo);
-    tunnel.0.send(frame(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]));
-    tunnel.0.send(frame(GOAWAY, 0, 0, &[0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0]));
-    assert!(tunnel.is_cut());
-    let mut tunnel = enrolled.tunnel(&demo);
-    tunnel.0.send(frame(HEADERS, END_HEADERS, 2, &http2_frames::block(&[(":status", "200")])));
-    assert!(tunnel.is_cut());
+        let request = tunnel.next_of(Kind::Request).unwrap();
+        assert_eq!(request.payload[..4], FIRST.to_be_bytes());
+        tunnel.0.send(ok(request.stream, b"ok"));
+        assert_eq!(caller.response().body, b"ok");
+    }
 }
 
 #[test]
-fn data_beyond_the_window_ends_its_stream() {
+fn streams_beyond_the_number_in_hello_are_refused() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.upgraded(&demo);
+    tunnel.0.send(hello(1));
+    eventually("the tunnel is registered", || enrolled.report(&demo));
+    let (mut first, stream) = enrolled.send_get(&demo, &mut tunnel);
+    let mut second = enrolled.caller(&demo);
+    second.send(enrolled.get());
+    assert_eq!(second.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
+    tunnel.0.send(ok(stream, b"ok"));
+    assert_eq!(first.response().body, b"ok");
+    second.send(enrolled.get());
+    let stream = tunnel.request();
+    tunnel.0.send(ok(stream, b"ok"));
+    assert_eq!(second.response().body, b"ok");
+}
+
+#[test]
+fn a_reset_that_is_never_answered_occupies_its_stream_only() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.upgraded(&demo);
+    tunnel.0.send(hello(2));
+    eventually("the tunnel is registered", || enrolled.report(&demo));
+    let (gone, silent) = enrolled.send_get(&demo, &mut tunnel);
+    drop(gone);
+    assert_eq!(tunnel.next_of(Kind::Reset).unwrap().stream, silent);
+    let mut caller = enrolled.caller(&demo);
+    for _ in 0..3 {
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        assert_ne!(stream.slot(), silent.slot());
+        // With the stream of this request, both streams of the tunnel are in use.
+        let mut other = enrolled.caller(&demo);
+        other.send(enrolled.get());
+        assert_eq!(other.response().code(), "GW_AGENT_CONCURRENCY_LIMIT");
+        tunnel.0.send(ok(stream, b"ok"));
+        assert_eq!(caller.response().body, b"ok");
+    }
+    is_served(&demo);
+    // Once the agent answers, the slot is used for another stream.
+    tunnel.0.send(reset(silent, b""));
+    tunnel.until_handled();
+    let (_first, one) = enrolled.send_get(&demo, &mut tunnel);
+    let (_second, two) = enrolled.send_get(&demo, &mut tunnel);
+    assert_ne!(one.slot(), two.slot());
+    assert!(one != silent && two != silent);
+}
+
+#[test]
+fn an_agent_that_does_not_read_gets_a_bounded_number_of_requests() {
+    const HEAD: usize = 24 * 1024;
+    const MOST: usize = 1000;
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.upgraded(&demo);
+    tunnel.0.send(hello(u32::try_from(STREAMS_MAX).unwrap()));
+    eventually("the tunnel is registered", || enrolled.report(&demo));
+    let large = enrolled.request("GET /", &format!("X-Large: {}\r\n\r\n", "x".repeat(HEAD)));
+    let refusals = || -> u64 { reports(&demo).iter().flat_map(|report| report.refusals.values()).sum() };
+    let refusals_before = refusals();
+    let mut waiting = Vec::new();
+    // The gateway queues request heads up to a limit, and the socket buffers hold some more.
+    let mut refused = loop {
+        let mut caller = enrolled.caller(&demo);
+        caller.send(&large);
+        let is_refused = eventually("the request is opened or refused", || {
+            if refusals() > refusals_before {
+                return Some(true);
+            }
+            (enrolled.report(&demo)?.in_flight > waiting.len()).then_some(false)
+        });
+        if is_refused {
+            break caller;
+        }
+        waiting.push(caller);
+        assert!(waiting.len() < MOST, "no limit");
+    };
+    assert_eq!(refused.response().code(), "GW_OVERLOADED");
+    is_served(&demo);
+    // Once the agent reads, all requests that were opened arrive, and further ones too.
+    for _ in 0..waiting.len() {
+        let stream = tunnel.request();
+        tunnel.0.send(ok(stream, b"ok"));
+    }
+    for mut caller in waiting {
+        assert_eq!(caller.response().body, b"ok");
+    }
+    let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
+    tunnel.0.send(ok(stream, b"ok"));
+    assert_eq!(caller.response().body, b"ok");
+}
+
+#[test]
+fn a_tunnel_that_drains_gets_no_more_requests() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let (mut begun, stream) = enrolled.send_get(&demo, &mut tunnel);
+    tunnel.0.send(message(r#"{"type":"drain"}"#));
+    while tunnel.next_of(Kind::Message).unwrap().payload != br#"{"type":"drained"}"# {}
+    let mut caller = enrolled.caller(&demo);
+    caller.send(enrolled.get());
+    assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+    // A request that was opened before is still served.
+    tunnel.0.send(ok(stream, b"ok"));
+    assert_eq!(begun.response().body, b"ok");
+}
+
+#[test]
+fn data_beyond_the_credit_ends_the_tunnel() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    tunnel.0.send(head(stream, &[(":status", "200")]));
+    tunnel.0.send(begun(stream));
     assert_eq!(caller.response_head(&Method::GET).unwrap().status, 200);
     // The caller stops reading. Its socket buffers hold at most a few megabytes.
-    let piece = frame(DATA, 0, stream, &[0; 16 * 1024]);
+    let piece = data(stream, &[0; 16 * 1024 - 8]);
     let reading = tunnel.read_on();
     tunnel.sent_until_cut(&piece, 10_000);
-    eventually("the request is over", || (tunnels(&demo).iter().all(|tunnel| tunnel.in_flight == 0)).then_some(()));
-    tunnel.close();
-    reading.join().unwrap();
+    assert!(reading.join().unwrap());
+    is_served(&demo);
+    // What arrived within the credit is relayed, and the body is never complete.
+    caller.body(gw_shared::http::Framing::Chunked).unwrap_err();
 }
 
 #[test]
@@ -214,11 +270,10 @@ fn a_revocation_closes_connections_before_the_tunnel_handshake() {
         asking.send("GET /tunnel HTTP/1.1\r\nHost: ");
         let mut upgraded = enrolled.upgraded(&demo);
         let mut begun = enrolled.upgraded(&demo);
-        begun.0.send(frame(SETTINGS, 0, 0, &[]));
-        begun.next_of(HEADERS).unwrap();
+        begun.0.send(&hello(1)[..5]);
         let control = demo.gateway().control();
         let revoked = Instant::now();
-        control.revoke_agent(&Actor::Admin, "demo", enrolled.agent.as_str()).unwrap();
+        control.revoke_agent(&Actor::Admin, ACCOUNT, enrolled.agent.as_str()).unwrap();
         assert!(is_ended(&mut connected) && is_ended(&mut asking));
         assert!(upgraded.is_cut() && begun.is_cut());
         revoked.elapsed()
@@ -269,6 +324,6 @@ fn the_number_of_unfinished_tunnel_handshakes_is_limited() {
     // A valid tunnel is still accepted.
     let mut tunnel = enrolled.tunnel(&demo);
     let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
+    tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
 }

@@ -4,15 +4,18 @@ use std::io::Write;
 
 use gw_gateway::config::HandOver;
 use gw_gateway::demo::{Demo, Options};
+use gw_shared::tunnel::frame::{Kind, StreamId};
 use gw_shared::tunnel::response;
 use http::{Method, StatusCode};
 
 use crate::support::demo;
 use crate::support::http1_peer::Response;
-use crate::support::http2_frames::{
-    self, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame,
+use crate::support::http2_frames::{self, END_HEADERS, END_STREAM, HEADERS, SETTINGS};
+use crate::support::modified_agent::{self, Enrolled, Tunnel, enroll};
+use crate::support::tunnel_frames::{
+    CHUNKED, begun, credit, data, frame, head, interim, last_data, last_head, ok, refused, reset, response as framed,
+    trailers,
 };
-use crate::support::modified_agent::{Enrolled, Tunnel, enroll, head, last_data, last_head};
 
 /// The caller's response to a request that the agent answers with `answer`, called with the request's stream id.
 fn answered(
@@ -21,7 +24,7 @@ fn answered(
     demo: &Demo,
     request: &str,
     method: &Method,
-    answer: &dyn Fn(u32) -> Vec<u8>,
+    answer: &dyn Fn(StreamId) -> Vec<u8>,
 ) -> std::io::Result<Response> {
     let mut caller = enrolled.caller(demo);
     caller.send(request);
@@ -50,22 +53,22 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
             caller.send(enrolled.get());
         } else {
             http2.write_all(http2_frames::PREFACE).unwrap();
-            http2.write_all(&frame(SETTINGS, 0, 0, settings)).unwrap();
+            http2.write_all(&http2_frames::frame(SETTINGS, 0, 0, settings)).unwrap();
             let mut block = http2_frames::block(&[
                 (":method", "GET"),
                 (":scheme", "https"),
                 (":path", "/"),
-                (":authority", crate::support::modified_agent::HOST),
+                (":authority", modified_agent::HOST),
             ]);
             block.extend(http2_frames::block(&[("x-gw-service-key", enrolled.key())]));
-            http2.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
+            http2.write_all(&http2_frames::frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)).unwrap();
             http2.flush().unwrap();
         }
         let stream = tunnel.request();
-        let interim = head(stream, &[(":status", "103"), ("link", &"x".repeat(200))]);
-        // One more than the limit of a request.
-        tunnel.0.send(interim.repeat(response::INTERIM_MAX as usize + 1));
-        let reset = tunnel.next_of(RST_STREAM).unwrap();
+        let hint = interim(stream, "103", &[("link", &"x".repeat(200))]);
+        // More bytes than a request may have, and less than a tunnel accepts on one stream.
+        tunnel.0.send(hint.repeat(response::INTERIM_BYTES / 200));
+        let reset = tunnel.next_of(Kind::Reset).unwrap();
         assert_eq!(reset.stream, stream);
         if settings.is_empty() {
             let mut interims = 0;
@@ -79,8 +82,8 @@ fn too_many_interim_responses_end_the_request_and_then_the_tunnel() {
             assert!(interims * 200 <= response::INTERIM_BYTES, "{interims}");
             assert_eq!((last.status.as_u16(), last.headers["x-gw-status"].to_str().unwrap()), (502, "AgentError"));
         }
-        // Further interim responses on the ended stream end the tunnel.
-        let sent = tunnel.sent_until_cut(&interim, 100_000);
+        // Further interim responses, before the agent has answered the RESET, end the tunnel.
+        let sent = tunnel.sent_until_cut(&hint, 100_000);
         assert!(sent < 50_000, "{sent}");
     }
 }
@@ -100,11 +103,11 @@ fn small_interim_responses_are_bounded() {
         requests += 1;
         assert!(requests < 100, "all connections reach the same worker");
         let stream = tunnel.request();
-        tunnel.0.send(head(stream, &[(":status", "102")]).repeat(response::INTERIM_MAX as usize));
+        tunnel.0.send(interim(stream, "102", &[]).repeat(response::INTERIM_MAX as usize));
         for _ in 0..response::INTERIM_MAX {
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 102);
         }
-        tunnel.0.send(head(stream, &[(":status", "102")]));
+        tunnel.0.send(interim(stream, "102", &[]));
         assert_eq!(caller.response().code(), "GW_BACKEND_INVALID_RESPONSE");
     }
 }
@@ -115,102 +118,113 @@ fn framing_fields_of_interim_responses_are_ignored() {
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
     let (mut caller, stream) = enrolled.send_get(&demo, &mut tunnel);
-    tunnel.0.send(head(stream, &[(":status", "103"), ("content-length", "2"), ("link", "</a>"), ("x-gw-status", "x")]));
+    let fields = [("content-length", "2"), ("connection", "close"), ("link", "</a>"), ("x-gw-status", "x")];
+    tunnel.0.send(interim(stream, "103", &fields));
     let interim = caller.response_head(&Method::GET).unwrap();
     let names: Vec<&str> = interim.headers.keys().map(http::HeaderName::as_str).collect();
     assert_eq!((interim.status.as_u16(), names), (103, vec!["link"]));
-    tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"ok")].concat());
+    tunnel.0.send(ok(stream, b"ok"));
     assert_eq!(caller.response().body, b"ok");
+}
+
+/// A request to switch to WebSocket.
+fn websocket(enrolled: &Enrolled) -> String {
+    let fields = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+                  Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    enrolled.request("GET /", fields)
 }
 
 #[test]
 fn invalid_responses_are_refused() {
     const SMUGGLED: &str = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged";
+    const SWITCHING: [(&str, &str); 2] = [("connection", "upgrade"), ("upgrade", "websocket")];
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let many: Vec<(String, &str)> = (0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect();
-    let mut many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-    many.insert(0, (":status", "200"));
+    let many: Vec<String> = (0..=response::HEAD.fields).map(|number| format!("x-{number}")).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "1")).collect();
+    let many_more: Vec<(&str, &str)> = vec![("x", "1"); 1000];
     let large = "x".repeat(response::HEAD.head);
-    let upgrade = enrolled.request(
-        "GET /",
-        "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
-    );
-    let get = enrolled.get();
-    type Answer<'a> = Box<dyn Fn(u32) -> Vec<u8> + 'a>;
+    let (get, upgrade) = (enrolled.get(), websocket(&enrolled));
+    type Answer<'a> = Box<dyn Fn(StreamId) -> Vec<u8> + 'a>;
+    let text = |head: &'static str| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
+    let binary = |head: &'static [u8]| -> Answer<'_> { Box::new(move |id| framed(id, false, head)) };
     let cases: Vec<(&str, &str, Answer<'_>)> = vec![
+        ("101 in between", &get, Box::new(|id| [interim(id, "101", &SWITCHING), ok(id, SMUGGLED.as_bytes())].concat())),
+        ("101 in between, of an upgrade", &upgrade, Box::new(|id| interim(id, "101", &SWITCHING))),
+        ("200 in between", &get, Box::new(|id| [interim(id, "200", &[]), ok(id, SMUGGLED.as_bytes())].concat())),
+        ("an interim one at the end", &get, Box::new(|id| last_head(id, "103", &[]))),
+        ("status 100 at the end", &get, Box::new(|id| head(id, "100", &[CHUNKED]))),
+        ("status 600", &get, Box::new(|id| last_head(id, "600", &[("content-length", "0")]))),
+        ("status 999", &get, Box::new(|id| head(id, "999", &[CHUNKED]))),
+        ("status 99", &get, text("HTTP/1.1 099 \r\n\r\n")),
+        ("unasked upgrade", &get, Box::new(|id| [head(id, "101", &SWITCHING), data(id, SMUGGLED.as_bytes())].concat())),
+        ("unasked upgrade at the end", &get, Box::new(|id| last_head(id, "101", &SWITCHING))),
+        ("another upgrade", &upgrade, Box::new(|id| head(id, "101", &[("connection", "upgrade"), ("upgrade", "h2c")]))),
+        ("two upgrades", &upgrade, Box::new(|id| head(id, "101", &[SWITCHING, SWITCHING].concat()))),
+        ("upgrade to nothing", &upgrade, Box::new(|id| head(id, "101", &[]))),
+        ("too many fields", &get, Box::new(|id| head(id, "200", &[&many[..], &[CHUNKED]].concat()))),
+        ("far too many fields", &get, Box::new(|id| head(id, "200", &[&many_more[..], &[CHUNKED]].concat()))),
+        ("too large a head", &get, Box::new(|id| head(id, "200", &[("x-large", &large), CHUNKED]))),
+        ("two lengths", &get, text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n")),
+        ("length twice", &get, text("HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n")),
+        ("no number", &get, Box::new(|id| head(id, "200", &[("content-length", "+5")]))),
+        ("length and coding", &get, Box::new(|id| head(id, "200", &[("content-length", "5"), CHUNKED]))),
+        ("another coding", &get, Box::new(|id| head(id, "200", &[("transfer-encoding", "gzip, chunked")]))),
+        ("END before a body", &get, Box::new(|id| last_head(id, "200", &[("content-length", "5")]))),
+        ("no head", &get, text("")),
+        ("no status line", &get, text("\r\n")),
+        ("no end", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n")),
+        ("bytes behind the end", &get, text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nx")),
+        ("HTTP/2.0", &get, text("HTTP/2.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")),
+        ("line feeds", &get, text("HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n")),
+        ("a folded line", &get, text("HTTP/1.1 200 OK\r\nx: 1\r\n 2\r\ntransfer-encoding: chunked\r\n\r\n")),
+        ("a space before the colon", &get, text("HTTP/1.1 200 OK\r\nx : 1\r\ntransfer-encoding: chunked\r\n\r\n")),
+        ("NUL", &get, binary(b"HTTP/1.1 200 OK\r\nx: a\0b\r\ntransfer-encoding: chunked\r\n\r\n")),
+        ("a carriage return", &get, binary(b"HTTP/1.1 200 OK\r\nx: a\rb\r\ntransfer-encoding: chunked\r\n\r\n")),
+        ("no text", &get, binary(&[0xff; 100])),
         (
-            "101 in between",
+            "a broken interim head",
             &get,
-            Box::new(|id| {
-                let data = frame(DATA, 0, id, SMUGGLED.as_bytes());
-                [head(id, &[(":status", "101"), ("x-a", "b")]), head(id, &[(":status", "200")]), data].concat()
-            }),
+            Box::new(|id| [frame(Kind::Interim, false, id, b"HTTP/1.1 103\r\nx\r\n\r\n"), ok(id, b"ok")].concat()),
         ),
-        ("101 in between, of an upgrade", &upgrade, Box::new(|id| head(id, &[(":status", "101")]))),
-        ("101 at the end", &get, Box::new(|id| last_head(id, &[(":status", "101")]))),
-        ("an interim one at the end", &get, Box::new(|id| last_head(id, &[(":status", "103")]))),
-        ("status 600", &get, Box::new(|id| last_head(id, &[(":status", "600")]))),
-        ("status 999", &get, Box::new(|id| head(id, &[(":status", "999")]))),
-        (
-            "unasked upgrade",
-            &get,
-            Box::new(|id| {
-                let data = frame(DATA, 0, id, SMUGGLED.as_bytes());
-                [head(id, &[(":status", "200"), ("x-gw-upgrade", "websocket")]), data].concat()
-            }),
-        ),
-        ("another upgrade", &upgrade, Box::new(|id| head(id, &[(":status", "200"), ("x-gw-upgrade", "h2c")]))),
-        (
-            "two upgrades",
-            &upgrade,
-            Box::new(|id| {
-                head(id, &[(":status", "200"), ("x-gw-upgrade", "websocket"), ("x-gw-upgrade", "websocket")])
-            }),
-        ),
-        (
-            "upgrade with another status",
-            &upgrade,
-            Box::new(|id| head(id, &[(":status", "404"), ("x-gw-upgrade", "websocket")])),
-        ),
-        ("too many fields", &get, Box::new(|id| last_head(id, &many))),
-        (
-            "too large a head",
-            &get,
-            Box::new(|id| {
-                let block = http2_frames::block(&[(":status", "200"), ("x-large", &large)]);
-                let (first, rest) = block.split_at(30_000);
-                let (second, rest) = rest.split_at(30_000);
-                [
-                    frame(HEADERS, END_STREAM, id, first),
-                    frame(http2_frames::CONTINUATION, 0, id, second),
-                    frame(http2_frames::CONTINUATION, END_HEADERS, id, rest),
-                ]
-                .concat()
-            }),
-        ),
-        (
-            "two lengths",
-            &get,
-            Box::new(|id| head(id, &[(":status", "200"), ("content-length", "5"), ("content-length", "6")])),
-        ),
-        ("no number", &get, Box::new(|id| head(id, &[(":status", "200"), ("content-length", "+5")]))),
-        ("a padded value", &get, Box::new(|id| head(id, &[(":status", "200"), ("x-padded", " x")]))),
-        (
-            "a padded value in between",
-            &get,
-            Box::new(|id| {
-                [head(id, &[(":status", "103"), ("link", "</a>\t")]), last_head(id, &[(":status", "200")])].concat()
-            }),
-        ),
-        ("connection fields", &get, Box::new(|id| head(id, &[(":status", "200"), ("connection", "close")]))),
-        ("transfer codings", &get, Box::new(|id| head(id, &[(":status", "200"), ("transfer-encoding", "chunked")]))),
+        ("an empty interim head", &get, Box::new(|id| [frame(Kind::Interim, false, id, b""), ok(id, b"ok")].concat())),
     ];
     for (what, request, answer) in cases {
         let response = answered(&enrolled, &mut tunnel, &demo, request, &Method::GET, &answer)
             .unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_INVALID_RESPONSE"), "{what}");
+    }
+    assert!(enrolled.report(&demo).is_some(), "an invalid response does not end the tunnel");
+}
+
+#[test]
+fn fields_of_a_connection_and_own_fields_are_not_relayed() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    let mut caller = enrolled.caller(&demo);
+    for _ in 0..2 {
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        let fields = [
+            ("connection", "close, x-of-hop"),
+            ("keep-alive", "timeout=1"),
+            ("upgrade", "h2c"),
+            ("x-of-hop", "1"),
+            ("x-gw-request-id", "forged"),
+            ("x-gw-status", "forged"),
+            ("x-padded", " \ta\t "),
+            CHUNKED,
+        ];
+        tunnel.0.send([head(stream, "200", &fields), last_data(stream, b"ok")].concat());
+        let response = caller.response();
+        assert_eq!(response.body, b"ok");
+        assert_ne!(response.header("x-gw-request-id"), "forged");
+        assert_eq!(response.header("x-padded"), "a");
+        for name in ["connection", "keep-alive", "upgrade", "x-of-hop", "x-gw-status"] {
+            assert!(!response.headers.contains_key(name), "{name}");
+        }
     }
 }
 
@@ -219,24 +233,65 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let five = [(":status", "200"), ("content-length", "5")];
-    for (what, data) in [("less", &b"1234"[..]), ("more", b"123456")] {
-        let answer = |id| [head(id, &five), last_data(id, data)].concat();
-        // The fault was found before any part was sent: the caller gets an error instead.
+    let five = |id| head(id, "200", &[("content-length", "5")]);
+    type Body = fn(StreamId) -> Vec<u8>;
+    let bodies: [(&str, Body); 8] = [
+        ("less", |id| last_data(id, b"1234")),
+        ("less, in two frames", |id| [data(id, b"1234"), last_data(id, b"")].concat()),
+        ("nothing", |id| last_data(id, b"")),
+        ("less, with trailers", |id| [data(id, b"1234"), trailers(id, &[("a", "b")])].concat()),
+        ("only trailers", |id| trailers(id, &[("a", "b")])),
+        ("more", |id| last_data(id, b"123456")),
+        ("more, in two frames", |id| [data(id, b"12345"), last_data(id, b"6")].concat()),
+        ("a reset behind less", |id| [data(id, b"1234"), reset(id, b"")].concat()),
+    ];
+    for (what, body) in bodies {
+        let answer = |id| [five(id), body(id)].concat();
+        // If the fault was found before any part was sent, the caller gets an error instead.
         if let Ok(response) = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer) {
-            assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_RESET"), "{what}");
+            assert_eq!(response.status, 502, "{what}");
+            assert!(["GW_BACKEND_RESET", "GW_BACKEND_INVALID_RESPONSE"].contains(&&*response.code()), "{what}");
+        }
+        // Once the caller has the head, the connection is cut.
+        let mut caller = enrolled.caller(&demo);
+        caller.send(enrolled.get());
+        let stream = tunnel.request();
+        tunnel.0.send(five(stream));
+        let begun = caller.response_head(&Method::GET).unwrap();
+        assert_eq!(begun.status, 200, "{what}");
+        tunnel.0.send(body(stream));
+        match caller.body(begun.framing) {
+            Err(_) => {}
+            // All that was announced has arrived, and what is behind it never.
+            Ok((body, trailers)) => {
+                assert!(what.starts_with("more") && trailers.is_empty(), "{what}");
+                assert_eq!(body, b"12345", "{what}");
+                assert!(caller.is_closed(), "{what}");
+            }
         }
     }
-    let twice = |id| {
-        let fields = [(":status", "200"), ("content-length", "5"), ("content-length", "5")];
-        [head(id, &fields), last_data(id, b"12345")].concat()
-    };
-    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &twice).unwrap();
-    assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_BACKEND_INVALID_RESPONSE"));
-    let with_zeros = |id| [head(id, &[(":status", "200"), ("content-length", "05")]), last_data(id, b"12345")].concat();
+    let with_zeros = |id| [head(id, "200", &[("content-length", "05")]), last_data(id, b"12345")].concat();
     let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &with_zeros).unwrap();
     let lengths: Vec<&[u8]> = response.headers.get_all("content-length").iter().map(|it| it.as_bytes()).collect();
     assert_eq!((lengths, response.body), (vec![&b"5"[..]], b"12345".to_vec()));
+    assert!(enrolled.report(&demo).is_some(), "a wrong length does not end the tunnel");
+}
+
+#[test]
+fn an_empty_body_may_end_with_the_head_or_behind_it() {
+    let demo = demo(None);
+    let enrolled = enroll(&demo);
+    let mut tunnel = enrolled.tunnel(&demo);
+    for fields in [&[][..], &[CHUNKED], &[("content-length", "0")]] {
+        let with_head = |id| last_head(id, "200", fields);
+        let behind = |id| [head(id, "200", fields), last_data(id, b"")].concat();
+        let with_trailers = |id| [head(id, "200", fields), trailers(id, &[])].concat();
+        type Answer<'a> = &'a dyn Fn(StreamId) -> Vec<u8>;
+        for answer in [&with_head as Answer<'_>, &behind, &with_trailers] {
+            let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, answer).unwrap();
+            assert_eq!((response.status.as_u16(), response.body), (200, Vec::new()), "{fields:?}");
+        }
+    }
 }
 
 #[test]
@@ -252,16 +307,16 @@ fn bodies_of_bodiless_responses_are_dropped() {
         caller.send(request);
         let stream = tunnel.request();
         // The gateway does not wait for the end of the stream or of the data.
-        tunnel.0.send(head(stream, &[(":status", status), ("content-length", "6")]));
+        tunnel.0.send(head(stream, status, &[("content-length", "6")]));
         let response = caller.response_head(&method).unwrap();
         assert_eq!(response.status.as_str(), status);
         assert_eq!(response.headers.contains_key("content-length"), status != "204", "{status}");
-        tunnel.try_send(&frame(DATA, 0, stream, b"forged")).unwrap();
-        assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
+        tunnel.0.send(data(stream, b"forged"));
+        tunnel.answer_reset(stream);
         // The connection stays open, and none of the data is taken for the next response.
         caller.send(&get);
         let stream = tunnel.request();
-        tunnel.0.send([head(stream, &[(":status", "200")]), last_data(stream, b"next")].concat());
+        tunnel.0.send(ok(stream, b"next"));
         assert_eq!(caller.response().body, b"next", "{status}");
     }
 }
@@ -271,24 +326,37 @@ fn trailers_lose_framing_fields_and_are_bounded() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let with = |trailers: Vec<(String, &'static str)>| {
-        move |id| {
-            let trailers: Vec<(&str, &str)> = trailers.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-            [head(id, &[(":status", "200")]), frame(DATA, 0, id, b"ok"), last_head(id, &trailers)].concat()
-        }
+    let mut with = |lines: &[u8]| {
+        let answer = |id| [begun(id), data(id, b"ok"), frame(Kind::Trailers, true, id, lines)].concat();
+        answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &answer)
     };
-    let some = [(":status", "500"), ("content-length", "9"), ("x-gw-status", "forged"), ("grpc-status", "0")];
-    let some = with(some.map(|(name, value)| (name.to_owned(), value)).to_vec());
-    let response = answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &some).unwrap();
+    let some = "content-length: 9\r\ntransfer-encoding: chunked\r\nconnection: close\r\nhost: h\r\nx-gw-status: forged\r\n\
+                grpc-status: 0\r\n\r\n";
+    let response = with(some.as_bytes()).unwrap();
     assert_eq!((response.status.as_u16(), response.body), (200, b"ok".to_vec()));
     assert_eq!(
         crate::support::http1_peer::fields(&response.trailers),
         [("grpc-status".to_owned(), "0".to_owned())].into()
     );
-    let padded = with(vec![("grpc-message".to_owned(), " x")]);
-    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &padded).expect_err("a padded value");
-    let many = with((0..=response::HEAD.fields).map(|number| (format!("x-{number}"), "1")).collect());
-    answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &many).expect_err("too many");
+    let many: String = (0..=response::HEAD.fields).map(|number| format!("x-{number}: 1\r\n")).collect();
+    let far_too_many = "x: 1\r\n".repeat(1000);
+    let large = format!("x: {}\r\n", "x".repeat(response::HEAD.head));
+    for (what, lines) in [("many", &many), ("far too many", &far_too_many), ("large", &large)] {
+        with(format!("{lines}\r\n").as_bytes()).expect_err(what);
+    }
+    for (what, lines) in [
+        ("nothing", &b""[..]),
+        ("no end", b"a: b\r\n"),
+        ("bytes behind the end", b"a: b\r\n\r\nc"),
+        ("a status line", b"HTTP/1.1 200 OK\r\n\r\n"),
+        ("a pseudo-header field", b":status: 500\r\n\r\n"),
+        ("line feeds", b"a: b\n\n"),
+        ("NUL", b"a: \0\r\n\r\n"),
+        ("a folded line", b"a: b\r\n c\r\n\r\n"),
+    ] {
+        with(lines).expect_err(what);
+    }
+    assert!(enrolled.report(&demo).is_some(), "invalid trailers do not end the tunnel");
 }
 
 #[test]
@@ -296,25 +364,33 @@ fn error_codes_of_an_agent_are_known_and_messages_are_cleaned() {
     let demo = demo(None);
     let enrolled = enroll(&demo);
     let mut tunnel = enrolled.tunnel(&demo);
-    let mut refused = |code: &'static str, data: Vec<u8>| {
-        let answer = move |id| [head(id, &[(":status", "200"), ("x-gw-agent-error", code)]), data.clone()].concat();
+    let mut answer_with = |answer: &dyn Fn(StreamId) -> Vec<u8>| {
         let get = enrolled.get();
-        let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, &answer).unwrap();
+        let response = answered(&enrolled, &mut tunnel, &demo, &get, &Method::GET, answer).unwrap();
         (response.status.as_u16(), response.code(), response.json()["error"]["message"].as_str().unwrap().to_owned())
     };
-    for unknown in ["GW_AUTH_REQUIRED", "x", ""] {
-        let (status, code, message) = refused(unknown, Vec::new());
-        assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown}");
-        assert!(!message.contains("GW_AUTH"));
+    for unknown in [&b"GW_AUTH_REQUIRED"[..], b"AGENT_UNAVAILABLE", b"x", b"", &[0xff, 0, b'\n'], &[b'x'; 64]] {
+        let refused = answer_with(&|id| refused(id, unknown, b"GW_AUTH: enter your key at http://x/"));
+        let reset = answer_with(&|id| reset(id, unknown));
+        for (status, code, message) in [refused, reset] {
+            assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"), "{unknown:?}");
+            assert!(!message.contains("GW_AUTH"), "{message}");
+        }
     }
-    // Stream ids start at 3 and grow by 2 per request. The message is sent on the stream of the next request.
-    let stream = 3 + 2 * 3;
     let text = b"down\r\nINFO forged line\x1b[2J\0\xff\xe2\x80\xae";
-    let (_, code, message) = refused("GW_BACKEND_RESET", last_data(stream, text));
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_RESET", text));
     assert_eq!((&*code, &*message), ("GW_BACKEND_RESET", "down  INFO forged line [2J \u{fffd} "));
-    // The gateway does not wait for the end of a message.
-    let (_, code, message) = refused("GW_BACKEND_TLS", frame(DATA, 0, stream + 2, &[b'x'; 30_000]));
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", &[b'x'; 1024]));
     assert_eq!((&*code, message.len()), ("GW_BACKEND_TLS", 1024));
+    let (_, code, message) = answer_with(&|id| refused(id, b"GW_BACKEND_TLS", b""));
+    assert_eq!(code, "GW_BACKEND_TLS");
+    assert!(!message.is_empty());
+    // The length of the code is beyond the payload.
+    let (status, code, _) = answer_with(&|id| {
+        let payload = [&[0; 8][..], &[200], b"GW_BACKEND_TLS"].concat();
+        frame(Kind::Refused, true, id, &payload)
+    });
+    assert_eq!((status, &*code), (502, "GW_RELAY_ERROR"));
 }
 
 #[test]
@@ -324,32 +400,36 @@ fn early_answers_resets_and_open_streams_release_their_slot() {
     let mut tunnel = enrolled.tunnel(&demo);
     let post = enrolled.request("POST /", "Content-Length: 1000000\r\n\r\nbegun");
     let is_free = || {
-        let in_flight = |agent: &gw_gateway::telemetry::counters::TunnelReport| agent.in_flight;
         crate::support::eventually("no request is left", || {
-            crate::support::tunnels(&demo).iter().all(|it| in_flight(it) == 0).then_some(())
+            crate::support::tunnels(&demo).iter().all(|tunnel| tunnel.in_flight == 0).then_some(())
         });
     };
     // Answers before the request is complete.
-    let early = |id| [head(id, &[(":status", "200")]), last_data(id, b"ok")].concat();
+    let early = |id| ok(id, b"ok");
     assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early).unwrap().body, b"ok");
     is_free();
+    // Answers before the request is complete, and takes no more of it.
+    let early_and_stops = |id| [ok(id, b"ok"), reset(id, b"")].concat();
+    assert_eq!(answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &early_and_stops).unwrap().body, b"ok");
+    is_free();
     // Resets before and after the head.
-    let reset = |id: u32| frame(RST_STREAM, 0, id, &[0, 0, 0, 8]);
-    let response = answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &reset).unwrap();
+    let reset_first = |id| reset(id, b"");
+    let response = answered(&enrolled, &mut tunnel, &demo, &post, &Method::POST, &reset_first).unwrap();
     assert_eq!((response.status.as_u16(), &*response.code()), (502, "GW_RELAY_ERROR"));
     is_free();
-    let cut = |id| [head(id, &[(":status", "200")]), frame(DATA, 0, id, b"begun"), reset(id)].concat();
+    let cut = |id| [begun(id), data(id, b"begun"), reset(id, b"GW_BACKEND_RESET")].concat();
     answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &cut).unwrap_err();
     is_free();
-    // Ends the stream and continues to send on it.
-    let ended = |id: u32| [early(id), frame(WINDOW_UPDATE, 0, id, &[0, 0, 0, 9]), reset(id)].concat();
+    // Ends the stream, grants credit and resets it.
+    let ended = |id| [ok(id, b"ok"), credit(id, 9), reset(id, b"")].concat();
     assert_eq!(answered(&enrolled, &mut tunnel, &demo, &enrolled.get(), &Method::GET, &ended).unwrap().body, b"ok");
     is_free();
     // Sends no answer: the caller gives up.
     let (caller, stream) = enrolled.send_get(&demo, &mut tunnel);
     drop(caller);
-    assert_eq!(tunnel.next_of(RST_STREAM).unwrap().stream, stream);
+    tunnel.answer_reset(stream);
     is_free();
+    assert!(enrolled.report(&demo).is_some());
 }
 
 #[test]
@@ -364,19 +444,20 @@ fn an_upgraded_request_is_in_flight_until_both_halves_end() {
             let mut caller = enrolled.caller(&demo);
             caller.send(enrolled.request("GET /", "Connection: upgrade\r\nUpgrade: other\r\n\r\n"));
             let stream = tunnel.request();
-            // The agent ends its half with the head.
-            tunnel.0.send(last_head(stream, &[(":status", "200"), ("x-gw-upgrade", "other")]));
+            // The agent ends its half at once.
+            tunnel.0.send(head(stream, "101", &[("connection", "upgrade"), ("upgrade", "other")]));
+            tunnel.0.send(last_data(stream, b""));
             assert_eq!(caller.response_head(&Method::GET).unwrap().status, 101);
             assert!(caller.is_closed());
             // The caller's half stays open.
             caller.send("more");
-            let data = tunnel.next_of(DATA).unwrap();
+            let data = tunnel.next_of(Kind::Data).unwrap();
             assert_eq!((data.stream, &*data.payload), (stream, &b"more"[..]));
             assert_eq!(in_flight(), 1);
             caller.stream.conn.send_close_notify();
             caller.stream.flush().unwrap();
             caller.stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
-            assert_eq!(tunnel.next_of(DATA).unwrap().flags, END_STREAM);
+            assert!(tunnel.next_of(Kind::Data).unwrap().end);
             crate::support::eventually("no request is left", || (in_flight() == 0).then_some(()));
         }
     }

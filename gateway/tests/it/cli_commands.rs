@@ -389,7 +389,7 @@ fn agents() {
     assert_eq!(asked, [format!("GET {item}")]);
     assert!(
         out.contains(
-            "  acme--api: up 61 s, idle 0 s, 2 requests in flight, 2 of 128 slots in use, round trip 0.2 ms, draining\n"
+            "  acme--api: up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, round trip 250.0µs, draining\n"
         ),
         "{out}"
     );

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -114,9 +114,16 @@ fn acknowledged_changes_survive_kills_and_no_change_is_partial() {
         assert_eq!(status, if kill == 0 { 201 } else { 200 });
         check(&api, &acknowledged.lock().unwrap());
         let stop = Arc::new(AtomicBool::new(false));
+        let keys = || acknowledged.lock().unwrap().keys.len();
+        let before = keys();
         thread::scope(|scope| {
             for _ in 0..WRITERS {
                 scope.spawn(|| write(&api, &next, &acknowledged, &stop));
+            }
+            // Every other round begins with an acknowledged key, so that there are enough on a busy machine, too.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while kill % 2 == 0 && keys() == before && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
             }
             // A different moment each time, during any operation.
             thread::sleep(Duration::from_micros(2_000 + (kill as u64 * 7_919) % 30_000));

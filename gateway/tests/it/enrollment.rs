@@ -9,7 +9,7 @@ use gw_gateway::clock::Timestamp;
 use gw_gateway::control::{Actor, AgentChanges, NewEnrollmentToken};
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::rate::Rate;
-use gw_gateway::store::{AgentRecord, Approval, Record};
+use gw_gateway::store::{AgentRecord, Approval, StoredRecord};
 use gw_shared::tunnel::handshake::{self, Proof};
 use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, SanType};
@@ -264,7 +264,7 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
         AgentRecord { certificate_not_after: Some(not_after), ..own_agent(&demo) }
     };
     let record = expired(29);
-    control.put(Record::Agent(record.clone())).unwrap();
+    control.put(StoredRecord::Agent(record.clone())).unwrap();
     // The gateway closes the tunnel; the agent recovers at /csr with its old key and reconnects.
     eventually("a new certificate", || {
         (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
@@ -274,13 +274,13 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
         caller.send(get(&demo, "/"));
         (caller.response().status == 200).then_some(())
     });
-    control.put(Record::Agent(expired(31))).unwrap();
+    control.put(StoredRecord::Agent(expired(31))).unwrap();
     eventually("no tunnel is left", || tunnels(&demo).is_empty().then_some(()));
     let key = KeyPair::generate().unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
     // A recovery with another key is refused.
-    control.put(Record::Agent(expired(1))).unwrap();
+    control.put(StoredRecord::Agent(expired(1))).unwrap();
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_ENROLLMENT_INVALID");
 }
 
@@ -334,7 +334,7 @@ fn an_agent_follows_changes_of_its_services_without_a_restart() {
 
 /// Sends an upgrade request on a new connection without a client certificate.
 fn upgrade(demo: &Demo, proof: Option<&Proof>) -> Caller {
-    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
     stranger.send(handshake::request(HOST, proof));
     stranger
 }

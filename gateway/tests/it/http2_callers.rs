@@ -90,7 +90,7 @@ fn large_bodies_pass_on_many_streams_on_and_across_workers() {
                         let body: Vec<u8> = (0..number * 40_000).map(|at| (at * 7 + number) as u8).collect();
                         let request = caller.request(&Method::PUT, "/").header("content-length", body.len());
                         let (response, mut upload) = caller.begin(request, false).await;
-                        let send = gw_shared::tunnel::stream::send(&mut upload, body.clone().into(), true);
+                        let send = gw_shared::http2::stream::send(&mut upload, body.clone().into(), true);
                         let (response, sent) = futures_util::join!(whole(response), send);
                         sent.unwrap();
                         assert!(response.status == 200 && response.body == body, "{number}");

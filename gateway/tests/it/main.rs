@@ -42,6 +42,7 @@ mod takeover;
 mod takeover_state;
 mod tiny_frames;
 mod traces;
+mod tunnel_violations;
 mod tunnels;
 mod upgrades;
 mod worker_hand_over;

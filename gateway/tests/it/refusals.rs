@@ -198,11 +198,11 @@ fn agents_of_another_version_get_no_tunnel() {
              X-Gw-Version: {version}\r\n\r\n"
         )
     };
-    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
     stranger.send(upgrade(env!("CARGO_PKG_VERSION")));
     let response = stranger.response_to(&Method::GET);
     assert_eq!((response.status.as_u16(), response.code().as_str()), (401, "GW_AGENT_CERTIFICATE_REQUIRED"));
-    let mut older = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], None);
+    let mut older = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], None);
     older.send(upgrade("0.0.1"));
     let response = older.response_to(&Method::GET);
     assert_eq!((response.status.as_u16(), response.code().as_str()), (426, "GW_VERSION_MISMATCH"));
@@ -220,7 +220,8 @@ fn an_agent_gets_tunnels_only_for_its_own_services() {
     let agent = setup::agent(control, "demo", &["other"], port, &demo.about.ca_file, state.path());
     let upgrade = |host: &str| {
         let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
-        let mut caller = connect_to(&demo.about, host, &[b"gw-tunnel/1"], Some((identity.certificate, identity.key)));
+        let mut caller =
+            connect_to(&demo.about, host, &[gw_shared::tunnel::ALPN], Some((identity.certificate, identity.key)));
         caller.send(format!(
             "GET /tunnel HTTP/1.1\r\nHost: {host}\r\nConnection: upgrade\r\nUpgrade: gw-tunnel\r\nX-Gw-Version: {}\r\n\r\n",
             env!("CARGO_PKG_VERSION")
@@ -264,7 +265,7 @@ fn a_certificate_of_another_authority_gets_no_tunnel() {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap();
     let identity = (certificate.der().clone(), key.serialize_der().try_into().unwrap());
-    let mut stranger = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], Some(identity));
+    let mut stranger = connect_to(&demo.about, HOST, &[gw_shared::tunnel::ALPN], Some(identity));
     // In TLS 1.3 the client learns of the refusal with its first read.
     drop(std::io::Write::write_all(&mut stranger.stream, b"GET /tunnel HTTP/1.1\r\n"));
     assert!(stranger.try_response(&Method::GET).is_err());

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, Record, RequestLog, SearchQuery, Timing};
+use gw_gateway::telemetry::request_log::{Batch, Ended, Protocol, RequestLog, RequestRecord, SearchQuery, Timing};
 use gw_shared::id::{RequestId, RequestIds, random_base62};
 
 use crate::support::programs;
@@ -21,8 +21,8 @@ const LOSS_MAX_MS: u64 = 1000;
 /// Environment variable with the log folder of a child process.
 const FOLDER: &str = "GW_TEST_REQUEST_LOG";
 
-fn record(id: RequestId, target: &str) -> Record {
-    Record {
+fn record(id: RequestId, target: &str) -> RequestRecord {
+    RequestRecord {
         id,
         method: http::Method::GET,
         target: target.into(),
@@ -42,7 +42,7 @@ fn record(id: RequestId, target: &str) -> Record {
     }
 }
 
-fn push(log: &RequestLog, records: Vec<Record>) {
+fn push(log: &RequestLog, records: Vec<RequestRecord>) {
     log.queue().push(Batch { services: vec![("acme--api".into(), records)] });
 }
 
@@ -63,7 +63,7 @@ fn writes_until_it_is_killed() {
     let ids = RequestIds::new();
     println!();
     for round in 0.. {
-        let records: Vec<Record> = (0..20).map(|_| record(ids.next_id(), "/")).collect();
+        let records: Vec<RequestRecord> = (0..20).map(|_| record(ids.next_id(), "/")).collect();
         let last = records[records.len() - 1].id;
         let all: Vec<String> = records.iter().map(|record| record.id.to_string()).collect();
         push(&log, records);
@@ -149,7 +149,7 @@ fn fills_the_disk_and_frees_space() {
     let ids = RequestIds::new();
     // Incompressible data.
     let write = || {
-        let records: Vec<Record> =
+        let records: Vec<RequestRecord> =
             (0..20).map(|_| record(ids.next_id(), &format!("/{}", random_base62(2000)))).collect();
         let ids: Vec<RequestId> = records.iter().map(|record| record.id).collect();
         push(&log, records);

@@ -121,7 +121,7 @@ impl BodyDecoder {
                         return Err(InvalidBody::Trailers);
                     }
                     let section = buffer.split_to(end + 4).freeze();
-                    let trailers = parse_trailers(&section)?;
+                    let trailers = parse_trailers::<TRAILER_FIELDS_MAX>(&section)?;
                     self.0 = State::Done;
                     return Ok(Some(Part::Trailers(trailers)));
                 }
@@ -181,16 +181,20 @@ fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
     Ok(size.iter().fold(0, |value, digit| (value << 4) | u64::from(char::from(*digit).to_digit(16).unwrap_or(0))))
 }
 
-fn parse_trailers(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
+/// Parses a trailer section of at most `FIELDS_MAX` fields: field lines and an empty line (RFC 9112 §7.1.2).
+pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
     // As strict as for heads: some parsers read a bare CR or LF as a line end.
     let line_ends = section.windows(2).all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
     if !line_ends || section.first() == Some(&b'\n') || section.contains(&0) {
         return Err(InvalidBody::Trailers);
     }
-    let mut fields = [httparse::EMPTY_HEADER; TRAILER_FIELDS_MAX];
-    let Ok(httparse::Status::Complete((_, fields))) = httparse::parse_headers(section, &mut fields) else {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+    let Ok(httparse::Status::Complete((length, fields))) = httparse::parse_headers(section, &mut fields) else {
         return Err(InvalidBody::Trailers);
     };
+    if length != section.len() {
+        return Err(InvalidBody::Trailers);
+    }
     let mut trailers = HeaderMap::with_capacity(fields.len());
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidBody::Trailers)?;

@@ -12,14 +12,6 @@ pub const X_GW_STATUS: HeaderName = HeaderName::from_static("x-gw-status");
 pub const X_GW_AUTHORIZATION: HeaderName = HeaderName::from_static("x-gw-authorization");
 pub const X_GW_SERVICE_KEY: HeaderName = HeaderName::from_static("x-gw-service-key");
 pub const X_GW_VERSION: HeaderName = HeaderName::from_static("x-gw-version");
-/// Only on the tunnel: code of an error response or of a broken-off response of the agent.
-pub const X_GW_AGENT_ERROR: HeaderName = HeaderName::from_static("x-gw-agent-error");
-/// Only on the tunnel: protocol that the backend has switched to, whose bytes follow.
-pub const X_GW_UPGRADE: HeaderName = HeaderName::from_static("x-gw-upgrade");
-/// Only on the tunnel: method of a request to switch protocols, if not GET.
-pub const X_GW_UPGRADE_METHOD: HeaderName = HeaderName::from_static("x-gw-upgrade-method");
-/// Only on the tunnel: timing of a request at the agent ([`AgentTiming`](crate::tunnel::timing::AgentTiming)).
-pub const X_GW_TIMING: HeaderName = HeaderName::from_static("x-gw-timing");
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");

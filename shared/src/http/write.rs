@@ -66,7 +66,7 @@ pub fn write_response(
 }
 
 /// Appends the fields of a trailer section as lines.
-pub(super) fn write_trailers(out: &mut Vec<u8>, trailers: &HeaderMap) {
+pub(crate) fn write_trailers(out: &mut Vec<u8>, trailers: &HeaderMap) {
     write_fields(out, trailers, Framing::None, Host::Skip);
 }
 

@@ -1,5 +1,6 @@
 //! Sockets, listeners, TLS and name resolution on the reactor.
 
+pub mod acknowledger;
 pub mod buffers;
 pub mod listener;
 mod raw_fd;
@@ -7,6 +8,7 @@ pub mod resolve;
 pub mod socket;
 pub mod tls;
 
+pub use acknowledger::Acknowledger;
 pub use buffers::{BufferUse, Buffers};
 pub use listener::Listener;
 pub use raw_fd::{TcpInfo, own, service_manager_sockets};

@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::acknowledger::Acknowledger;
 use super::buffers::Buffers;
 use super::raw_fd::{self, TcpInfo};
 use crate::runtime;
@@ -182,6 +183,11 @@ impl Socket {
     /// Handle that reads and bounds the connection's kernel buffers from another task of the thread.
     pub fn buffers(&self) -> Buffers {
         Buffers::new(Rc::clone(&self.connected))
+    }
+
+    /// Handle that makes the kernel acknowledge received bytes at once.
+    pub fn acknowledger(&self) -> Acknowledger {
+        Acknowledger::new(Rc::clone(&self.connected))
     }
 
     /// Bounds unsent bytes in the kernel, so that the choice of what to write next is made late (`TCP_NOTSENT_LOWAT`).

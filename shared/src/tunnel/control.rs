@@ -1,18 +1,16 @@
-//! Messages of the control stream: newline-delimited JSON in both directions on one HTTP/2 stream.
+//! Control messages of a tunnel: one JSON object in each MESSAGE frame, in both directions.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::text::error_line;
 use crate::identity::enrollment::CertificateReply;
 
-/// `:authority` of the control stream. Not a valid hostname of a service.
-pub const AUTHORITY: &str = "gw.control";
-
-/// Longest message with its newline, in bytes.
+/// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 * 1024;
 
-/// Longest message of an agent with its newline, in bytes. The largest, a certificate request, has less than 1 KiB.
+/// Longest message of an agent, in bytes. The largest, a certificate request, has less than 1 KiB.
 pub const TO_GATEWAY_MAX: usize = 16 * 1024;
 
 /// Message from gateway to agent.
@@ -34,10 +32,6 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
-    /// Flow-control window of request bodies, in bytes; the agent uses a smaller one if it has too many unread bytes.
-    /// Sent again only after the answer: two ends that both wait to write SETTINGS or an acknowledgement would read
-    /// nothing.
-    Window { bytes: u32 },
 }
 
 /// Message from agent to gateway.
@@ -55,11 +49,23 @@ pub enum ToGateway {
     Renew {
         csr: String,
     },
-    /// Answer to the gateway's `Window`.
-    Window,
 }
 
-/// Invalid message on a control stream.
+/// A message to one end of a tunnel.
+pub trait Message: Serialize + DeserializeOwned {
+    /// Longest encoded message, in bytes.
+    const LONGEST: usize;
+}
+
+impl Message for ToAgent {
+    const LONGEST: usize = MESSAGE_MAX;
+}
+
+impl Message for ToGateway {
+    const LONGEST: usize = TO_GATEWAY_MAX;
+}
+
+/// Invalid control message.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidMessage {
     #[error("control message is longer than {0} bytes")]
@@ -69,50 +75,18 @@ pub enum InvalidMessage {
     Json(#[from] serde_json::Error),
 }
 
-/// Encodes a message as a line.
-pub fn encode(message: &impl Serialize) -> Result<Bytes, InvalidMessage> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    Ok(line.into())
+/// Encodes a message. Fails if it is too long to be sent.
+pub fn encode<M: Message>(message: &M) -> Result<Bytes, InvalidMessage> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > M::LONGEST { Err(InvalidMessage::TooLong(M::LONGEST)) } else { Ok(bytes.into()) }
 }
 
-/// Splits a stream of bytes into messages.
-#[derive(Debug)]
-pub struct Decoder {
-    buffer: BytesMut,
-    scanned: usize,
-    longest: usize,
-}
-
-impl Default for Decoder {
-    fn default() -> Self {
-        Self::new(MESSAGE_MAX)
+/// Decodes a message.
+pub fn decode<M: Message>(bytes: &[u8]) -> Result<M, InvalidMessage> {
+    if bytes.len() > M::LONGEST {
+        return Err(InvalidMessage::TooLong(M::LONGEST));
     }
-}
-
-impl Decoder {
-    /// Creates a decoder of messages of at most `longest` bytes.
-    pub fn new(longest: usize) -> Self {
-        Self { buffer: BytesMut::new(), scanned: 0, longest }
-    }
-
-    pub fn push(&mut self, bytes: &[u8]) {
-        self.buffer.extend_from_slice(bytes);
-    }
-
-    /// Takes the next complete message, if there is one.
-    pub fn next_message<M: for<'de> Deserialize<'de>>(&mut self) -> Result<Option<M>, InvalidMessage> {
-        let Some(end) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') else {
-            self.scanned = self.buffer.len();
-            return if self.scanned >= self.longest { Err(InvalidMessage::TooLong(self.longest)) } else { Ok(None) };
-        };
-        let line = self.buffer.split_to(self.scanned + end + 1);
-        self.scanned = 0;
-        if line.len() > self.longest {
-            return Err(InvalidMessage::TooLong(self.longest));
-        }
-        Ok(Some(serde_json::from_slice(&line)?))
-    }
+    Ok(serde_json::from_slice(bytes)?)
 }
 
 #[cfg(test)]
@@ -120,40 +94,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_split_anywhere_are_decoded() {
-        let sent = [ToAgent::Ready { agent_id: "ag_1\n".into(), generation: 7 }, ToAgent::Drain, ToAgent::Replaced];
-        let bytes: Vec<u8> = sent.iter().flat_map(|message| encode(message).unwrap()).collect();
-        for step in 1..bytes.len() {
-            let (mut decoder, mut received) = (Decoder::default(), Vec::new());
-            for piece in bytes.chunks(step) {
-                decoder.push(piece);
-                while let Some(message) = decoder.next_message::<ToAgent>().unwrap() {
-                    received.push(message);
-                }
-            }
-            assert_eq!(received, sent, "step {step}");
+    fn messages_decode_back() {
+        for sent in [
+            ToAgent::Ready { agent_id: "ag_1\n".into(), generation: 7 },
+            ToAgent::Drain,
+            ToAgent::Replaced,
+            ToAgent::Services { hostnames: vec!["a".into(), "b".into()] },
+        ] {
+            assert_eq!(decode::<ToAgent>(&encode(&sent).unwrap()).unwrap(), sent);
         }
+        let sent = ToGateway::Renew { csr: "-----BEGIN\n".into() };
+        assert_eq!(decode::<ToGateway>(&encode(&sent).unwrap()).unwrap(), sent);
     }
 
     #[test]
     fn long_and_unknown_messages_are_refused() {
-        for longest in [TO_GATEWAY_MAX, MESSAGE_MAX] {
-            let mut decoder = Decoder::new(longest);
-            decoder.push(&vec![b' '; longest - 1]);
-            assert!(matches!(decoder.next_message::<ToGateway>(), Ok(None)));
-            decoder.push(b" ");
-            assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::TooLong(_))));
+        let padded = |length| [b"{\"type\":\"drain\"}".as_slice(), &vec![b' '; length]].concat();
+        let rest = TO_GATEWAY_MAX - padded(0).len();
+        assert_eq!(decode::<ToGateway>(&padded(rest)).unwrap(), ToGateway::Drain);
+        assert!(matches!(decode::<ToGateway>(&padded(rest + 1)), Err(InvalidMessage::TooLong(TO_GATEWAY_MAX))));
+        assert_eq!(decode::<ToAgent>(&padded(rest + 1)).unwrap(), ToAgent::Drain);
+        let hostnames = vec!["x".repeat(MESSAGE_MAX)];
+        assert!(matches!(encode(&ToAgent::Services { hostnames }), Err(InvalidMessage::TooLong(MESSAGE_MAX))));
+        for unknown in ["{\"type\":\"reboot\"}", "{\"type\":\"drain\"} {}", ""] {
+            assert!(matches!(decode::<ToGateway>(unknown.as_bytes()), Err(InvalidMessage::Json(_))), "{unknown}");
         }
-        let mut decoder = Decoder::default();
-        decoder.push(b"{\"type\":\"reboot\"}\n");
-        assert!(matches!(decoder.next_message::<ToGateway>(), Err(InvalidMessage::Json(_))));
     }
 
     #[test]
     fn errors_quote_a_message_in_one_short_line() {
-        let mut decoder = Decoder::new(TO_GATEWAY_MAX);
-        decoder.push(format!("{{\"type\":\"x\\nWARN forged{}\"}}\n", "y".repeat(10_000)).as_bytes());
-        let error = decoder.next_message::<ToGateway>().unwrap_err().to_string();
+        let message = format!("{{\"type\":\"x\\nWARN forged{}\"}}", "y".repeat(10_000));
+        let error = decode::<ToGateway>(message.as_bytes()).unwrap_err().to_string();
         assert!(error.contains("x WARN forged") && error.len() < 400, "{error}");
     }
 }

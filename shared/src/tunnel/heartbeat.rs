@@ -1,21 +1,20 @@
 //! Pings on a silent tunnel, and detection of a dead one. The decision takes the time as an argument.
 
 use std::cell::Cell;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::net::Closer;
+use super::connection::Tunnel;
 use crate::runtime;
 
-/// Silence after which each end sends an HTTP/2 PING, and interval of further ones.
-///
-/// Only on a silent tunnel: h2 reads nothing while a PING or its acknowledgement waits to be written, so two ends with
-/// full buffers that both ping would block each other.
+/// Silence after which each end sends a PING, and interval of further ones.
 pub const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Silence after which a tunnel is dead: two PINGs or their acknowledgements were lost.
+/// Silence after which a tunnel is dead: two PINGs or their answers were lost.
 pub const DEAD_AFTER: Duration = Duration::from_secs(25);
 /// Time limit of TCP keep-alive and `TCP_USER_TIMEOUT`, which also detect unacknowledged data.
 pub const TCP_DEAD_AFTER: Duration = Duration::from_secs(20);
+
+/// Payload of the PINGs of a heartbeat. Tells their answers apart from others.
+pub const PAYLOAD: u64 = 0;
 
 /// Next action of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,32 +38,19 @@ pub fn beat(now: Instant, last_received: Instant) -> Beat {
     Beat::Ping(PING_INTERVAL.min(DEAD_AFTER - silent))
 }
 
-/// Sends PINGs on a silent connection and aborts a dead one. Returns then, or when the connection has ended.
-pub async fn keep(mut ping_pong: h2::PingPong, last_received: Rc<Cell<Instant>>, closer: Closer) {
+/// Sends PINGs on a silent tunnel. Returns once it is dead.
+pub async fn until_dead(tunnel: &Tunnel, last_received: &Cell<Instant>) {
     loop {
-        match beat(Instant::now(), last_received.get()) {
-            Beat::Dead => {
-                tracing::warn!(silent_for = ?DEAD_AFTER, "the tunnel is dead: closing it");
-                closer.abort();
-                return;
-            }
-            Beat::Alive(next) => runtime::sleep(next).await,
+        let next = match beat(Instant::now(), last_received.get()) {
+            Beat::Dead => return tracing::warn!(silent_for = ?DEAD_AFTER, "the tunnel is dead: closing it"),
+            Beat::Alive(next) => next,
             Beat::Ping(next) => {
-                // Any other error means that a PING is already under way.
-                if let Err(error) = ping_pong.send_ping(h2::Ping::opaque())
-                    && error.is_io()
-                {
-                    return;
-                }
-                // The acknowledgement is ignored: any received byte updates `last_received`.
-                let pong = std::future::poll_fn(|cx| ping_pong.poll_pong(cx));
-                match runtime::timeout(next, pong).await {
-                    Ok(Err(_)) => return,
-                    Ok(Ok(_)) => runtime::sleep(next).await,
-                    Err(_) => {}
-                }
+                // The payload does not matter: any received byte updates `last_received`.
+                tunnel.with(|endpoint| endpoint.ping(PAYLOAD));
+                next
             }
-        }
+        };
+        runtime::sleep(next).await;
     }
 }
 

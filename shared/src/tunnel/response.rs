@@ -5,15 +5,15 @@ use http::{StatusCode, header};
 
 use crate::http::HeadLimits;
 
-/// Bounds on a final or interim head, and on a trailer section. Fits into [`HEADER_LIST`](super::settings::HEADER_LIST)
-/// with the fields that agent and gateway add.
+/// Bounds on a final or interim head, and on a trailer section. With the lines that the tunnel adds, a head fits into
+/// [`RESPONSE_HEAD`](super::frame::RESPONSE_HEAD).
 pub const HEAD: HeadLimits = HeadLimits { head: 60 * 1024, fields: 120, target: 0 };
 
 /// Most interim responses (1xx) to one request.
 pub const INTERIM_MAX: u32 = 1000;
 
-/// Most bytes of all interim responses to one request. They have no flow control, so each hop may have to buffer all of
-/// them for a peer that does not read.
+/// Most bytes of all interim responses to one request. They use no credit, so each hop may have to buffer all of them
+/// for a peer that does not read.
 pub const INTERIM_BYTES: usize = 64 * 1024;
 
 /// Overhead of a head and of each of its fields, in bytes (RFC 9113 §6.5.2).
@@ -34,8 +34,8 @@ pub enum InvalidResponse {
     Unasked,
     #[error("it does not switch to the requested protocol")]
     OtherProtocol,
-    #[error("HTTP/2 does not allow it")]
-    Http2,
+    #[error("it is malformed")]
+    Malformed,
 }
 
 /// Checks the fields of a head or of a trailer section.

@@ -21,8 +21,8 @@ fn responses_beyond_the_limits_of_the_tunnel_are_rejected() {
             // Fails if the agent closes the connection before it has read everything.
             let _ = backend.write_all(answer.as_bytes());
         });
-        with_tunnel(&urls, |requests| async move {
-            let (code, message) = error_of(send(&requests, get("/"), true).await.0).await;
+        with_tunnel(&urls, |gateway| async move {
+            let (code, message) = gateway.send(get("/")).error().await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
             assert!(message.contains(expected), "{message}");
         });
@@ -44,12 +44,12 @@ fn http_2_responses_have_the_same_limits_and_interim_ones_no_length() {
         }
         respond.send_response(response, true).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         for (path, expected) in [("/odd", "status is 999"), ("/many", "header fields")] {
-            let (mut response, _) = send(&requests, get(path), true).await;
-            let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
-            assert_eq!((interim.headers().len(), interim.headers().contains_key("link")), (1, true));
-            let (code, message) = error_of(response).await;
+            let exchange = gateway.send(get(path));
+            let interim = exchange.interim().await;
+            assert_eq!((interim.headers.len(), interim.headers.contains_key("link")), (1, true));
+            let (code, message) = exchange.error().await;
             assert_eq!(code, "GW_BACKEND_INVALID_RESPONSE");
             assert!(message.contains(expected), "{message}");
         }
@@ -64,9 +64,7 @@ fn backend_that_does_not_read_stalls_only_its_request() {
         // On epoll a socket with more bytes is ready at once, so the two ends on this thread starve the other tasks.
         return;
     }
-    // More frames of one byte than h2 accepts by default.
     const TINY: usize = 400_000;
-    const REST: usize = 100_000;
     let byte = |number: usize| (number % 251) as u8;
     let reads = Arc::new(AtomicBool::new(false));
     let mut window = h2::server::Builder::new();
@@ -94,24 +92,25 @@ fn backend_that_does_not_read_stalls_only_its_request() {
             respond.send_response(Response::new(()), true).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, mut upload) =
-            send(&requests, Request::post(format!("https://{HOST}/")).body(()).unwrap(), false).await;
-        for number in 0..TINY {
-            stream::send(&mut upload, Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
-        }
-        // This capacity is available once nearly everything has been sent.
-        upload.reserve_capacity(REST);
-        while upload.capacity() < REST {
-            std::future::poll_fn(|cx| upload.poll_capacity(cx)).await.unwrap().unwrap();
-        }
-        let other = send(&requests, get("/other"), true).await.0.await.unwrap();
-        assert_eq!(other.status(), 200);
-        assert!(!other.headers().contains_key(X_GW_AGENT_ERROR));
+    with_tunnel(&urls, |gateway| async move {
+        let upload = gateway.send(post(Framing::Chunked));
+        let mut number = 0;
+        let send_all = async {
+            while number < TINY {
+                upload.up.send(Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
+                number += 1;
+            }
+        };
+        // The credit of a stream is less than the body.
+        assert!(runtime::timeout(Duration::from_millis(500), send_all).await.is_err());
+        let other = gateway.send(get("/other"));
+        assert_eq!(other.response().await.head.status, 200);
         reads.store(true, Ordering::Relaxed);
-        upload.send_data(Bytes::new(), true).unwrap();
-        let response = response.await.unwrap();
-        assert_eq!(response.status(), 200);
-        assert!(!response.headers().contains_key(X_GW_AGENT_ERROR));
+        while number < TINY {
+            upload.up.send(Bytes::copy_from_slice(&[byte(number)]), false).await.unwrap();
+            number += 1;
+        }
+        upload.up.finish().unwrap();
+        assert_eq!(upload.response().await.head.status, 200);
     });
 }

@@ -21,14 +21,13 @@ fn declining_backend() -> (Vec<String>, mpsc::Receiver<(usize, String)>) {
 #[test]
 fn connection_of_a_declined_upgrade_is_not_reused() {
     let (urls, heads) = declining_backend();
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         for _ in 0..2 {
-            let mut request = upgrade("websocket");
-            request.headers_mut().insert("content-length", HeaderValue::from_static("34"));
-            let (response, _up) = send(&requests, request, false).await;
-            assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "no");
-            let (response, _) = send(&requests, get("/next"), true).await;
-            assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "no");
+            for request in [with_field(upgrade("websocket"), "content-length", "34"), get("/next")] {
+                let exchange = gateway.send(request);
+                assert_eq!(exchange.response().await.head.framing, Framing::Length(2));
+                assert_eq!(exchange.body().await.unwrap(), "no");
+            }
         }
     });
     let heads: Vec<(usize, String)> = heads.try_iter().collect();
@@ -43,10 +42,11 @@ fn connection_of_a_declined_upgrade_is_not_reused() {
 #[test]
 fn upgrades_to_forms_of_http_and_invalid_protocols_are_rejected() {
     let (urls, heads) = declining_backend();
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         for protocol in ["h2c", "HTTP/2.0", "TLS/1.3", "websocket, h2c", "a b", ""] {
-            let (response, _up) = send(&requests, upgrade(protocol), false).await;
-            assert_eq!(response.await.unwrap_err().reason(), Some(Reason::PROTOCOL_ERROR), "{protocol:?}");
+            let head = format!("GET / HTTP/1.1\r\nhost: {HOST}\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
+            let answer = gateway.send_head(&head, false).down.receive().await;
+            assert!(matches!(answer, Err(Closed::Reset(_))), "{protocol:?}: {answer:?}");
         }
     });
     assert_eq!(heads.try_iter().count(), 0);
@@ -61,14 +61,68 @@ fn data_after_an_http_2_response_without_a_body_is_dropped() {
         let mut sent = respond.send_response(response, false).unwrap();
         sent.send_data(Bytes::from_static(b"body"), true).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        for (path, length, text) in [("/204", None, ""), ("/304", Some("4"), ""), ("/200", Some("4"), "body")] {
+    with_tunnel(&urls, |gateway| async move {
+        for (path, framing, text) in
+            [("/204", Framing::None, ""), ("/304", Framing::Described(4), ""), ("/200", Framing::Length(4), "body")]
+        {
             for _ in 0..3 {
-                let mut response = send(&requests, get(path), true).await.0.await.unwrap();
-                let found = response.headers().get("content-length").map(|value| value.to_str().unwrap().to_owned());
-                assert_eq!(found.as_deref(), length, "{path}");
-                assert_eq!(read_body(response.body_mut()).await.unwrap(), text, "{path}");
+                let exchange = gateway.send(get(path));
+                assert_eq!(exchange.response().await.head.framing, framing, "{path}");
+                assert_eq!(exchange.body().await.unwrap(), text, "{path}");
             }
+        }
+    });
+}
+
+/// The END flag of a response agrees with its framing, whatever a backend announces.
+#[test]
+fn responses_without_a_body_end_with_their_head() {
+    let over_http1 = http1_backend(|mut backend, _| {
+        while !request_head(&mut backend).is_empty() {
+            backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+        }
+    });
+    let over_http2 = http2_backend(h2::server::Builder::new(), |_, mut respond, _| async move {
+        respond.send_response(Response::new(()), true).unwrap();
+    });
+    for urls in [over_http1, over_http2] {
+        with_tunnel(&urls, |gateway| async move {
+            let exchange = gateway.send(get("/"));
+            let framing = exchange.response().await.head.framing;
+            // Without a length, only END tells that there is no body.
+            assert!(matches!(framing, Framing::Length(0) | Framing::UntilClose), "{framing:?}");
+            assert!(exchange.down.is_done());
+        });
+    }
+}
+
+#[test]
+fn body_up_to_the_end_of_the_connection_is_of_unknown_length() {
+    let urls = http1_backend(|mut backend, _| {
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 200 OK\r\n\r\nall of it").unwrap();
+    });
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(get("/"));
+        assert_eq!(exchange.response().await.head.framing, Framing::Chunked);
+        assert_eq!(exchange.body().await.unwrap(), "all of it");
+    });
+}
+
+#[test]
+fn request_body_of_another_length_than_announced_is_not_completed() {
+    let (sender, received) = mpsc::channel();
+    let urls = http1_backend(move |mut backend, _| {
+        drop(request_head(&mut backend));
+        let mut body = [0; 10];
+        sender.send((read(&mut backend, &mut body), read(&mut backend, &mut [0]))).unwrap();
+    });
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(post(Framing::Length(6)));
+        exchange.up.send(Bytes::from_static(b"short"), true).await.unwrap();
+        assert!(matches!(exchange.down.receive().await, Err(Closed::Reset(_))));
+        while received.try_recv() != Ok((5, 0)) {
+            runtime::sleep(Duration::from_millis(1)).await;
         }
     });
 }
@@ -85,14 +139,12 @@ fn http_2_field_values_with_padding_are_malformed() {
         sent.send_data(Bytes::from_static(b"body"), false).unwrap();
         sent.send_trailers(HeaderMap::from_iter([("x".parse().unwrap(), padded)])).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, _) = send(&requests, get("/head"), true).await;
-        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
-        let mut response = send(&requests, get("/trailers"), true).await.0.await.unwrap();
-        assert_eq!(read_exact(response.body_mut(), 4).await, b"body");
-        let end = std::future::poll_fn(|cx| stream::poll_receive(response.body_mut(), cx)).await;
-        let Ok(Received::Trailers(trailers)) = end else { panic!("{end:?}") };
-        assert_eq!(trailers[X_GW_AGENT_ERROR], "GW_BACKEND_INVALID_RESPONSE");
+    with_tunnel(&urls, |gateway| async move {
+        assert_eq!(gateway.send(get("/head")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
+        let exchange = gateway.send(get("/trailers"));
+        exchange.response().await;
+        assert_eq!(exchange.bytes(4).await, b"body");
+        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into())));
     });
 }
 
@@ -105,27 +157,24 @@ fn extended_connect_has_no_content_length() {
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         sent.send_data(Bytes::from_static(b"switched"), true).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = upgrade("foo");
-        request.headers_mut().insert("content-length", HeaderValue::from_static("3"));
-        let (response, _up) = send(&requests, request, false).await;
-        assert_eq!(read_exact(response.await.unwrap().body_mut(), 8).await, b"switched");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(with_field(upgrade("foo"), "content-length", "3"));
+        assert_eq!(exchange.response().await.head.status, 101);
+        assert_eq!(exchange.bytes(8).await, b"switched");
     });
 }
 
 #[test]
-fn declined_upgrade_of_a_head_request_has_no_content_length() {
+fn declined_upgrade_of_a_head_request_describes_its_length() {
     let urls = http1_backend(|mut backend, _| {
         request_head(&mut backend);
         backend.write_all(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 2\r\nX-Kept: 1\r\n\r\n").unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = upgrade("websocket");
-        request.headers_mut().insert(X_GW_UPGRADE_METHOD, HeaderValue::from_static("HEAD"));
-        let (response, _up) = send(&requests, request, false).await;
-        let mut response = response.await.unwrap();
-        assert_eq!((response.status().as_u16(), &response.headers()["x-kept"]), (405, &HeaderValue::from_static("1")));
-        assert_eq!(response.headers().get("content-length"), None);
-        assert_eq!(read_body(response.body_mut()).await.unwrap(), "");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(OutboundRequest { method: Method::HEAD, ..upgrade("websocket") });
+        let head = exchange.response().await.head;
+        assert_eq!((head.status.as_u16(), &head.headers["x-kept"]), (405, &HeaderValue::from_static("1")));
+        assert_eq!(head.framing, Framing::Described(2));
+        assert!(exchange.down.is_done());
     });
 }

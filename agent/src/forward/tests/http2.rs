@@ -9,23 +9,22 @@ fn interim_responses_and_trailers_are_relayed() {
         assert_eq!(request.uri().authority().unwrap(), HOST);
         respond.send_informational(Response::builder().status(103).header("link", "</a>").body(()).unwrap()).unwrap();
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
-        let text = read_body(&mut request.into_body()).await.unwrap();
+        let text = read_body(&mut request.into_body()).await;
         sent.send_data(Bytes::from(text), false).unwrap();
         sent.send_trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
             .unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = Request::post(format!("https://{HOST}/")).body(()).unwrap();
-        request.headers_mut().insert("te", HeaderValue::from_static("trailers"));
-        let (mut response, mut upload) = send(&requests, request, false).await;
-        let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
-        assert_eq!((interim.status().as_u16(), &interim.headers()["link"]), (103, &HeaderValue::from_static("</a>")));
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(with_field(post(Framing::Chunked), "te", "trailers"));
+        let interim = exchange.interim().await;
+        assert_eq!((interim.status.as_u16(), &interim.headers["link"]), (103, &HeaderValue::from_static("</a>")));
         // The response begins before the request has ended.
-        let mut response = response.await.unwrap();
-        upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
-        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
-        let trailers = std::future::poll_fn(|cx| response.body_mut().poll_trailers(cx)).await.unwrap().unwrap();
-        assert_eq!(trailers["grpc-status"], "0");
+        assert_eq!(exchange.response().await.head.framing, Framing::Chunked);
+        exchange.up.send(Bytes::from_static(b"hello"), true).await.unwrap();
+        assert_eq!(exchange.bytes(5).await, b"hello");
+        let part = exchange.down.receive().await;
+        assert!(matches!(&part, Ok(ReceivedPart::Trailers(lines)) if lines == "grpc-status: 0\r\n\r\n"), "{part:?}");
+        assert!(matches!(exchange.down.receive().await, Ok(ReceivedPart::End)));
     });
 }
 
@@ -42,14 +41,11 @@ fn refused_streams_are_retried_once_on_another_connection() {
             respond.send_response(Response::new(()), true).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         // Even a POST: the backend has reported that it did not process the request.
-        let post = Request::post(format!("https://{HOST}/")).body(()).unwrap();
-        let (response, _) = send(&requests, post, true).await;
-        assert_eq!(response.await.unwrap().status(), 200);
+        assert_eq!(gateway.send(post(Framing::None)).response().await.head.status, 200);
         assert_eq!(seen.load(Ordering::Relaxed), 2);
-        let (response, _) = send(&requests, get("/never"), true).await;
-        assert_eq!(error_of(response).await.0, "GW_BACKEND_RESET");
+        assert_eq!(gateway.send(get("/never")).error().await.0, "GW_BACKEND_RESET");
         assert_eq!(seen.load(Ordering::Relaxed), 4);
     });
 }
@@ -67,17 +63,14 @@ fn requests_share_connections_up_to_the_backends_stream_limit() {
             respond.send_response(Response::new(()), true).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut responses = Vec::new();
-        for _ in 0..10 {
-            responses.push(send(&requests, get("/"), true).await.0);
-        }
+    with_tunnel(&urls, |gateway| async move {
+        let exchanges = [(); 10].map(|()| gateway.send(get("/")));
         while most.load(Ordering::Relaxed) < 3 {
             runtime::sleep(Duration::from_millis(1)).await;
         }
         held.add_permits(10);
-        for response in responses {
-            assert_eq!(response.await.unwrap().status(), 200);
+        for exchange in exchanges {
+            assert_eq!(exchange.response().await.head.status, 200);
         }
         assert_eq!(most.load(Ordering::Relaxed), 3);
     });
@@ -96,17 +89,14 @@ fn reset_by_the_caller_ends_only_its_own_stream() {
             respond.send_response(Response::new(()), true).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
-        let (first, mut upload) = send(&requests, get("/waits"), false).await;
-        let (response, _) = send(&requests, get("/"), true).await;
-        assert_eq!(response.await.unwrap().status(), 200);
-        upload.send_reset(Reason::CANCEL);
-        assert!(first.await.is_err());
+    with_tunnel(&urls, |gateway| async move {
+        let first = gateway.send(get("/waits"));
+        assert_eq!(gateway.send(get("/")).response().await.head.status, 200);
+        first.up.reset();
         while ended.try_recv() != Ok((Reason::CANCEL, 0)) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        let (response, _) = send(&requests, get("/"), true).await;
-        assert_eq!(response.await.unwrap().status(), 200);
+        assert_eq!(gateway.send(get("/")).response().await.head.status, 200);
     });
 }
 
@@ -117,9 +107,8 @@ fn backend_that_does_not_speak_http_2_is_reported() {
         backend.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
         while read(&mut backend, &mut [0; 100]) > 0 {}
     });
-    with_tunnel(&[format!("h2c://{address}")], |requests| async move {
-        let (response, _) = send(&requests, get("/"), true).await;
-        let (code, message) = error_of(response).await;
+    with_tunnel(&[format!("h2c://{address}")], |gateway| async move {
+        let (code, message) = gateway.send(get("/")).error().await;
         assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("HTTP/2"), "{code}: {message}");
     });
 }

@@ -1,5 +1,7 @@
 //! Responses of HTTP/1.1 backends.
 
+use gw_shared::tunnel::timing::AgentTiming;
+
 use super::*;
 
 #[test]
@@ -17,23 +19,16 @@ fn interim_responses_are_relayed_without_delay() {
         backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n").unwrap();
         backend.write_all(&body).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = Request::post(format!("https://{HOST}/")).body(()).unwrap();
-        request.headers_mut().insert("expect", HeaderValue::from_static("100-continue"));
-        request.headers_mut().insert("content-length", HeaderValue::from_static("5"));
-        let (mut response, mut upload) = send(&requests, request, false).await;
-        let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
-        assert_eq!(interim.status(), 100);
-        upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
-        let interim = std::future::poll_fn(|cx| response.poll_informational(cx)).await.unwrap().unwrap();
-        assert_eq!((interim.status().as_u16(), interim.headers().len()), (103, 1));
-        assert_eq!(interim.headers()["link"], "</a>");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(with_field(post(Framing::Length(5)), "expect", "100-continue"));
+        assert_eq!(exchange.interim().await.status, 100);
+        exchange.up.send(Bytes::from_static(b"hello"), true).await.unwrap();
+        let interim = exchange.interim().await;
+        assert_eq!((interim.status.as_u16(), interim.headers.len()), (103, 1));
+        assert_eq!(interim.headers["link"], "</a>");
         resume.send(()).unwrap();
-        let mut response = response.await.unwrap();
-        assert_eq!(
-            (response.status().as_u16(), read_body(response.body_mut()).await.unwrap().as_str()),
-            (200, "hello")
-        );
+        assert_eq!(exchange.response().await.head.status, 200);
+        assert_eq!(exchange.body().await.unwrap(), "hello");
     });
 }
 
@@ -49,21 +44,16 @@ fn every_response_has_the_agents_timing_and_not_the_backends() {
             backend.write_all(answer).unwrap();
         }
     });
-    let timing = |response: &Response<RecvStream>| {
-        let values: Vec<_> = response.headers().get_all(X_GW_TIMING).iter().collect();
-        assert_eq!(values.len(), 1);
-        AgentTiming::parse(values[0]).unwrap()
-    };
     let is_real = |us: u32| us < 60_000_000;
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         for request in [get("/"), upgrade("foo")] {
-            let response = send(&requests, request, false).await.0.await.unwrap();
-            let AgentTiming { agent_us, backend_first_byte_us } = timing(&response);
+            let response = gateway.send(request).response().await;
+            let AgentTiming { agent_us, backend_first_byte_us } = response.timing;
             assert!(is_real(agent_us) && backend_first_byte_us.is_some_and(is_real));
+            assert!(!response.head.headers.contains_key("x-gw-timing"));
         }
-        let response = send(&requests, get("/"), true).await.0.await.unwrap();
-        assert!(response.headers().contains_key(X_GW_AGENT_ERROR));
-        assert_eq!(timing(&response).backend_first_byte_us, None);
+        let timing = gateway.send(get("/")).refusal().await.timing;
+        assert!(is_real(timing.agent_us) && timing.backend_first_byte_us.is_none());
     });
 }
 
@@ -84,40 +74,33 @@ fn response_cut_short_is_reported_after_its_data() {
             _ => backend.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello").unwrap(),
         }
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, _) = send(&requests, get("/"), true).await;
-        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+    with_tunnel(&urls, |gateway| async move {
+        assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
 
-        let (response, _) = send(&requests, get("/"), true).await;
-        let mut response = response.await.unwrap();
-        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
+        let exchange = gateway.send(get("/"));
+        exchange.response().await;
+        assert_eq!(exchange.bytes(5).await, b"hello");
         resume.send(()).unwrap();
-        let end = std::future::poll_fn(|cx| stream::poll_receive(response.body_mut(), cx)).await;
-        let Ok(Received::Trailers(trailers)) = end else { panic!("{end:?}") };
-        assert_eq!(trailers[X_GW_AGENT_ERROR], "GW_BACKEND_INVALID_RESPONSE");
+        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_INVALID_RESPONSE".into())));
 
-        let (response, _) = send(&requests, get("/"), true).await;
-        let mut response = response.await.unwrap();
-        assert_eq!(read_exact(response.body_mut(), 5).await, b"hello");
-        assert_eq!(read_body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+        let exchange = gateway.send(get("/"));
+        exchange.response().await;
+        assert_eq!(exchange.bytes(5).await, b"hello");
+        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_RESET".into())));
     });
 }
 
 #[test]
-fn separate_cookie_fields_are_joined() {
+fn request_that_a_backend_does_not_read_is_stopped_after_the_response() {
     let urls = http1_backend(|mut backend, _| {
-        let head = request_head(&mut backend);
-        let text = field(&head, "cookie").unwrap();
-        backend
-            .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len()).as_bytes())
-            .unwrap();
+        drop(request_head(&mut backend));
+        backend.write_all(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno").unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = get("/");
-        request.headers_mut().append(COOKIE, HeaderValue::from_static("a=1"));
-        request.headers_mut().append(COOKIE, HeaderValue::from_static("b=2"));
-        let (response, _) = send(&requests, request, true).await;
-        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "a=1; b=2");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(post(Framing::Chunked));
+        std::future::poll_fn(|cx| exchange.up.poll_reset(cx)).await;
+        assert_eq!(exchange.response().await.head.status, 413);
+        assert_eq!(exchange.body().await.unwrap(), "no");
     });
 }
 
@@ -132,9 +115,8 @@ fn ambiguous_responses_are_rejected() {
             drop(request_head(&mut backend));
             backend.write_all(format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n0\r\n\r\n").as_bytes()).unwrap();
         });
-        with_tunnel(&urls, |requests| async move {
-            let (response, _) = send(&requests, get("/"), true).await;
-            assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE", "{fields}");
+        with_tunnel(&urls, |gateway| async move {
+            assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE", "{fields}");
         });
     }
 }
@@ -148,14 +130,10 @@ fn connection_with_a_body_announced_for_a_204_is_not_reused() {
             backend.write_all(answer.as_bytes()).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
+    with_tunnel(&urls, |gateway| async move {
         for number in ["0", "1"] {
-            let (response, _) = send(&requests, get("/"), true).await;
-            let response = response.await.unwrap();
-            assert_eq!(
-                (response.status().as_u16(), &response.headers()["x-connection"]),
-                (204, &HeaderValue::from_static(number))
-            );
+            let head = gateway.send(get("/")).response().await.head;
+            assert_eq!((head.status.as_u16(), &head.headers["x-connection"]), (204, &HeaderValue::from_static(number)));
         }
     });
 }

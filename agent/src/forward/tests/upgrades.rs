@@ -8,7 +8,7 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         let head = request_head(&mut backend);
         assert!(head.starts_with("PUT /chat HTTP/1.1\r\n"), "{head}");
         assert_eq!((field(&head, "connection"), field(&head, "upgrade")), (Some("upgrade"), Some("Foo/2")));
-        assert_eq!((field(&head, "host"), field(&head, "x-gw-upgrade-method")), (Some(HOST), None));
+        assert_eq!(field(&head, "host"), Some(HOST));
         backend.write_all(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 101 Yes\r\nConnection: upgrade\r\nUpgrade: foo/2\r\nX-Own: 1\r\n\r\nfirst").unwrap();
         let mut received = String::new();
         let mut byte = [0; 100];
@@ -20,22 +20,17 @@ fn any_protocol_is_relayed_and_each_direction_ends_separately() {
         }
         backend.write_all(format!("received {received}").as_bytes()).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let mut request = upgrade("Foo/2");
-        request.headers_mut().insert(X_GW_UPGRADE_METHOD, HeaderValue::from_static("PUT"));
-        let (response, mut up) = send(&requests, request, false).await;
-        let mut response = response.await.unwrap();
-        assert_eq!(
-            (response.status().as_u16(), &response.headers()[X_GW_UPGRADE]),
-            (200, &HeaderValue::from_static("Foo/2"))
-        );
-        assert_eq!(response.headers()["x-own"], "1");
-        assert_eq!(response.headers().len(), 3);
-        let down = response.body_mut();
-        assert_eq!(read_exact(down, 5).await, b"first");
-        up.send_data(Bytes::from_static(b"one "), false).unwrap();
-        up.send_data(Bytes::from_static(b"two"), true).unwrap();
-        assert_eq!(read_body(down).await.unwrap(), "received one two");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(OutboundRequest { method: Method::PUT, ..upgrade("Foo/2") });
+        assert_eq!(exchange.interim().await.status, 103);
+        let head = exchange.response().await.head;
+        assert_eq!((head.status.as_u16(), &head.headers["upgrade"]), (101, &HeaderValue::from_static("Foo/2")));
+        assert_eq!(head.headers["x-own"], "1");
+        assert_eq!(head.headers.len(), 3);
+        assert_eq!(exchange.bytes(5).await, b"first");
+        exchange.up.send(Bytes::from_static(b"one "), false).await.unwrap();
+        exchange.up.send(Bytes::from_static(b"two"), true).await.unwrap();
+        assert_eq!(exchange.body().await.unwrap(), "received one two");
     });
 }
 
@@ -50,11 +45,12 @@ fn backend_that_ends_its_direction_first_still_receives() {
         backend.read_exact(&mut text).unwrap();
         sender.send((text, read(&mut backend, &mut [0]))).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
-        up.send_data(Bytes::from_static(b"late"), false).unwrap();
-        up.send_data(Bytes::new(), true).unwrap();
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(upgrade("foo"));
+        exchange.response().await;
+        assert_eq!(exchange.body().await.unwrap(), "");
+        exchange.up.send(Bytes::from_static(b"late"), false).await.unwrap();
+        exchange.up.finish().unwrap();
         // Sleeps because the sent bytes leave only while this reactor runs.
         let received = loop {
             match received.try_recv() {
@@ -79,18 +75,19 @@ fn resets_are_relayed_in_both_directions() {
             rustix::net::sockopt::set_socket_linger(&backend, Some(Duration::ZERO)).unwrap();
         }
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(read_exact(response.await.unwrap().body_mut(), 2).await, b"hi");
-        up.send_reset(Reason::CANCEL);
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(upgrade("foo"));
+        exchange.response().await;
+        assert_eq!(exchange.bytes(2).await, b"hi");
+        exchange.up.reset();
         while ended.try_recv() != Ok(0) {
             runtime::sleep(Duration::from_millis(1)).await;
         }
-        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        let mut response = response.await.unwrap();
-        assert_eq!(read_exact(response.body_mut(), 2).await, b"hi");
-        up.send_data(Bytes::from_static(b"now"), false).unwrap();
-        assert_eq!(read_body(response.body_mut()).await, Err(stream::StreamClosed { is_reset: true }));
+        let exchange = gateway.send(upgrade("foo"));
+        exchange.response().await;
+        assert_eq!(exchange.bytes(2).await, b"hi");
+        exchange.up.send(Bytes::from_static(b"now"), false).await.unwrap();
+        assert_eq!(exchange.body().await, Err(Closed::Reset("GW_BACKEND_RESET".into())));
     });
 }
 
@@ -108,17 +105,13 @@ fn websocket_without_a_key_gets_one() {
             .unwrap();
         read(&mut backend, &mut [0]);
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
-        let response = response.await.unwrap();
-        assert_eq!((response.headers()[X_GW_UPGRADE].as_bytes(), response.headers().len()), (&b"websocket"[..], 2));
-        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
-        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+    with_tunnel(&urls, |gateway| async move {
+        let head = gateway.send(upgrade("websocket")).response().await.head;
+        assert_eq!((head.headers["upgrade"].as_bytes(), head.headers.len()), (&b"websocket"[..], 2));
+        assert_eq!(gateway.send(upgrade("websocket")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
         // A caller that sends a key checks the answer itself.
-        let mut request = upgrade("websocket");
-        request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("x"));
-        let (response, _up) = send(&requests, request, false).await;
-        assert_eq!(response.await.unwrap().headers()["sec-websocket-accept"], "wrong");
+        let with_key = with_field(upgrade("websocket"), "sec-websocket-key", "x");
+        assert_eq!(gateway.send(with_key).response().await.head.headers["sec-websocket-accept"], "wrong");
     });
 }
 
@@ -134,27 +127,25 @@ fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: foo\r\n\r\n").unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, _up) = send(&requests, upgrade("foo"), false).await;
-        let mut response = response.await.unwrap();
-        assert_eq!((response.status().as_u16(), response.headers().get(X_GW_UPGRADE)), (403, None));
-        assert_eq!(read_body(response.body_mut()).await.unwrap(), "no");
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(upgrade("foo"));
+        let head = exchange.response().await.head;
+        assert_eq!((head.status.as_u16(), head.headers.get("upgrade")), (403, None));
+        assert_eq!(exchange.body().await.unwrap(), "no");
     });
     let urls_of_another = http1_backend(|mut backend, _| {
         drop(request_head(&mut backend));
         backend.write_all(b"HTTP/1.1 101 Yes\r\nUpgrade: bar\r\n\r\n").unwrap();
     });
-    with_tunnel(&urls_of_another, |requests| async move {
-        let (response, _up) = send(&requests, upgrade("foo"), false).await;
-        let (code, message) = error_of(response).await;
+    with_tunnel(&urls_of_another, |gateway| async move {
+        let (code, message) = gateway.send(upgrade("foo")).error().await;
         assert!(
             code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("foo") && message.contains("bar"),
             "{message}"
         );
     });
-    with_tunnel(&unasked, |requests| async move {
-        let (response, _) = send(&requests, get("/"), true).await;
-        assert_eq!(error_of(response).await.0, "GW_BACKEND_INVALID_RESPONSE");
+    with_tunnel(&unasked, |gateway| async move {
+        assert_eq!(gateway.send(get("/")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");
     });
 }
 
@@ -162,28 +153,26 @@ fn declined_upgrades_are_relayed_and_wrong_ones_are_errors() {
 fn http_2_backends_are_upgraded_by_extended_connect() {
     let echo = |request: Request<RecvStream>, mut respond: SendResponse<Bytes>, _| async move {
         assert_eq!(request.method(), Method::CONNECT);
-        assert_eq!(request.extensions().get::<Protocol>().unwrap().as_str(), "websocket");
+        assert_eq!(request.extensions().get::<h2::ext::Protocol>().unwrap().as_str(), "websocket");
         assert!(!request.headers().contains_key("sec-websocket-key"));
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
-        let received = read_body(&mut request.into_body()).await.unwrap();
+        let received = read_body(&mut request.into_body()).await;
         sent.send_data(Bytes::from(received), true).unwrap();
     };
     let mut settings = h2::server::Builder::new();
     let able = http2_backend(settings.enable_connect_protocol().clone(), echo);
-    with_tunnel(&able, |requests| async move {
-        let mut request = upgrade("websocket");
-        request.headers_mut().insert("sec-websocket-key", HeaderValue::from_static("dGhlIHNhbXBsZSBub25jZQ=="));
-        let (response, mut up) = send(&requests, request, false).await;
-        let mut response = response.await.unwrap();
-        assert_eq!(response.headers()[X_GW_UPGRADE], "websocket");
-        assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
-        up.send_data(Bytes::from_static(b"both ways"), true).unwrap();
-        assert_eq!(read_body(response.body_mut()).await.unwrap(), "both ways");
+    with_tunnel(&able, |gateway| async move {
+        let with_key = with_field(upgrade("websocket"), "sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
+        let exchange = gateway.send(with_key);
+        let head = exchange.response().await.head;
+        assert_eq!((head.status.as_u16(), &head.headers["upgrade"]), (101, &HeaderValue::from_static("websocket")));
+        assert_eq!(head.headers["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        exchange.up.send(Bytes::from_static(b"both ways"), true).await.unwrap();
+        assert_eq!(exchange.body().await.unwrap(), "both ways");
     });
     let unable = http2_backend(h2::server::Builder::new(), echo);
-    with_tunnel(&unable, |requests| async move {
-        let (response, _up) = send(&requests, upgrade("websocket"), false).await;
-        let (code, message) = error_of(response).await;
+    with_tunnel(&unable, |gateway| async move {
+        let (code, message) = gateway.send(upgrade("websocket")).error().await;
         assert!(code == "GW_BACKEND_INVALID_RESPONSE" && message.contains("extended CONNECT"), "{message}");
     });
 }
@@ -200,13 +189,14 @@ fn reset_by_the_caller_is_noticed_while_the_backend_does_not_read() {
         while rustix::event::poll(&mut watched, None) == Err(rustix::io::Errno::INTR) {}
         sender.send(()).unwrap();
     });
-    with_tunnel(&urls, |requests| async move {
-        let (response, mut up) = send(&requests, upgrade("foo"), false).await;
-        assert_eq!(read_body(response.await.unwrap().body_mut()).await.unwrap(), "");
-        // More than socket buffers and windows can hold.
-        let flood = stream::send(&mut up, Bytes::from(vec![0; 64 << 20]), false);
+    with_tunnel(&urls, |gateway| async move {
+        let exchange = gateway.send(upgrade("foo"));
+        exchange.response().await;
+        assert_eq!(exchange.body().await.unwrap(), "");
+        // More than socket buffers and credit allow.
+        let flood = exchange.up.send(Bytes::from(vec![0; 64 << 20]), false);
         assert!(runtime::timeout(Duration::from_millis(500), flood).await.is_err());
-        up.send_reset(Reason::CANCEL);
+        exchange.up.reset();
         while ended.try_recv().is_err() {
             runtime::sleep(Duration::from_millis(1)).await;
         }

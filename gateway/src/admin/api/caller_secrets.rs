@@ -5,6 +5,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use gw_shared::id::{ClientId, KeyId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -15,17 +16,16 @@ use crate::control::{
     Actor, CallerSecretChanges, CredentialView, NewCallerSecret, NewCredentialView, NewServiceKeyView, ServiceKeyView,
 };
 use crate::page::{Page, PageQuery};
-use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
     credentials::routes().merge(service_keys::routes())
 }
 
-/// Defines the routes of one kind. `$record` is the stored record, `$view` and `$new_view` are its views without and
+/// Defines the routes of one kind. `$kind` is the type of its ids, `$view` and `$new_view` are its views without and
 /// with the secret. The names of the functions are the operation ids.
 macro_rules! caller_secret_routes {
     (
-        $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $record:ty, $view:ty, $new_view:ty,
+        $module:ident, $tag:tt, $collection:tt, $item:tt, $rotate_path:tt, $id:tt, $kind:ty, $view:ty, $new_view:ty,
         $new_id:ident, $new_field:ident,
         [$create:ident, $list:ident, $show:ident, $change:ident, $rotate:ident, $delete:ident]
     ) => {
@@ -44,7 +44,7 @@ macro_rules! caller_secret_routes {
                 post, path = $collection, tag = $tag,
                 params(("account" = String, Path, description = "Account id")),
                 request_body = NewCallerSecret,
-    responses(
+                responses(
                     (status = 201, description = "Created", body = $new_view, headers(("Location" = String))),
                     (status = 200, description = "It was there already; without its secret", body = $new_view),
                     ReadProblems, WriteProblems,
@@ -55,7 +55,7 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 JsonBody(new): JsonBody<NewCallerSecret>,
             ) -> Result<Response, Problem> {
-                let made = admin.ask(move |control| control.create_caller_secret::<$record>(&Actor::Admin, &account, &new)).await?;
+                let made = admin.ask(move |control| control.create_caller_secret::<$kind>(&Actor::Admin, &account, &new)).await?;
                 let view = &made.0.$new_field;
                 let location = format!("/accounts/{}/{}/{}", view.account, $tag, view.$new_id);
                 Ok(secret(created(made, &location)))
@@ -72,7 +72,7 @@ macro_rules! caller_secret_routes {
                 Path(account): Path<String>,
                 Query(page): Query<PageQuery>,
             ) -> Result<Json<Page<$view>>, Problem> {
-                admin.ask(move |control| control.caller_secrets::<$record>(&account, &page)).await.map(Json)
+                admin.ask(move |control| control.caller_secrets::<$kind>(&account, &page)).await.map(Json)
             }
 
             /// Show one, without its secret.
@@ -85,7 +85,7 @@ macro_rules! caller_secret_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Json<$view>, Problem> {
-                admin.ask(move |control| control.caller_secret::<$record>(&account, &id)).await.map(Json)
+                admin.ask(move |control| control.caller_secret::<$kind>(&account, &id)).await.map(Json)
             }
 
             /// Change one. Omitted members keep their values. In force on every core at once.
@@ -93,7 +93,7 @@ macro_rules! caller_secret_routes {
                 patch, path = $item, tag = $tag,
                 params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
                 request_body = CallerSecretChanges,
-    responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
+                responses((status = 200, description = "As it is now", body = $view), ReadProblems, WriteProblems),
             )]
             async fn $change(
                 State(admin): State<Admin>,
@@ -101,12 +101,12 @@ macro_rules! caller_secret_routes {
                 JsonBody(changes): JsonBody<CallerSecretChanges>,
             ) -> Result<Json<$view>, Problem> {
                 let change = move |control: &crate::control::Control| {
-                    control.change_caller_secret::<$record>(&Actor::Admin, &account, &id, &changes)
+                    control.change_caller_secret::<$kind>(&Actor::Admin, &account, &id, &changes)
                 };
                 admin.ask(change).await.map(Json)
             }
 
-            /// Give it a new secret, which is shown this once. The old one opens nothing from now on.
+            /// Give it a new secret, which is shown this once. The old one is refused from now on.
             #[utoipa::path(
                 post, path = $rotate_path, tag = $tag,
                 params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
@@ -117,12 +117,12 @@ macro_rules! caller_secret_routes {
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<Response, Problem> {
                 let rotate = move |control: &crate::control::Control| {
-                    control.rotate_secret::<$record>(&Actor::Admin, &account, &id)
+                    control.rotate_secret::<$kind>(&Actor::Admin, &account, &id)
                 };
                 Ok(secret(Json(admin.ask(rotate).await?).into_response()))
             }
 
-            /// Delete one. It opens nothing from now on.
+            /// Delete one. Its secret is refused from now on.
             #[utoipa::path(
                 delete, path = $item, tag = $tag,
                 params(("account" = String, Path, description = "Account id"), ($id = String, Path)),
@@ -132,7 +132,7 @@ macro_rules! caller_secret_routes {
                 State(admin): State<Admin>,
                 Path((account, id)): Path<(String, String)>,
             ) -> Result<StatusCode, Problem> {
-                admin.ask(move |control| control.delete_caller_secret::<$record>(&Actor::Admin, &account, &id)).await?;
+                admin.ask(move |control| control.delete_caller_secret::<$kind>(&Actor::Admin, &account, &id)).await?;
                 Ok(StatusCode::NO_CONTENT)
             }
         }
@@ -146,7 +146,7 @@ caller_secret_routes!(
     "/accounts/{account}/credentials/{client_id}",
     "/accounts/{account}/credentials/{client_id}/rotate-secret",
     "client_id",
-    CredentialRecord,
+    ClientId,
     CredentialView,
     NewCredentialView,
     client_id,
@@ -168,7 +168,7 @@ caller_secret_routes!(
     "/accounts/{account}/service-keys/{key_id}",
     "/accounts/{account}/service-keys/{key_id}/rotate-secret",
     "key_id",
-    ServiceKeyRecord,
+    KeyId,
     ServiceKeyView,
     NewServiceKeyView,
     key_id,

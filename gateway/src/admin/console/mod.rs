@@ -13,8 +13,8 @@ use axum::routing::{get, post};
 
 use super::Admin;
 use crate::control::{Control, ControlError};
-use crate::limit::AddressLimits;
 use crate::rate::Rate;
+use crate::rate_limit::AddressLimits;
 use crate::telemetry::request_log::RequestLog;
 use pages::{
     accounts, agents, audit, caller_secrets, enrollment, overview, replay, requests, services, sign_in, traffic,

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem::discriminant;
 use std::os::unix::net::UnixStream;
 
-use super::message::Message;
+use super::message::TakeoverMessage;
 use super::{LINE_MAX, TakeoverError};
 use crate::limits;
 
@@ -30,7 +30,7 @@ impl Channel {
         self.reader.get_mut()
     }
 
-    pub(super) fn send(&mut self, message: &Message) -> Result<(), TakeoverError> {
+    pub(super) fn send(&mut self, message: &TakeoverMessage) -> Result<(), TakeoverError> {
         let mut line = Vec::new();
         message.write_to(&mut line)?;
         self.reader.get_mut().write_all(&line).map_err(|error| self.reason_of(error.into()))
@@ -44,7 +44,7 @@ impl Channel {
         }
     }
 
-    pub(super) fn receive(&mut self) -> Result<Message, TakeoverError> {
+    pub(super) fn receive(&mut self) -> Result<TakeoverMessage, TakeoverError> {
         let Self { reader, partial } = self;
         // On an error, such as a time limit, `partial` keeps the received bytes.
         reader.by_ref().take(LINE_MAX - partial.len() as u64).read_until(b'\n', partial)?;
@@ -53,14 +53,14 @@ impl Channel {
             return Err(if is_full { TakeoverError::TooLong } else { TakeoverError::Ended });
         }
         match serde_json::from_slice(&std::mem::take(partial)) {
-            Ok(Message::Failed { reason }) => Err(TakeoverError::Failed(reason)),
+            Ok(TakeoverMessage::Failed { reason }) => Err(TakeoverError::Failed(reason)),
             Ok(message) => Ok(message),
             Err(error) => Err(TakeoverError::Unexpected(error.to_string())),
         }
     }
 
     /// Receives a message of the kind of `expected`.
-    pub(super) fn expect(&mut self, expected: &Message) -> Result<(), TakeoverError> {
+    pub(super) fn expect(&mut self, expected: &TakeoverMessage) -> Result<(), TakeoverError> {
         match self.receive()? {
             message if discriminant(&message) == discriminant(expected) => Ok(()),
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),

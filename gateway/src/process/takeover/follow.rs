@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 
 use super::TakeoverError;
 use super::channel::Channel;
-use super::message::Message;
+use super::message::TakeoverMessage;
 use crate::control::Control;
-use crate::limit::SuccessorCharge;
 use crate::limits;
-use crate::store::Record;
+use crate::rate_limit::SuccessorCharge;
+use crate::store::StoredRecord;
 use crate::worker::{self, Peers};
 
 /// Interval between checks that the successor still answers.
@@ -65,7 +65,7 @@ pub(super) fn follow(
     std::thread::Builder::new().name("gw-successor".to_owned()).spawn(move || {
         let error = receive_from_successor(channel, &receiving, |records| control.follow(records));
         tracing::warn!(%error, "the successor has ended: this process only finishes running requests");
-        peers.tell_all(|| worker::Message::End);
+        peers.tell_all(|| worker::WorkerMessage::End);
         // Ends the exchange with a predecessor of this process: it would get no changes any more.
         control.end_watch();
         drop(alive);
@@ -87,13 +87,13 @@ pub(super) fn follow(
 fn receive_from_successor(
     mut channel: Channel,
     pending: &PendingCharges,
-    follow: impl Fn(Vec<Record>),
+    follow: impl Fn(Vec<StoredRecord>),
 ) -> TakeoverError {
     let mut checked = Instant::now();
     loop {
         match channel.receive() {
-            Ok(Message::Records { records }) => follow(records),
-            Ok(Message::Charged { number, wait_ms }) => {
+            Ok(TakeoverMessage::Records { records }) => follow(records),
+            Ok(TakeoverMessage::Charged { number, wait_ms }) => {
                 pending.answer(number, wait_ms.map(Duration::from_millis));
             }
             Ok(other) => return TakeoverError::Unexpected(format!("{other:?}")),
@@ -126,7 +126,7 @@ fn send_charges(
         // Beyond the limit, dropping `reply` refuses the request.
         if pending.lock().len() < limits::CHARGES {
             pending.lock().insert(number, PendingCharge { since: Instant::now(), reply });
-            Message::Charge { number, service: service.to_string() }.write_to(&mut lines)?;
+            TakeoverMessage::Charge { number, service: service.to_string() }.write_to(&mut lines)?;
         }
         // Sends requests that already wait in one write.
         if charges.is_empty() || lines.len() > 64 * 1024 {
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::error::Error;
-    use crate::limit::SuccessorBuckets;
+    use crate::rate_limit::SuccessorBuckets;
 
     fn runtime() -> Runtime {
         Builder::new_current_thread().build().unwrap()
@@ -162,7 +162,7 @@ mod tests {
         let answering = std::thread::spawn(move || {
             let mut numbers = Vec::new();
             for _ in 0..3 {
-                let Message::Charge { number, service } = successor.receive().unwrap() else { panic!() };
+                let TakeoverMessage::Charge { number, service } = successor.receive().unwrap() else { panic!() };
                 assert_eq!(service, "demo--echo");
                 numbers.push(number);
             }
@@ -194,7 +194,7 @@ mod tests {
         pending.lock().insert(7, PendingCharge { since: Instant::now() - 2 * limits::CHARGED_WITHIN, reply });
         let sending = std::thread::spawn(move || {
             let mut line = Vec::new();
-            Message::Charged { number: 8, wait_ms: None }.write_to(&mut line).unwrap();
+            TakeoverMessage::Charged { number: 8, wait_ms: None }.write_to(&mut line).unwrap();
             let begin = Instant::now();
             while begin.elapsed() < 4 * CHECK_INTERVAL && (&theirs).write_all(&line).is_ok() {}
         });

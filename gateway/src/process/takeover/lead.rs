@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
 
 use super::channel::Channel;
-use super::message::Message;
+use super::message::TakeoverMessage;
 use super::{LINE_MAX, TakeoverError};
 use crate::control::Control;
-use crate::limit::{PredecessorCharge, levels};
 use crate::limits;
 use crate::ownership;
-use crate::store::Record;
+use crate::rate_limit::{PredecessorCharge, levels};
+use crate::store::StoredRecord;
 use crate::worker::{self, Peers};
 
 /// Shortest time between two copies of the records.
 const RECORDS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts threads that send changed records to the predecessor and admit its requests. Sends the workers
-/// [`worker::Message::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
+/// [`worker::WorkerMessage::Levels`], which they wait for. The returned channel disconnects when the predecessor has ended.
 pub(super) fn lead(
     channel: Channel,
     control: &Arc<Control>,
@@ -52,12 +52,12 @@ pub(super) fn lead(
 
 fn receive_from_predecessor(
     mut channel: Channel,
-    replies: &Sender<Message>,
+    replies: &Sender<TakeoverMessage>,
     control: &Control,
     peers: &Peers,
 ) -> TakeoverError {
     let levels = match channel.receive() {
-        Ok(Message::Levels { levels }) => Ok(levels::bounded(levels)),
+        Ok(TakeoverMessage::Levels { levels }) => Ok(levels::bounded(levels)),
         Ok(other) => Err(TakeoverError::Unexpected(format!("{other:?}"))),
         Err(error) => Err(error),
     };
@@ -69,7 +69,7 @@ fn receive_from_predecessor(
         }
     };
     let levels = Arc::new(levels);
-    peers.tell_all(|| worker::Message::Levels(Arc::clone(&levels)));
+    peers.tell_all(|| worker::WorkerMessage::Levels(Arc::clone(&levels)));
     if let Some(error) = failed {
         // The predecessor sees the end and accepts no more requests.
         let _ = channel.socket().shutdown(Shutdown::Both);
@@ -80,17 +80,17 @@ fn receive_from_predecessor(
     }
     loop {
         match channel.receive() {
-            Ok(Message::Charge { number, service }) => {
+            Ok(TakeoverMessage::Charge { number, service }) => {
                 let owner = ownership::owner(format!("{service}.{}", control.region().apex()), control.workers());
                 let replies = replies.clone();
                 let answer = Box::new(move |wait: Option<Duration>| {
                     let wait_ms = wait.map(|wait| u64::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(u64::MAX));
                     // Fails if the predecessor has ended.
-                    let _ = replies.try_send(Message::Charged { number, wait_ms });
+                    let _ = replies.try_send(TakeoverMessage::Charged { number, wait_ms });
                 });
                 peers.tell(
                     owner,
-                    worker::Message::ChargeForPredecessor(Box::new(PredecessorCharge { service, answer })),
+                    worker::WorkerMessage::ChargeForPredecessor(Box::new(PredecessorCharge { service, answer })),
                 );
             }
             Ok(other) => return TakeoverError::Unexpected(format!("{other:?}")),
@@ -101,7 +101,7 @@ fn receive_from_predecessor(
 
 fn send_to_predecessor(
     mut socket: &UnixStream,
-    answers: &Receiver<Message>,
+    answers: &Receiver<TakeoverMessage>,
     changes: &Receiver<()>,
     ended: &Receiver<Infallible>,
     control: &Control,
@@ -146,8 +146,8 @@ fn send_to_predecessor(
 
 /// Appends a line with `records`. Returns `false` and appends nothing if the line would be longer than `most` bytes:
 /// the predecessor would end the exchange.
-fn write_records(records: Vec<Record>, lines: &mut Vec<u8>, most: u64) -> Result<bool, TakeoverError> {
-    match (Message::Records { records }).write_within(lines, most) {
+fn write_records(records: Vec<StoredRecord>, lines: &mut Vec<u8>, most: u64) -> Result<bool, TakeoverError> {
+    match (TakeoverMessage::Records { records }).write_within(lines, most) {
         Ok(()) => Ok(true),
         Err(TakeoverError::TooLong) => Ok(false),
         Err(error) => Err(error),
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn records_that_exceed_the_longest_line_are_not_sent() {
         let mut expected = Vec::new();
-        Message::Charged { number: 8, wait_ms: None }.write_to(&mut expected).unwrap();
+        TakeoverMessage::Charged { number: 8, wait_ms: None }.write_to(&mut expected).unwrap();
         let mut lines = expected.clone();
         let empty = b"{\"type\":\"records\",\"records\":[]}\n";
         assert!(!write_records(Vec::new(), &mut lines, empty.len() as u64 - 1).unwrap());

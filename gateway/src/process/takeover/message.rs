@@ -6,12 +6,12 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::{LINE_MAX, TakeoverError};
-use crate::limit::Level;
-use crate::store::Record;
+use crate::rate_limit::Level;
+use crate::store::StoredRecord;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Message {
+pub(super) enum TakeoverMessage {
     Ready,
     Store {
         /// Number of live tunnels by label of their service.
@@ -25,7 +25,7 @@ pub(super) enum Message {
         levels: Vec<Level>,
     },
     Records {
-        records: Vec<Record>,
+        records: Vec<StoredRecord>,
     },
     Charge {
         number: u64,
@@ -39,7 +39,7 @@ pub(super) enum Message {
     },
 }
 
-impl Message {
+impl TakeoverMessage {
     /// Appends the message to `lines`. Leaves `lines` unchanged if the message is too long.
     pub(super) fn write_to(&self, lines: &mut Vec<u8>) -> Result<(), TakeoverError> {
         self.write_within(lines, LINE_MAX)

@@ -89,7 +89,7 @@ mod tests {
     use std::thread;
 
     use super::channel::Channel;
-    use super::message::Message;
+    use super::message::TakeoverMessage;
     use super::*;
 
     fn pair() -> (Successor, Predecessor) {
@@ -104,7 +104,7 @@ mod tests {
         let expected = tunnels.clone();
         let taking = thread::spawn(move || {
             assert_eq!(predecessor.take_store().unwrap(), expected);
-            predecessor.channel().unwrap().send(&Message::Serving).unwrap();
+            predecessor.channel().unwrap().send(&TakeoverMessage::Serving).unwrap();
         });
         successor.wait_until_ready().unwrap();
         successor.give_store(tunnels).unwrap();
@@ -134,7 +134,7 @@ mod tests {
         socket.write_all(b"{\"type\":").unwrap();
         assert!(matches!(successor.channel.receive(), Err(TakeoverError::Silent)));
         socket.write_all(b"\"serving\"}\n").unwrap();
-        assert!(matches!(successor.channel.receive(), Ok(Message::Serving)));
+        assert!(matches!(successor.channel.receive(), Ok(TakeoverMessage::Serving)));
     }
 
     #[test]

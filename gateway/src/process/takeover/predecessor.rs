@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 
 use super::channel::Channel;
-use super::message::Message;
+use super::message::TakeoverMessage;
 use super::{TakeoverError, VARIABLE, lead, sockets};
 use crate::control::Control;
 use crate::process::listeners::Inherited;
@@ -43,9 +43,9 @@ impl Predecessor {
 
     /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service.
     pub(crate) fn take_store(&mut self) -> Result<BTreeMap<String, usize>, TakeoverError> {
-        self.channel()?.send(&Message::Ready)?;
+        self.channel()?.send(&TakeoverMessage::Ready)?;
         match self.channel()?.receive()? {
-            Message::Store { tunnels } => Ok(tunnels),
+            TakeoverMessage::Store { tunnels } => Ok(tunnels),
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
         }
     }
@@ -57,7 +57,7 @@ impl Predecessor {
         control: &Arc<Control>,
         peers: &Arc<Peers>,
     ) -> Result<Receiver<Infallible>, TakeoverError> {
-        self.channel()?.send(&Message::Serving)?;
+        self.channel()?.send(&TakeoverMessage::Serving)?;
         lead::lead(self.0.take().ok_or(TakeoverError::Ended)?, control, peers)
     }
 
@@ -68,6 +68,6 @@ impl Predecessor {
     /// Sends the reason why this process cannot take over.
     pub fn failed(&mut self, reason: &str) {
         // If this fails, the predecessor still sees that this process ends.
-        let _ = self.channel().and_then(|channel| channel.send(&Message::Failed { reason: reason.to_owned() }));
+        let _ = self.channel().and_then(|channel| channel.send(&TakeoverMessage::Failed { reason: reason.to_owned() }));
     }
 }

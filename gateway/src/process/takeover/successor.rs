@@ -9,12 +9,12 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 
 use super::channel::Channel;
-use super::message::Message;
+use super::message::TakeoverMessage;
 use super::program::Program;
 use super::{TakeoverError, VARIABLE, follow, sockets};
 use crate::control::Control;
-use crate::limit::{Level, SuccessorCharge, levels};
 use crate::process::listeners::Listeners;
+use crate::rate_limit::{Level, SuccessorCharge, levels};
 use crate::worker::Peers;
 
 /// Process that replaces this one. It is killed when this is dropped before it serves.
@@ -56,13 +56,13 @@ impl Successor {
 
     /// Waits until the successor needs only the store.
     pub(crate) fn wait_until_ready(&mut self) -> Result<(), TakeoverError> {
-        self.channel.expect(&Message::Ready)
+        self.channel.expect(&TakeoverMessage::Ready)
     }
 
     /// Reports that the store is closed, and waits until the successor serves. After that, a drop does not kill it.
     pub(crate) fn give_store(&mut self, tunnels: BTreeMap<String, usize>) -> Result<(), TakeoverError> {
-        self.channel.send(&Message::Store { tunnels })?;
-        self.channel.expect(&Message::Serving)?;
+        self.channel.send(&TakeoverMessage::Store { tunnels })?;
+        self.channel.expect(&TakeoverMessage::Serving)?;
         self.child.0 = None;
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Successor {
         control: &Arc<Control>,
         peers: &Arc<Peers>,
     ) -> Result<(), TakeoverError> {
-        self.channel.send(&Message::Levels { levels: levels::bounded(levels) })?;
+        self.channel.send(&TakeoverMessage::Levels { levels: levels::bounded(levels) })?;
         follow::follow(self.channel, charges, Arc::clone(control), Arc::clone(peers))
     }
 }

@@ -21,8 +21,8 @@ use crate::error::Error;
 use crate::hostname::{Region, tenant_label};
 use crate::rate::Rate;
 use crate::store::{
-    CredentialRecord, Directory, Modes, Record, Records, SecretAccess, Service, ServiceKeyRecord, ServiceRecord,
-    SigningKey, SigningKeyRecord,
+    CallerSecretRecord, Directory, Modes, Records, SecretAccess, Service, ServiceRecord, SigningKey, SigningKeyRecord,
+    StoredRecord,
 };
 
 /// A value of `X-Gw-Service-Key`, or the text of an enrollment token.
@@ -104,7 +104,7 @@ const KEY_SECRET: &str = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefg";
 static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     let mut records = Records::default();
     for id in ["api", "other"] {
-        records.put(Record::Service(ServiceRecord {
+        records.put(StoredRecord::Service(ServiceRecord {
             account: account(),
             id: service_id(id),
             modes: Modes { jwt: true, service_key: true },
@@ -126,13 +126,13 @@ static CALLERS: LazyLock<Callers> = LazyLock::new(|| {
     };
     let client = |number: u8| ClientId::new(&format!("gw_ci_{number:020}")).expect("a client's id");
     let (allowed, disabled, unknown) = (client(1), client(2), client(3));
-    records.put(Record::Credential(CredentialRecord { id: allowed.clone(), access: access("", true) }));
-    records.put(Record::Credential(CredentialRecord { id: disabled.clone(), access: access("", false) }));
+    records.put(StoredRecord::Credential(CallerSecretRecord { id: allowed.clone(), access: access("", true) }));
+    records.put(StoredRecord::Credential(CallerSecretRecord { id: disabled.clone(), access: access("", false) }));
     let key_id = KeyId::new(KEY_ID).expect("a key's id");
-    records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, access: access(KEY_SECRET, true) }));
+    records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key_id, access: access(KEY_SECRET, true) }));
     let (published, foreign) = (signing_key(2, "k"), signing_key(3, "f"));
     let impostor = SigningKeyRecord { id: published.id.clone(), ..foreign.clone() };
-    records.put(Record::SigningKey(published.clone()));
+    records.put(StoredRecord::SigningKey(published.clone()));
 
     let region = region();
     let directory = Directory::new(&records, &region, 1);

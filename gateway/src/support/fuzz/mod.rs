@@ -14,6 +14,7 @@ mod telemetry;
 mod tests;
 mod token_endpoint;
 mod tunnel;
+mod tunnel_frames;
 
 use aws_lc_rs::signature::Ed25519KeyPair;
 use gw_shared::id::AccountId;
@@ -24,7 +25,8 @@ pub use self::csr::csr;
 pub use self::http::{body, header_rules, request_head, response_head};
 pub use self::telemetry::{log_block, trace_context};
 pub use self::token_endpoint::{scope, token_body};
-pub use self::tunnel::{control_stream, handshake};
+pub use self::tunnel::{control_message, handshake};
+pub use self::tunnel_frames::tunnel_frames;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 
@@ -34,7 +36,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("access_token", access_token),
     ("body", body),
     ("client_address", client_address),
-    ("control_stream", control_stream),
+    ("control_message", control_message),
     ("csr", csr),
     ("handshake", handshake),
     ("header_rules", header_rules),
@@ -47,6 +49,7 @@ pub const TARGETS: &[(&str, fn(&[u8]))] = &[
     ("service_key", service_key),
     ("token_body", token_body),
     ("trace_context", trace_context),
+    ("tunnel_frames", tunnel_frames),
 ];
 
 const NOW: Timestamp = Timestamp(1_800_000_000);

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use crate::error::Error;
 use crate::http_message::Outcome;
 use crate::ownership::WorkerId;
-use services::{ServiceReport, Services};
+use services::{ServiceCounters, ServiceReport};
 
 /// Counter used by its own worker only.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ pub(crate) struct Counters {
     /// Connections that the gateway closed to protect itself or to make room, by reason.
     ended_early: Reasons,
     /// Ended requests of each service.
-    pub(crate) services: Services,
+    pub(crate) services: ServiceCounters,
 }
 
 impl Counters {

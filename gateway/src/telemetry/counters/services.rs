@@ -59,14 +59,14 @@ pub struct ServiceReport {
 
 /// Counters of the services of one worker. Their number is bounded; further services are counted together.
 #[derive(Debug, Default)]
-pub(crate) struct Services {
+pub(crate) struct ServiceCounters {
     by_label: RefCell<HashMap<Arc<str>, ServiceStats>>,
     other: RefCell<ServiceStats>,
     /// A request was counted as [`OTHER`].
     overflowed: Cell<bool>,
 }
 
-impl Services {
+impl ServiceCounters {
     /// Counts an ended request of the service `label`, on the worker of its caller's connection.
     pub(crate) fn ended(&self, label: &Arc<str>, sample: Sample) {
         let mut services = self.by_label.borrow_mut();
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn requests_are_counted_by_class_and_code_with_their_bytes_and_durations() {
-        let services = Services::default();
+        let services = ServiceCounters::default();
         let api = label("acme--api");
         for sample in [OK, OK, LIMITED, Sample { status: None, ..OK }, Sample { status: Some(999), ..OK }] {
             services.ended(&api, sample);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn services_beyond_the_maximum_are_counted_together_and_deleted_services_free_their_places() {
-        let services = Services::default();
+        let services = ServiceCounters::default();
         for number in 0..limits::SERVICES_COUNTED + 2 {
             services.ended(&label(&format!("acme--s{number}")), OK);
         }
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn workers_are_added_and_since_returns_the_difference() {
-        let (one, two) = (Services::default(), Services::default());
+        let (one, two) = (ServiceCounters::default(), ServiceCounters::default());
         one.ended(&label("b--b"), OK);
         two.ended(&label("a--a"), OK);
         two.ended(&label("b--b"), LIMITED);

@@ -15,7 +15,7 @@ use time::macros::format_description;
 use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
-use super::record::{CallerId, Ended, METHOD_MAX, Protocol, Record, TARGET_MAX};
+use super::record::{CallerId, Ended, METHOD_MAX, Protocol, RequestRecord, TARGET_MAX};
 use super::timing::Timing;
 use super::view::RequestView;
 use super::zone_map::ZoneMap;
@@ -138,7 +138,7 @@ impl<'e, 'r> Builder<'e, 'r> {
     pub(super) fn add(
         &mut self,
         service: i64,
-        record: &'r Record,
+        record: &'r RequestRecord,
         capture: Option<i64>,
         masker: &Masker,
     ) -> Result<(), LogError> {
@@ -264,7 +264,7 @@ impl Flavor for Append<'_> {
 pub(super) struct Unpacker(Decompressor<'static>);
 
 /// Decoded and checked block.
-pub(super) struct Block<'a> {
+pub(super) struct DecodedBlock<'a> {
     second_ms: u64,
     strings: Vec<&'a str>,
     /// Each row with the number of its service.
@@ -276,7 +276,7 @@ impl Unpacker {
         Ok(Self(Decompressor::new()?))
     }
 
-    /// Returns the decompressed block, as [`Block::read`] expects it.
+    /// Returns the decompressed block, as [`DecodedBlock::read`] expects it.
     pub(super) fn unpack(&mut self, block: &[u8]) -> Result<Vec<u8>, LogError> {
         match block.split_first() {
             Some((&PLAIN, raw)) => Ok(raw.to_vec()),
@@ -291,7 +291,7 @@ impl Unpacker {
     }
 }
 
-impl<'a> Block<'a> {
+impl<'a> DecodedBlock<'a> {
     /// Decodes the rows of the services for which `wanted` returns true.
     pub(super) fn read(raw: &'a [u8], wanted: impl Fn(i64) -> bool) -> Result<Self, LogError> {
         let damaged = |_| LogError::Damaged("a block's contents");
@@ -353,7 +353,7 @@ impl<'a> Block<'a> {
         self.string(row.method)
     }
 
-    /// [`Block::read`] has checked the index.
+    /// [`DecodedBlock::read`] has checked the index.
     fn string(&self, index: u16) -> &'a str {
         self.strings.get(usize::from(index)).copied().unwrap_or_default()
     }

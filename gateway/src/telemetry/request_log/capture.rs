@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
 use super::LogError;
-use super::record::{CAPTURE_MAX, CapturedMessage, Truncation};
+use super::record::{CAPTURE_MAX, MessageCapture, Truncation};
 use super::view::CapturedView;
 
 /// Size in bytes from which bodies are compressed.
@@ -32,7 +32,7 @@ pub(super) struct Head<'a> {
 
 /// Encodes `message` as its head and body columns.
 pub(super) fn pack<'a>(
-    message: &'a CapturedMessage,
+    message: &'a MessageCapture,
     masker: &Masker,
     compressor: &mut Compressor<'_>,
 ) -> Result<(Vec<u8>, Cow<'a, [u8]>), LogError> {
@@ -114,7 +114,7 @@ impl<'a> Head<'a> {
 mod tests {
     use bytes::Bytes;
 
-    use super::super::record::CapturedBody;
+    use super::super::record::BodyCapture;
     use super::*;
 
     /// Head of the versions before `truncated_by`.
@@ -127,9 +127,9 @@ mod tests {
     }
 
     fn packed(truncated_by: Option<Truncation>) -> Vec<u8> {
-        let body = CapturedBody { bytes: Bytes::from_static(b"abc"), truncated: truncated_by.is_some(), truncated_by };
+        let body = BodyCapture { bytes: Bytes::from_static(b"abc"), truncated: truncated_by.is_some(), truncated_by };
         let headers = [(header::ACCEPT, HeaderValue::from_static("a"))].into_iter().collect();
-        let message = CapturedMessage { headers, body };
+        let message = MessageCapture { headers, body };
         pack(&message, &Masker::default(), &mut Compressor::new(1).unwrap()).unwrap().0
     }
 

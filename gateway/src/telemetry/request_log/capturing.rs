@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use gw_shared::http::fields;
 use http::header::{HeaderMap, HeaderValue};
 
-use super::record::{CAPTURE_MAX, Capture, CapturedBody, CapturedMessage, Truncation};
+use super::record::{BodyCapture, CAPTURE_MAX, Capture, MessageCapture, Truncation};
 use crate::store::Captures;
 
 /// Remaining bytes for captures in progress on one worker.
@@ -132,7 +132,7 @@ impl Half {
         };
     }
 
-    fn finish(mut self) -> CapturedMessage {
+    fn finish(mut self) -> MessageCapture {
         // The budget covers captures in progress. From here on the limit of the log's queue applies.
         let headers = std::mem::take(&mut self.headers);
         // The buffer may have twice the capacity of its contents, and the log's queue counts contents only.
@@ -141,7 +141,7 @@ impl Half {
         self.body.clear();
         self.budget.give_back(body.len());
         let truncated_by = self.cut.or((!self.whole).then_some(Truncation::Interrupted));
-        CapturedMessage { headers, body: CapturedBody { bytes: body, truncated: truncated_by.is_some(), truncated_by } }
+        MessageCapture { headers, body: BodyCapture { bytes: body, truncated: truncated_by.is_some(), truncated_by } }
     }
 }
 

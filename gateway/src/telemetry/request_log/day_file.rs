@@ -20,7 +20,7 @@ use super::LogError;
 use super::block::{Encoder, SLOT_MS};
 use super::capture;
 use super::day::Day;
-use super::record::{Capture, Record};
+use super::record::{Capture, RequestRecord};
 use super::zone_map::ZoneMap;
 
 /// Bits of the block's number in a key. A key is service · second of the day · number.
@@ -86,13 +86,13 @@ pub(super) struct DayFile {
     pub(super) dirty: bool,
 }
 
-/// Record to write. Entries are sorted by second and service.
+/// Record to write. A flush sorts its records by second and service.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'a> {
+pub(super) struct OrderedRecord<'a> {
     /// Second (Unix time) · index of the service in the flush.
     pub(super) order: u64,
     pub(super) label: &'a Arc<str>,
-    pub(super) record: &'a Record,
+    pub(super) record: &'a RequestRecord,
 }
 
 /// Block listed in a row of `arrival`.
@@ -111,13 +111,13 @@ pub(super) struct Tools {
     pub(super) masker: Masker,
 }
 
-impl Entry<'_> {
+impl OrderedRecord<'_> {
     pub(super) fn second(&self) -> u64 {
         self.order >> ORDER_SERVICE_BITS
     }
 }
 
-/// Bits of the service's index in [`Entry::order`].
+/// Bits of the service's index in [`OrderedRecord::order`].
 pub(super) const ORDER_SERVICE_BITS: u32 = 24;
 
 impl Arrived {
@@ -174,7 +174,7 @@ impl DayFile {
     }
 
     /// Writes all `entries` or none. They are of this day and sorted.
-    pub(super) fn write(&mut self, entries: &[Entry<'_>], tools: &mut Tools) -> Result<(), LogError> {
+    pub(super) fn write(&mut self, entries: &[OrderedRecord<'_>], tools: &mut Tools) -> Result<(), LogError> {
         let Self { connection, day, services, present, .. } = self;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let (mut new_services, mut new_present) = (Vec::new(), Vec::new());
@@ -249,7 +249,7 @@ impl Arrival {
         &mut self,
         connection: &Connection,
         service: i64,
-        records: &[(i64, &[Entry<'_>])],
+        records: &[(i64, &[OrderedRecord<'_>])],
         tools: &mut Tools,
     ) -> Result<(), LogError> {
         let records =

@@ -6,11 +6,11 @@ use gw_shared::id::RequestId;
 use http::{Method, header};
 use rusqlite::{Connection, OptionalExtension};
 
-use super::block::{Block, SLOT_MS, Unpacker};
+use super::block::{DecodedBlock, SLOT_MS, Unpacker};
 use super::capture::Head;
 use super::day::Day;
 use super::day_file::{Arrived, arrival_keys, fingerprint, open_for_reading};
-use super::record::{CapturedBody, CapturedMessage};
+use super::record::{BodyCapture, MessageCapture};
 use super::view::{BodyView, CapturedView, RequestView, Side};
 use super::{CapturedRequest, LogError};
 
@@ -77,8 +77,8 @@ impl Reader {
         let request = columns.map(|Columns { head, body }| {
             let head = Head::read(&head)?;
             let (truncated, truncated_by) = (head.truncated, head.truncated_by);
-            let body = CapturedBody { bytes: head.body(body)?.into(), truncated, truncated_by };
-            Ok::<_, LogError>(CapturedMessage { headers: head.header_map()?, body })
+            let body = BodyCapture { bytes: head.body(body)?.into(), truncated, truncated_by };
+            Ok::<_, LogError>(MessageCapture { headers: head.header_map()?, body })
         });
         let method = Method::from_bytes(found.view.method.as_bytes()).map_err(|_| LogError::Damaged("a method"))?;
         Ok(CapturedRequest { view: found.view, method, target: found.target, request: request.transpose()? })
@@ -141,7 +141,7 @@ fn read_row(
     let mut select = connection.prepare_cached("SELECT data FROM block WHERE key = ?1")?;
     let data = select.query_row([arrived.key(second)], |row| Ok(unpacker.unpack(row.get_ref(0)?.as_blob()?)));
     let raw = data.optional()?.ok_or(LogError::Damaged("a block is missing"))??;
-    let block = Block::read(&raw, |_| true)?;
+    let block = DecodedBlock::read(&raw, |_| true)?;
     let (service, row) = block.rows.get(index).ok_or(LogError::Damaged("a row is missing"))?;
     if block.id(row) != *id.as_bytes() {
         return Ok(None);

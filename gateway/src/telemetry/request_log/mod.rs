@@ -37,7 +37,7 @@ use rusqlite::ErrorCode;
 use self::day::{Day, Now};
 use self::lookup::{Found, Reader};
 use self::query::Criteria;
-use self::queue::{Command, Counters};
+use self::queue::{LogCommand, LogCounters};
 use self::readers::Readers;
 use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
@@ -47,7 +47,7 @@ use crate::page::Page;
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
-pub use record::{Batch, CallerId, Capture, CapturedBody, CapturedMessage, Ended, Protocol, Record, Truncation};
+pub use record::{Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RequestRecord, Truncation};
 pub(crate) use recorder::Recorder;
 pub use timing::{Timing, TimingStage};
 pub use view::{BodyView, CapturedView, RequestView, SearchQuery, Side};
@@ -66,7 +66,7 @@ pub struct RequestLog {
     now: Now,
     readers: Readers,
     queue: LogQueue,
-    counters: Arc<Counters>,
+    counters: Arc<LogCounters>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -97,7 +97,7 @@ pub struct CapturedRequest {
     /// Path and query as received, with the gateway's secrets masked.
     pub target: String,
     /// `None` if the request was not captured.
-    pub request: Option<CapturedMessage>,
+    pub request: Option<MessageCapture>,
 }
 
 impl RequestLog {
@@ -123,7 +123,7 @@ impl RequestLog {
         masker: Masker,
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(LogCounters::default());
         let (queue, receiver) = queue::queue(Arc::clone(&counters));
         let now = Now(Arc::new(now));
         let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker)?;
@@ -144,7 +144,7 @@ impl RequestLog {
     /// Waits until all records pushed before are committed or counted as dropped.
     pub fn flush(&self) {
         let (done, wait) = crossbeam_channel::bounded(1);
-        if self.queue.send(Command::Flush(done)).is_ok() {
+        if self.queue.send(LogCommand::Flush(done)).is_ok() {
             // Fails if the thread has ended, after it wrote all records.
             let _ = wait.recv();
         }
@@ -154,7 +154,7 @@ impl RequestLog {
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            let _ = self.queue.send(Command::Close);
+            let _ = self.queue.send(LogCommand::Close);
             if thread.join().is_err() {
                 tracing::error!("request log: the thread panicked");
             }
@@ -214,7 +214,7 @@ impl RequestLog {
 #[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) fn show_block(data: &[u8]) -> Result<Vec<RequestView>, LogError> {
     let raw = block::Unpacker::new()?.unpack(data)?;
-    let block = block::Block::read(&raw, |_| true)?;
+    let block = block::DecodedBlock::read(&raw, |_| true)?;
     Ok(block.rows.iter().map(|(_, row)| block.view(row, "acme--api")).collect())
 }
 

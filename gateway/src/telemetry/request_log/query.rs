@@ -6,7 +6,7 @@ use gw_shared::id::{AccountId, ClientId, KeyId, RequestId, ServiceId};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::block::{Block, Row};
+use super::block::{DecodedBlock, Row};
 use super::view::SearchQuery;
 use super::zone_map::ZoneMap;
 use super::{APEX_LABEL, LogError};
@@ -15,7 +15,7 @@ use crate::page;
 
 /// Criteria of a search.
 pub(super) struct Criteria {
-    pub(super) services: Services,
+    pub(super) services: ServiceFilter,
     status: Option<Status>,
     code: Option<String>,
     path_prefix: Option<String>,
@@ -31,7 +31,7 @@ pub(super) struct Criteria {
 }
 
 /// Services whose records are searched.
-pub(super) enum Services {
+pub(super) enum ServiceFilter {
     All,
     /// Prefix of the labels: `{account}--`.
     Account(String),
@@ -55,18 +55,18 @@ impl Criteria {
             query.service.as_deref().map(|text| ServiceId::new(text).map_err(invalid("service"))).transpose()?;
         let services = match (account, service) {
             (None, None) => match query.apex {
-                None => Services::All,
-                Some(true) => Services::Label(APEX_LABEL.to_owned()),
-                Some(false) => Services::NotApex,
+                None => ServiceFilter::All,
+                Some(true) => ServiceFilter::Label(APEX_LABEL.to_owned()),
+                Some(false) => ServiceFilter::NotApex,
             },
             (None, Some(_)) => return Err(invalid("account")("required with `service`")),
-            (Some(account), None) => Services::Account(format!("{account}--")),
-            (Some(account), Some(service)) => Services::Label(
+            (Some(account), None) => ServiceFilter::Account(format!("{account}--")),
+            (Some(account), Some(service)) => ServiceFilter::Label(
                 tenant_label(&account, &service)
                     .ok_or_else(|| invalid("service")("too long together with the account"))?,
             ),
         };
-        if query.apex == Some(true) && !matches!(&services, Services::Label(label) if label == APEX_LABEL) {
+        if query.apex == Some(true) && !matches!(&services, ServiceFilter::Label(label) if label == APEX_LABEL) {
             return Err(invalid("apex")("`true` cannot be combined with `account`: the apex belongs to no account"));
         }
         let caller_id = query.caller_id.as_deref().map(|text| {
@@ -117,7 +117,7 @@ impl Criteria {
     }
 
     /// Whether a record matches.
-    pub(super) fn matches(&self, block: &Block<'_>, row: &Row<'_>) -> bool {
+    pub(super) fn matches(&self, block: &DecodedBlock<'_>, row: &Row<'_>) -> bool {
         let time = block.unix_ms(row);
         time >= self.since_ms
             && time < self.until_ms

@@ -7,21 +7,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use http::HeaderMap;
 
-use super::record::{Batch, Record};
+use super::record::{Batch, RequestRecord};
 use crate::limits;
 
 // The most records that can wait take less than all bytes that can wait: each of the two limits can be reached first.
-const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<Record>() + 64) <= limits::LOG_QUEUE_BYTES);
+const _: () = assert!(limits::LOG_QUEUE_RECORDS * (size_of::<RequestRecord>() + 64) <= limits::LOG_QUEUE_BYTES);
 
 /// Sending end of the queue. Clones send to the same log.
 #[derive(Clone)]
 pub struct LogQueue {
-    sender: Sender<Command>,
-    counters: Arc<Counters>,
+    sender: Sender<LogCommand>,
+    counters: Arc<LogCounters>,
 }
 
 /// Command to the log thread.
-pub(super) enum Command {
+pub(super) enum LogCommand {
     Write(Queued),
     /// Write all batches queued before, then reply.
     Flush(Sender<()>),
@@ -62,7 +62,7 @@ pub struct LogStats {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct LogCounters {
     pub(super) written: AtomicU64,
     pub(super) dropped: AtomicU64,
     pub(super) captures_dropped: AtomicU64,
@@ -73,7 +73,7 @@ pub(super) struct Counters {
     queued_bytes: AtomicUsize,
 }
 
-pub(super) fn queue(counters: Arc<Counters>) -> (LogQueue, Receiver<Command>) {
+pub(super) fn queue(counters: Arc<LogCounters>) -> (LogQueue, Receiver<LogCommand>) {
     let (sender, receiver) = bounded(limits::LOG_QUEUE_BATCHES);
     (LogQueue { sender, counters }, receiver)
 }
@@ -101,7 +101,7 @@ impl LogQueue {
             }
             self.counters.captures_dropped.fetch_add(captures, Ordering::Relaxed);
         }
-        match self.sender.try_send(Command::Write(Queued { batch, cost })) {
+        match self.sender.try_send(LogCommand::Write(Queued { batch, cost })) {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 self.counters.release(cost);
@@ -111,7 +111,7 @@ impl LogQueue {
     }
 
     /// Sends a command and waits for room in the queue. Not for workers. Fails if the log thread has ended.
-    pub(super) fn send(&self, command: Command) -> Result<(), ()> {
+    pub(super) fn send(&self, command: LogCommand) -> Result<(), ()> {
         self.sender.send(command).map_err(drop)
     }
 }
@@ -128,12 +128,12 @@ impl Cost {
 }
 
 /// Approximate memory of `record`. The allocator's rounding and shared ids are not counted.
-fn bytes_of(record: &Record) -> usize {
+fn bytes_of(record: &RequestRecord) -> usize {
     let captured = record.capture.as_ref().map_or(0, |capture| {
         let sides = [&capture.request, &capture.response].into_iter().flatten();
         sides.map(|message| message.body.bytes.len() + bytes_of_headers(&message.headers)).sum()
     });
-    size_of::<Record>() + record.target.len() + captured
+    size_of::<RequestRecord>() + record.target.len() + captured
 }
 
 /// Approximate memory of names and values, with the map's cost per field and in total.
@@ -148,7 +148,7 @@ fn drop_captures(batch: &mut Batch) -> u64 {
     records.map(|record| u64::from(mem::take(&mut record.capture).is_some())).sum()
 }
 
-impl Counters {
+impl LogCounters {
     /// Reserves room for `cost`. Returns whether there was room.
     fn reserve(&self, cost: Cost) -> bool {
         let records = self.queued_records.fetch_add(cost.records, Ordering::Relaxed) + cost.records;
@@ -184,15 +184,15 @@ impl Counters {
 mod tests {
     use gw_shared::id::RequestIds;
 
-    use super::super::record::{Capture, CapturedBody, CapturedMessage};
+    use super::super::record::{BodyCapture, Capture, MessageCapture};
     use super::*;
 
     fn batch(records: usize, captured: usize) -> Batch {
         let ids = RequestIds::new();
-        let body = CapturedBody { bytes: vec![0; captured].into(), ..CapturedBody::default() };
-        let capture = Capture { request: Some(CapturedMessage { body, ..CapturedMessage::default() }), response: None };
+        let body = BodyCapture { bytes: vec![0; captured].into(), ..BodyCapture::default() };
+        let capture = Capture { request: Some(MessageCapture { body, ..MessageCapture::default() }), response: None };
         let capture = || (captured > 0).then(|| Box::new(capture.clone()));
-        let record = || Record { capture: capture(), ..Record::example(ids.next_id()) };
+        let record = || RequestRecord { capture: capture(), ..RequestRecord::example(ids.next_id()) };
         Batch { services: vec![("a--b".into(), (0..records).map(|_| record()).collect())] }
     }
 
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((stats.queued_records, stats.dropped), (65, (limits::LOG_QUEUE_RECORDS - 64) as u64));
 
         for command in receiver.try_iter() {
-            let Command::Write(queued) = command else { panic!("nothing else was sent") };
+            let LogCommand::Write(queued) = command else { panic!("nothing else was sent") };
             assert_eq!(queued.cost, Cost::of(&queued.batch));
             queue.counters.release(queued.cost);
         }

@@ -22,7 +22,7 @@ pub const CAPTURE_MAX: usize = 1024 * 1024;
 
 /// Record of an ended request. Its service is in the batch.
 #[derive(Debug, Clone)]
-pub struct Record {
+pub struct RequestRecord {
     /// UUIDv7, whose timestamp is the time at which the request's head had been read, in milliseconds.
     pub id: RequestId,
     pub method: Method,
@@ -83,27 +83,27 @@ impl From<Outcome> for Ended {
 /// Captured messages of a relayed request.
 #[derive(Debug, Clone, Default)]
 pub struct Capture {
-    pub request: Option<CapturedMessage>,
-    pub response: Option<CapturedMessage>,
+    pub request: Option<MessageCapture>,
+    pub response: Option<MessageCapture>,
 }
 
 impl Capture {
     /// Captured bytes of both bodies.
     pub fn bytes(&self) -> usize {
-        let bytes = |message: &Option<CapturedMessage>| message.as_ref().map_or(0, |message| message.body.bytes.len());
+        let bytes = |message: &Option<MessageCapture>| message.as_ref().map_or(0, |message| message.body.bytes.len());
         bytes(&self.request) + bytes(&self.response)
     }
 }
 
 /// Captured message: fields without credentials, and the beginning of the body.
 #[derive(Debug, Clone, Default)]
-pub struct CapturedMessage {
+pub struct MessageCapture {
     pub headers: HeaderMap,
-    pub body: CapturedBody,
+    pub body: BodyCapture,
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct CapturedBody {
+pub struct BodyCapture {
     /// The first bytes, at most [`CAPTURE_MAX`].
     pub bytes: Bytes,
     /// The body was longer, or it was interrupted.
@@ -147,11 +147,11 @@ impl Truncation {
 #[derive(Debug, Clone, Default)]
 pub struct Batch {
     /// Label of the service (`{account}--{service}`), and its records in the order in which they ended.
-    pub services: Vec<(Arc<str>, Vec<Record>)>,
+    pub services: Vec<(Arc<str>, Vec<RequestRecord>)>,
 }
 
 #[cfg(test)]
-impl Record {
+impl RequestRecord {
     /// Record of a plain request with status 200.
     pub(super) fn example(id: RequestId) -> Self {
         Self {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::queue::LogQueue;
-use super::record::{Batch, Record};
+use super::record::{Batch, RequestRecord};
 
 /// Records at which a batch is sent without waiting for [`Recorder::flush`].
 const BATCH: usize = 512;
@@ -15,7 +15,7 @@ const BATCH_BYTES: usize = 4 * 1024 * 1024;
 pub(crate) struct Recorder {
     queue: LogQueue,
     /// Records by label of their service.
-    gathered: HashMap<Arc<str>, Vec<Record>>,
+    gathered: HashMap<Arc<str>, Vec<RequestRecord>>,
     records: usize,
     bytes: usize,
 }
@@ -26,7 +26,7 @@ impl Recorder {
     }
 
     /// Adds the record of a request to the service `label`.
-    pub(crate) fn add(&mut self, label: &Arc<str>, record: Record) {
+    pub(crate) fn add(&mut self, label: &Arc<str>, record: RequestRecord) {
         self.records += 1;
         self.bytes += record.capture.as_ref().map_or(0, |capture| capture.bytes());
         match self.gathered.get_mut(label) {

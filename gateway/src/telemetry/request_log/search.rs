@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use gw_shared::id::RequestId;
 use rusqlite::{Connection, params};
 
-use super::block::{Block, SLOT_MS};
+use super::block::{DecodedBlock, SLOT_MS};
 use super::day::{DAY_MS, Day, Now};
 use super::day_file::{MIXED, arrival_keys, block_keys, find_service, minute_of_key, present_key, second_of_key};
 use super::lookup::{Reader, captured, read_arrived};
-use super::query::{Criteria, Services};
-use super::queue::Counters;
+use super::query::{Criteria, ServiceFilter};
+use super::queue::LogCounters;
 use super::readers::Readers;
 use super::view::RequestView;
 use super::{APEX_LABEL, LogError};
@@ -36,14 +36,14 @@ const SERVICES_ASKED_FOR: usize = 50;
 pub(super) struct Search<'a> {
     pub(super) readers: &'a Readers,
     pub(super) now: &'a Now,
-    pub(super) counters: &'a Counters,
+    pub(super) counters: &'a LogCounters,
     pub(super) criteria: Criteria,
     /// Remaining rows that may be read.
     pub(super) work: u64,
 }
 
 /// End of a page before the end of the records, with the cursor of the next page.
-struct Stop(String);
+struct PageEnd(String);
 
 impl Search<'_> {
     pub(super) fn run(mut self) -> Result<Page<RequestView>, LogError> {
@@ -54,13 +54,13 @@ impl Search<'_> {
         for day in (oldest.0..=newest.0).rev().map(Day) {
             let found = self.readers.take(day).and_then(|open| {
                 let Some(mut open) = open else { return Ok(None) };
-                let stop = self.day(&mut open.reader, day, &mut items)?;
+                let end = self.day(&mut open.reader, day, &mut items)?;
                 self.readers.put(open, &kept);
-                Ok(stop)
+                Ok(end)
             });
             match found {
                 Ok(None) => {}
-                Ok(Some(Stop(cursor))) => return Ok(Page { items, next_cursor: Some(cursor) }),
+                Ok(Some(PageEnd(cursor))) => return Ok(Page { items, next_cursor: Some(cursor) }),
                 // The file expired during the search.
                 Err(_) if !self.readers.has(day) => {}
                 Err(error) if error.is_damage() => self.note_damage(&error, day),
@@ -70,17 +70,22 @@ impl Search<'_> {
         Ok(Page { items, next_cursor: None })
     }
 
-    fn day(&mut self, reader: &mut Reader, day: Day, items: &mut Vec<RequestView>) -> Result<Option<Stop>, LogError> {
+    fn day(
+        &mut self,
+        reader: &mut Reader,
+        day: Day,
+        items: &mut Vec<RequestView>,
+    ) -> Result<Option<PageEnd>, LogError> {
         let labels = self.labels(reader)?;
         let second = |unix_ms: u64| (unix_ms.saturating_sub(day.start_ms()) / SLOT_MS) as i64;
         let range = self.criteria.range_ms();
         let seconds = second(*range.start())..=second(*range.end()).min(SECONDS_OF_DAY - 1);
         for (from, last) in windows(&self.minutes(reader, &labels)?, seconds) {
-            let stop = self.window(reader, day, &labels, (from, last), items)?;
+            let end = self.window(reader, day, &labels, (from, last), items)?;
             self.work = self.work.saturating_sub(PASSING * (last - from + 1) as u64);
-            let stop = stop.or_else(|| self.stop_for_work(day, from));
-            if stop.is_some() {
-                return Ok(stop);
+            let end = end.or_else(|| self.end_for_work(day, from));
+            if end.is_some() {
+                return Ok(end);
             }
         }
         Ok(None)
@@ -103,16 +108,16 @@ impl Search<'_> {
     }
 
     fn labels(&self, reader: &Reader) -> Result<HashMap<i64, String>, LogError> {
-        if let Services::Label(label) = &self.criteria.services {
+        if let ServiceFilter::Label(label) = &self.criteria.services {
             let number = find_service(&reader.connection, label)?;
             return Ok(number.map(|number| (number, label.clone())).into_iter().collect());
         }
         let mut select = reader.connection.prepare("SELECT number, label FROM service")?;
         let all = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
         let mut all = all.collect::<Result<HashMap<i64, String>, _>>()?;
-        if let Services::Account(prefix) = &self.criteria.services {
+        if let ServiceFilter::Account(prefix) = &self.criteria.services {
             all.retain(|_, label| label.starts_with(prefix.as_str()));
-        } else if matches!(self.criteria.services, Services::NotApex) {
+        } else if matches!(self.criteria.services, ServiceFilter::NotApex) {
             all.retain(|_, label| label != APEX_LABEL);
         }
         Ok(all)
@@ -126,7 +131,7 @@ impl Search<'_> {
         labels: &HashMap<i64, String>,
         (from, last): (i64, i64),
         items: &mut Vec<RequestView>,
-    ) -> Result<Option<Stop>, LogError> {
+    ) -> Result<Option<PageEnd>, LogError> {
         let (zone, longest_us) = self.zone();
         let Reader { connection, unpacker } = &mut *reader;
         read_ahead(connection, (from, last), zone == 0 && longest_us == 0)?;
@@ -142,10 +147,10 @@ impl Search<'_> {
             let row = rows.next()?;
             let key: Option<i64> = row.map(|row| row.get(0)).transpose()?;
             if key.map(second_of_key) != Some(second) {
-                let stop = self.second(connection, (day, second), labels, &std::mem::take(&mut current), items)?;
-                let stop = stop.or_else(|| self.stop_for_work(day, second));
-                if stop.is_some() {
-                    return Ok(stop);
+                let end = self.second(connection, (day, second), labels, &std::mem::take(&mut current), items)?;
+                let end = end.or_else(|| self.end_for_work(day, second));
+                if end.is_some() {
+                    return Ok(end);
                 }
             }
             let (Some(row), Some(key)) = (row, key) else { return Ok(None) };
@@ -183,10 +188,10 @@ impl Search<'_> {
         labels: &HashMap<i64, String>,
         blocks: &[Vec<u8>],
         items: &mut Vec<RequestView>,
-    ) -> Result<Option<Stop>, LogError> {
+    ) -> Result<Option<PageEnd>, LogError> {
         let mut read = Vec::with_capacity(blocks.len());
         for raw in blocks {
-            match Block::read(raw, |service| labels.contains_key(&service)) {
+            match DecodedBlock::read(raw, |service| labels.contains_key(&service)) {
                 Ok(block) => read.push(block),
                 Err(error) => self.note_damage(&error, day),
             }
@@ -209,16 +214,16 @@ impl Search<'_> {
             }
             items.push(view);
             if items.len() == self.criteria.limit {
-                return Ok(items.last().map(|last| Stop(last.id.clone())));
+                return Ok(items.last().map(|last| PageEnd(last.id.clone())));
             }
         }
-        Ok(self.stop_for_work(day, second))
+        Ok(self.end_for_work(day, second))
     }
 
-    /// Stops the search if no work is left. All seconds from `second` on were searched.
-    fn stop_for_work(&self, day: Day, second: i64) -> Option<Stop> {
+    /// Ends the page if no work is left. All seconds from `second` on were searched.
+    fn end_for_work(&self, day: Day, second: i64) -> Option<PageEnd> {
         let begin = day.start_ms() + second as u64 * SLOT_MS;
-        (self.work == 0).then(|| RequestId::first_of_ms(begin)).map(|id| Stop(id.to_string()))
+        (self.work == 0).then(|| RequestId::first_of_ms(begin)).map(|id| PageEnd(id.to_string()))
     }
 
     fn zone(&self) -> (i64, i64) {

@@ -44,11 +44,11 @@ impl Fixture {
         self.directory.path().join("requests")
     }
 
-    fn push(&self, label: &str, records: Vec<Record>) {
+    fn push(&self, label: &str, records: Vec<RequestRecord>) {
         self.log.queue().push(Batch { services: vec![(label.into(), records)] });
     }
 
-    fn write(&self, label: &str, records: Vec<Record>) {
+    fn write(&self, label: &str, records: Vec<RequestRecord>) {
         self.push(label, records);
         self.log.flush();
     }
@@ -73,16 +73,16 @@ fn of_service() -> SearchQuery {
     SearchQuery { account: Some("acme".to_owned()), service: Some("api".to_owned()), ..SearchQuery::default() }
 }
 
-fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> CapturedMessage {
+fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> MessageCapture {
     let fields =
         fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap()));
     let mut headers = HeaderMap::new();
     for (name, value) in fields {
         headers.append(name, value);
     }
-    CapturedMessage {
+    MessageCapture {
         headers,
-        body: CapturedBody {
+        body: BodyCapture {
             bytes: Bytes::copy_from_slice(body),
             truncated,
             truncated_by: truncated.then_some(Truncation::Memory),
@@ -97,7 +97,7 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     let now = || Timestamp((NOON_MS / 1000) as i64);
     let log = RequestLog::with_clock(&directory.path().join("requests"), now, Duration::ZERO, masker).unwrap();
     let path = format!("/{}", "a".repeat(record::TARGET_MAX - 6));
-    let record = Record { target: format!("{path}0123456789").into(), ..Record::example(id(NOON_MS, 1)) };
+    let record = RequestRecord { target: format!("{path}0123456789").into(), ..RequestRecord::example(id(NOON_MS, 1)) };
     log.queue().push(Batch { services: vec![(LABEL.into(), vec![record])] });
     log.flush();
     assert_eq!(log.search(&of_service()).unwrap().items[0].path, format!("{path}gw_ad"));
@@ -108,7 +108,7 @@ fn request_is_shown_as_recorded_without_secrets() {
     let fixture = Fixture::new();
     let (client, agent, original) = (ClientId::random(), AgentId::random(), id(NOON_MS - 9, 0));
     let body = vec![b'x'; 10_000];
-    let full = Record {
+    let full = RequestRecord {
         method: Method::from_bytes(b"PURGE").unwrap(),
         target: "/a/b?key=gw_sk_abc.secret&c".into(),
         caller: "2001:db8::1".parse().unwrap(),
@@ -138,9 +138,9 @@ fn request_is_shown_as_recorded_without_secrets() {
             )),
             response: Some(message(&[("content-encoding", b"gzip")], b"not really", false)),
         })),
-        ..Record::example(id(NOON_MS, 1))
+        ..RequestRecord::example(id(NOON_MS, 1))
     };
-    fixture.write(LABEL, vec![full.clone(), Record::example(id(NOON_MS, 2))]);
+    fixture.write(LABEL, vec![full.clone(), RequestRecord::example(id(NOON_MS, 2))]);
 
     let text = |text: &str| Some(text.to_owned());
     let expected = RequestView {
@@ -220,13 +220,13 @@ fn request_is_shown_as_recorded_without_secrets() {
 }
 
 /// Writes records of three services over two days, in no order and in several flushes, and returns them.
-fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, Record)> {
+fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, RequestRecord)> {
     let labels = [LABEL, "acme--other", "globex--api"];
     let (client, key) = (ClientId::new("gw_ci_00000000000000000000").unwrap(), KeyId::new("0000000000000000").unwrap());
     let mut all = BTreeMap::new();
     for number in 0..600_u64 {
         let age_ms = number * number * 331 % DAY_MS;
-        let record = Record {
+        let record = RequestRecord {
             target: if number % 3 == 0 { "/x/y?/a".into() } else { "/a/b".into() },
             by: match number % 4 {
                 0 => Some(CallerId::Client(client.clone())),
@@ -237,7 +237,7 @@ fn many(fixture: &Fixture) -> BTreeMap<RequestId, (&'static str, Record)> {
             status: [Some(200), Some(404), Some(502), Some(503), None][number as usize % 5],
             code: (number % 5 == 3).then_some("GW_AGENT_UNAVAILABLE"),
             timing: Timing { total: number * 1000, ..Timing::default() },
-            ..Record::example(id(NOON_MS - age_ms, number))
+            ..RequestRecord::example(id(NOON_MS - age_ms, number))
         };
         let label = labels[number as usize % 7 % 3];
         all.insert(record.id, (label, record.clone()));
@@ -258,7 +258,7 @@ fn searches_return_matching_records_newest_first_in_pages() {
     let everything = SearchQuery::default();
     let since = "2026-11-20T22:00:00.5+01:00";
     let since_ms = 1_795_208_400_500;
-    type Takes = Box<dyn Fn(&str, &Record) -> bool>;
+    type Takes = Box<dyn Fn(&str, &RequestRecord) -> bool>;
     let cases: Vec<(SearchQuery, Takes)> = vec![
         (everything.clone(), Box::new(|_, _| true)),
         (SearchQuery { account: text("acme"), ..everything.clone() }, Box::new(|label, _| label.starts_with("acme--"))),
@@ -351,7 +351,7 @@ fn invalid_searches_name_the_field_and_the_expected_value() {
 fn day_expires_after_seven_days_and_late_records_are_not_written() {
     let mut fixture = Fixture::new();
     let old = id(NOON_MS, 0);
-    fixture.write(LABEL, vec![Record::example(old)]);
+    fixture.write(LABEL, vec![RequestRecord::example(old)]);
     let day = (DAY_MS / 1000) as i64;
     fixture.seconds.fetch_add(7 * day, Ordering::Relaxed);
     fixture.log.flush();
@@ -361,7 +361,14 @@ fn day_expires_after_seven_days_and_late_records_are_not_written() {
     fixture.seconds.fetch_add(day, Ordering::Relaxed);
     assert_eq!(fixture.log.show(old).unwrap(), None, "hidden before its file is removed");
     let (late, ahead) = (id(NOON_MS + 1, 0), id(NOON_MS + 10 * DAY_MS, 0));
-    fixture.write(LABEL, vec![Record::example(late), Record::example(ahead), Record::example(id(NOON_MS + DAY_MS, 1))]);
+    fixture.write(
+        LABEL,
+        vec![
+            RequestRecord::example(late),
+            RequestRecord::example(ahead),
+            RequestRecord::example(id(NOON_MS + DAY_MS, 1)),
+        ],
+    );
     // Each flush removes one step: the file, its WAL and its shared-memory file.
     (0..3).for_each(|_| fixture.log.flush());
     let names =
@@ -381,8 +388,9 @@ fn two_processes_write_the_same_day_and_both_find_all_records() {
     let ids: Vec<RequestId> = (0..200).map(|number| id(NOON_MS + number * 20, number)).collect();
     for (number, id) in ids.iter().enumerate() {
         let log = if number % 2 == 0 { &fixture.log } else { &other };
-        log.queue()
-            .push(Batch { services: vec![(format!("acme--s{}", number % 3).into(), vec![Record::example(*id)])] });
+        log.queue().push(Batch {
+            services: vec![(format!("acme--s{}", number % 3).into(), vec![RequestRecord::example(*id)])],
+        });
         if number % 20 < 2 {
             log.flush();
         }
@@ -394,14 +402,14 @@ fn two_processes_write_the_same_day_and_both_find_all_records() {
         assert!(ids.iter().all(|id| log.show(*id).unwrap().is_some()));
         assert_eq!(log.search(&SearchQuery { limit: Some(1000), ..SearchQuery::default() }).unwrap().items.len(), 200);
     }
-    other.queue().push(Batch { services: vec![(LABEL.into(), vec![Record::example(ids[0])])] });
+    other.queue().push(Batch { services: vec![(LABEL.into(), vec![RequestRecord::example(ids[0])])] });
     assert_eq!((other.stats().dropped, other.stats().queued_records), (1, 0), "closed");
 }
 
 #[test]
 fn damaged_file_is_renamed_and_a_new_one_created() {
     let mut fixture = Fixture::new();
-    fixture.write(LABEL, vec![Record::example(id(NOON_MS, 0))]);
+    fixture.write(LABEL, vec![RequestRecord::example(id(NOON_MS, 0))]);
     fixture.log.close();
     let path = fixture.folder().join("2026-11-21.sqlite");
     fs::write(&path, [7; 100_000]).unwrap();
@@ -409,7 +417,7 @@ fn damaged_file_is_renamed_and_a_new_one_created() {
     fs::write(&yesterday, [7; 100_000]).unwrap();
     fixture.reopen();
     assert!(fixture.log.show(id(NOON_MS, 0)).unwrap_err().is_damage());
-    fixture.write(LABEL, vec![Record::example(id(NOON_MS, 1))]);
+    fixture.write(LABEL, vec![RequestRecord::example(id(NOON_MS, 1))]);
     assert_eq!(fixture.ids(&of_service()), [id(NOON_MS, 1)], "skips yesterday's file, which is damaged too");
     assert_eq!(fs::read(fixture.folder().join("2026-11-21.sqlite.corrupt")).unwrap(), [7; 100_000]);
     let stats = fixture.log.stats();
@@ -420,7 +428,7 @@ fn damaged_file_is_renamed_and_a_new_one_created() {
 fn damaged_block_is_reported_and_others_are_found() {
     let fixture = Fixture::new();
     let (good, bad) = (id(NOON_MS, 0), id(NOON_MS + 5000, 0));
-    fixture.write(LABEL, vec![Record::example(good), Record::example(bad)]);
+    fixture.write(LABEL, vec![RequestRecord::example(good), RequestRecord::example(bad)]);
     let connection = Connection::open(fixture.folder().join("2026-11-21.sqlite")).unwrap();
     let damage = "UPDATE block SET data = x'01ffff' WHERE key = (SELECT max(key) FROM block)";
     assert_eq!(connection.execute(damage, []).unwrap(), 1);
@@ -434,14 +442,14 @@ fn damaged_block_is_reported_and_others_are_found() {
 fn many_records_of_one_second_are_split_into_blocks() {
     let fixture = Fixture::new();
     let caller = |number: u64| IpAddr::from([10, 0, (number >> 8) as u8, number as u8]);
-    let records = (0..10_000).map(|number| Record {
+    let records = (0..10_000).map(|number| RequestRecord {
         caller: caller(number),
         target: format!("/{}", "x".repeat(number as usize % 50 * 10)).into(),
         // More agents than a block interns.
         agent: Some(AgentId::random()),
-        ..Record::example(id(NOON_MS - NOON_MS % 1000 + number % 1000, number))
+        ..RequestRecord::example(id(NOON_MS - NOON_MS % 1000 + number % 1000, number))
     });
-    let records: Vec<Record> = records.collect();
+    let records: Vec<RequestRecord> = records.collect();
     fixture.write(LABEL, records.clone());
     for record in records.iter().step_by(97) {
         let view = fixture.log.show(record.id).unwrap().unwrap();

@@ -15,9 +15,9 @@ use zstd::bulk::Compressor;
 use super::LogError;
 use super::block::{Encoder, SLOT_MS};
 use super::day::{Day, Now};
-use super::day_file::{DayFile, Entry, ORDER_SERVICE_BITS, Tools, set_aside};
+use super::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
 use super::expiry::Expiry;
-use super::queue::{Command, Counters, Queued};
+use super::queue::{LogCommand, LogCounters, Queued};
 
 /// Time for which batches are collected before they are written together.
 const COLLECT: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ const COMPRESSION_LEVEL: i32 = 1;
 pub(super) struct Writer {
     folder: PathBuf,
     now: Now,
-    counters: Arc<Counters>,
+    counters: Arc<LogCounters>,
     files: BTreeMap<Day, DayFile>,
     tools: Tools,
     expiry: Expiry,
@@ -57,7 +57,7 @@ impl Writer {
     pub(super) fn new(
         folder: PathBuf,
         now: Now,
-        counters: Arc<Counters>,
+        counters: Arc<LogCounters>,
         settles_within: Duration,
         masker: Masker,
     ) -> Result<Self, LogError> {
@@ -80,8 +80,8 @@ impl Writer {
         })
     }
 
-    /// Runs until [`Command::Close`] is received or all senders are dropped.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    /// Runs until [`LogCommand::Close`] is received or all senders are dropped.
+    pub(super) fn run(mut self, commands: &Receiver<LogCommand>) {
         let mut ending = false;
         while !ending {
             let mut collected = Vec::new();
@@ -95,7 +95,7 @@ impl Writer {
                     commands.recv_deadline(deadline)
                 };
                 match command {
-                    Ok(Command::Write(queued)) => {
+                    Ok(LogCommand::Write(queued)) => {
                         if collected.is_empty() {
                             deadline = deadline.min(Instant::now() + COLLECT);
                         }
@@ -105,12 +105,12 @@ impl Writer {
                             break;
                         }
                     }
-                    Ok(Command::Flush(done)) => {
+                    Ok(LogCommand::Flush(done)) => {
                         flushes.push(done);
                         break;
                     }
                     // Batches sent before are still in the queue and are written first.
-                    Ok(Command::Close) => ending = true,
+                    Ok(LogCommand::Close) => ending = true,
                     Err(RecvTimeoutError::Timeout) => break,
                     Err(RecvTimeoutError::Disconnected) => {
                         ending = true;
@@ -142,7 +142,7 @@ impl Writer {
     fn write(&mut self, collected: &[Queued]) {
         let mut entries = in_order(collected);
         let kept = self.now.days();
-        let day_of = |entry: &Entry<'_>| Day::of_ms(entry.second() * SLOT_MS);
+        let day_of = |entry: &OrderedRecord<'_>| Day::of_ms(entry.second() * SLOT_MS);
         let all = entries.len();
         entries.retain(|entry| kept.contains(&day_of(entry)));
         self.counters.out_of_range.fetch_add((all - entries.len()) as u64, Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Writer {
         }
     }
 
-    fn write_day(&mut self, day: Day, entries: &[Entry<'_>]) -> Result<(), LogError> {
+    fn write_day(&mut self, day: Day, entries: &[OrderedRecord<'_>]) -> Result<(), LogError> {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -178,7 +178,7 @@ impl Writer {
         }
     }
 
-    fn try_write_day(&mut self, day: Day, entries: &[Entry<'_>]) -> Result<(), LogError> {
+    fn try_write_day(&mut self, day: Day, entries: &[OrderedRecord<'_>]) -> Result<(), LogError> {
         if !self.files.contains_key(&day) {
             self.files.insert(day, DayFile::open(&self.folder, day)?);
             while self.files.len() > OPEN_DAYS
@@ -225,14 +225,14 @@ impl Writer {
 }
 
 /// Returns all records, sorted by second and service.
-fn in_order(collected: &[Queued]) -> Vec<Entry<'_>> {
+fn in_order(collected: &[Queued]) -> Vec<OrderedRecord<'_>> {
     let mut services: HashMap<&str, u64> = HashMap::new();
     let mut entries = Vec::with_capacity(collected.iter().map(|queued| queued.cost.records).sum());
     for (label, records) in collected.iter().flat_map(|queued| &queued.batch.services) {
         let next = services.len() as u64;
         let service = *services.entry(label.as_ref()).or_insert(next);
         let order = |unix_ms: u64| (unix_ms / SLOT_MS) << ORDER_SERVICE_BITS | service;
-        entries.extend(records.iter().map(|record| Entry { order: order(record.id.unix_ms()), label, record }));
+        entries.extend(records.iter().map(|record| OrderedRecord { order: order(record.id.unix_ms()), label, record }));
     }
     // The stable sort is faster for nearly sorted input, such as this.
     entries.sort_by_key(|entry| entry.order);

@@ -1,7 +1,7 @@
 //! Pages and forms of the console.
 
 use gw_gateway::control::{Actor, NewCallerSecret};
-use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
+use gw_shared::id::{ClientId, KeyId};
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
@@ -245,7 +245,7 @@ fn items_beyond_the_listed_ones_are_kept_on_save() {
     // The form as a browser sends it.
     let saved = browser.submit(&page, &page, &[("name", "ci"), ("allowed_services", "s500")]);
     assert_eq!(saved.status, 303);
-    assert_eq!(control.caller_secret::<CredentialRecord>("many", &id).unwrap().allowed_services.len(), 1);
+    assert_eq!(control.caller_secret::<ClientId>("many", &id).unwrap().allowed_services.len(), 1);
 
     for _ in 0..51 {
         setup::enrollment_token(control, "many", &["s000"]);
@@ -263,8 +263,8 @@ fn names_and_url_values_are_escaped_on_every_page() {
     let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
     let name = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
     let new = NewCallerSecret { name: Some(name.to_owned()), allowed_services: vec!["echo".to_owned()], enabled: None };
-    control.create_caller_secret::<CredentialRecord>(&Actor::Admin, "demo", &new).unwrap();
-    control.create_caller_secret::<ServiceKeyRecord>(&Actor::Admin, "demo", &new).unwrap();
+    control.create_caller_secret::<ClientId>(&Actor::Admin, "demo", &new).unwrap();
+    control.create_caller_secret::<KeyId>(&Actor::Admin, "demo", &new).unwrap();
     let item = |records: &gw_gateway::store::Records| {
         let named = records.credentials.values().find(|record| record.access.name.as_deref() == Some(name));
         format!("/accounts/demo/credentials/{}", named.unwrap().id)

@@ -16,6 +16,8 @@ pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const UNKNOWN: u8 = 0xfa;
 pub(crate) const END_STREAM: u8 = 1;
+/// Flag of SETTINGS.
+pub(crate) const ACK: u8 = 0x1;
 pub(crate) const END_HEADERS: u8 = 4;
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {

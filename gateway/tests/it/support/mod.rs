@@ -18,6 +18,7 @@ pub(crate) mod proxy_protocol;
 pub(crate) mod request_log;
 pub(crate) mod setup;
 pub(crate) mod successor;
+pub(crate) mod tunnel_frames;
 
 use std::time::{Duration, Instant};
 

@@ -6,22 +6,26 @@ use std::thread;
 use std::time::Duration;
 
 use gw_gateway::demo::Demo;
+use gw_gateway::telemetry::counters::TunnelReport;
 use gw_shared::id::AgentId;
-use gw_shared::tunnel::handshake;
+use gw_shared::tunnel::frame::{HEADER, Header, Kind, StreamId};
+use gw_shared::tunnel::{self, handshake};
 use http::Method;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::caller::{self, Caller, Tls, connect_to};
 use super::http1_peer::Peer;
-use super::http2_frames::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, SETTINGS, block, frame};
-use super::setup;
+use super::tunnel_frames::{frame, hello, ping, reset};
+use super::{setup, tunnels};
+
+/// Account of the agent. Another one than that of the demo's service.
+pub(crate) const ACCOUNT: &str = "mallory";
 
 /// Host name of the service that only this agent serves.
-pub(crate) const HOST: &str = "demo--evil.eu1.gw.localhost";
+pub(crate) const HOST: &str = "mallory--evil.eu1.gw.localhost";
 
-/// Id of the control stream, the first stream that a gateway opens.
-pub(crate) const CONTROL: u32 = 1;
-const ACK: u8 = 1;
+/// Number of streams in the agent's HELLO.
+pub(crate) const STREAMS: u32 = 256;
 
 /// An enrolled agent, and a key for callers of its service.
 pub(crate) struct Enrolled {
@@ -32,10 +36,11 @@ pub(crate) struct Enrolled {
 }
 
 /// A frame from the gateway.
+#[derive(Debug)]
 pub(crate) struct Frame {
-    pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
+    pub(crate) kind: Kind,
+    pub(crate) end: bool,
+    pub(crate) stream: StreamId,
     pub(crate) payload: Vec<u8>,
 }
 
@@ -45,12 +50,12 @@ pub(crate) struct Tunnel(pub(crate) Peer<Tls>);
 /// Creates the service and enrolls its agent through `/enroll` and `/csr`.
 pub(crate) fn enroll(demo: &Demo) -> Enrolled {
     let control = demo.gateway().control();
-    setup::service(control, "demo", "evil");
+    setup::service(control, ACCOUNT, "evil");
     let state = tempfile::tempdir().unwrap();
     let port = demo.gateway().address().port();
-    let agent = setup::agent(control, "demo", &["evil"], port, &demo.about.ca_file, state.path());
+    let agent = setup::agent(control, ACCOUNT, &["evil"], port, &demo.about.ca_file, state.path());
     let identity = gw_agent::identity::state::StateDir::new(state.path()).identity().unwrap();
-    let (_, service_key) = setup::service_key(control, "demo", &["evil"]);
+    let (_, service_key) = setup::service_key(control, ACCOUNT, &["evil"]);
     Enrolled { agent, certificate: identity.certificate, key: identity.key.clone_key(), service_key }
 }
 
@@ -58,7 +63,7 @@ impl Enrolled {
     /// A TLS connection that has presented the certificate and sent no request.
     pub(crate) fn connection(&self, demo: &Demo) -> Peer<Tls> {
         let identity = (self.certificate.clone(), self.key.clone_key());
-        let mut peer = connect_to(&demo.about, HOST, &[b"gw-tunnel/1"], Some(identity));
+        let mut peer = connect_to(&demo.about, HOST, &[tunnel::ALPN], Some(identity));
         while peer.stream.conn.is_handshaking() {
             peer.stream.conn.complete_io(&mut peer.stream.sock).unwrap();
         }
@@ -71,24 +76,20 @@ impl Enrolled {
         let mut peer = self.connection(demo);
         peer.send(handshake::request(HOST, None));
         assert_eq!(peer.response_head(&Method::GET).unwrap().status, 101);
-        assert_eq!(peer.bytes(24).unwrap(), super::http2_frames::PREFACE);
         Tunnel(peer)
     }
 
     /// A tunnel that the gateway has registered.
     pub(crate) fn tunnel(&self, demo: &Demo) -> Tunnel {
-        self.tunnel_with(demo, &[])
+        let mut tunnel = self.upgraded(demo);
+        tunnel.0.send(hello(STREAMS));
+        super::eventually("the tunnel is registered", || self.report(demo));
+        tunnel
     }
 
-    /// Like [`Self::tunnel`], with this payload of the SETTINGS frame.
-    pub(crate) fn tunnel_with(&self, demo: &Demo, settings: &[u8]) -> Tunnel {
-        let mut tunnel = self.upgraded(demo);
-        tunnel.0.send(frame(SETTINGS, 0, 0, settings));
-        while tunnel.next().unwrap().stream != CONTROL {}
-        tunnel.0.send(head(CONTROL, &[(":status", "200")]));
-        let is_ours = |report: &gw_gateway::telemetry::counters::TunnelReport| report.agent_id == self.agent.as_str();
-        super::eventually("the tunnel is registered", || super::tunnels(demo).iter().any(is_ours).then_some(()));
-        tunnel
+    /// The gateway's report of the agent's tunnel, if there is one.
+    pub(crate) fn report(&self, demo: &Demo) -> Option<TunnelReport> {
+        tunnels(demo).into_iter().find(|report| report.agent_id == self.agent.as_str())
     }
 
     /// A caller of the service.
@@ -105,8 +106,8 @@ impl Enrolled {
         self.request("GET /", "\r\n")
     }
 
-    /// Sends a GET on a new connection; returns the caller and the stream id of the request on `tunnel`.
-    pub(crate) fn send_get(&self, demo: &Demo, tunnel: &mut Tunnel) -> (Caller, u32) {
+    /// Sends a GET on a new connection; returns the caller and the stream of the request on `tunnel`.
+    pub(crate) fn send_get(&self, demo: &Demo, tunnel: &mut Tunnel) -> (Caller, StreamId) {
         let mut caller = self.caller(demo);
         caller.send(self.get());
         (caller, tunnel.request())
@@ -123,28 +124,19 @@ impl Enrolled {
 }
 
 impl Tunnel {
-    /// The next frame; SETTINGS and PING are not acknowledged.
-    pub(crate) fn unanswered(&mut self) -> io::Result<Frame> {
-        let header = self.0.bytes(9)?;
-        let [_, a, b, c] = [0, header[0], header[1], header[2]];
-        let length = u32::from_be_bytes([0, a, b, c]) as usize;
-        let stream = u32::from_be_bytes([header[5], header[6], header[7], header[8]]);
-        let payload = self.0.bytes(length)?;
-        Ok(Frame { kind: header[3], flags: header[4], stream, payload })
-    }
-
-    /// The next frame; SETTINGS and PING are acknowledged.
+    /// The next frame. A PING is answered, a RESET is not.
     pub(crate) fn next(&mut self) -> io::Result<Frame> {
-        let next = self.unanswered()?;
-        if matches!(next.kind, SETTINGS | PING) && next.flags & ACK == 0 {
-            let payload = if next.kind == PING { next.payload.as_slice() } else { &[] };
-            self.try_send(&frame(next.kind, ACK, 0, payload))?;
+        let header = self.0.bytes(HEADER)?;
+        let Header { kind, end, length, stream } = Header::decode(header.try_into().unwrap()).unwrap();
+        let payload = self.0.bytes(length)?;
+        if kind == Kind::Ping {
+            self.try_send(&frame(Kind::Pong, false, stream, &payload))?;
         }
-        Ok(next)
+        Ok(Frame { kind, end, stream, payload })
     }
 
-    /// The next frame of this kind.
-    pub(crate) fn next_of(&mut self, kind: u8) -> io::Result<Frame> {
+    /// The next frame of this type.
+    pub(crate) fn next_of(&mut self, kind: Kind) -> io::Result<Frame> {
         loop {
             let next = self.next()?;
             if next.kind == kind {
@@ -154,8 +146,20 @@ impl Tunnel {
     }
 
     /// The stream of the next request.
-    pub(crate) fn request(&mut self) -> u32 {
-        self.next_of(HEADERS).unwrap().stream
+    pub(crate) fn request(&mut self) -> StreamId {
+        self.next_of(Kind::Request).unwrap().stream
+    }
+
+    /// Waits for a RESET of `stream`, and answers it.
+    pub(crate) fn answer_reset(&mut self, stream: StreamId) {
+        while self.next_of(Kind::Reset).unwrap().stream != stream {}
+        self.0.send(reset(stream, b""));
+    }
+
+    /// Waits until the gateway has handled all frames that were sent before.
+    pub(crate) fn until_handled(&mut self) {
+        self.0.send(ping());
+        self.next_of(Kind::Pong).unwrap();
     }
 
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -213,19 +217,4 @@ pub(crate) fn is_ended(peer: &mut Peer<Tls>) -> bool {
             Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
         }
     }
-}
-
-/// A HEADERS frame without END_STREAM.
-pub(crate) fn head(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS, stream, &block(fields))
-}
-
-/// A HEADERS frame with END_STREAM.
-pub(crate) fn last_head(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
-    frame(HEADERS, END_HEADERS | END_STREAM, stream, &block(fields))
-}
-
-/// A DATA frame with END_STREAM.
-pub(crate) fn last_data(stream: u32, data: &[u8]) -> Vec<u8> {
-    frame(DATA, END_STREAM, stream, data)
 }

@@ -6,8 +6,7 @@ use gw_agent::identity::enroll::TokenSource;
 use gw_gateway::control::{
     Actor, Control, NewAccount, NewCallerSecret, NewCredentialView, NewEnrollmentToken, NewService, NewServiceKeyView,
 };
-use gw_gateway::store::{CredentialRecord, ServiceKeyRecord};
-use gw_shared::id::AgentId;
+use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 
 /// Creates a service with default settings, and its account if it does not exist.
@@ -24,14 +23,14 @@ fn new_secret(services: &[&str]) -> NewCallerSecret {
 /// Creates a service key; returns its id and its full text.
 pub(crate) fn service_key(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewServiceKeyView { key, service_key }, _) =
-        control.create_caller_secret::<ServiceKeyRecord>(&Actor::Admin, account, &new_secret(services)).unwrap();
+        control.create_caller_secret::<KeyId>(&Actor::Admin, account, &new_secret(services)).unwrap();
     (key.key_id.to_string(), service_key.unwrap())
 }
 
 /// Creates a credential; returns its client id and secret.
 pub(crate) fn credential(control: &Control, account: &str, services: &[&str]) -> (String, String) {
     let (NewCredentialView { credential, client_secret }, _) =
-        control.create_caller_secret::<CredentialRecord>(&Actor::Admin, account, &new_secret(services)).unwrap();
+        control.create_caller_secret::<ClientId>(&Actor::Admin, account, &new_secret(services)).unwrap();
     (credential.client_id.to_string(), client_secret.unwrap())
 }
 

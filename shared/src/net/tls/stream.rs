@@ -110,7 +110,7 @@ impl TlsStream {
             return Poll::Ready(Ok(taken));
         }
         let mut filled = 0;
-        self.poll_plaintext(cx, &mut |chunk| {
+        self.poll_decrypted(cx, &mut |chunk| {
             let (now, later) = chunk.split_at(chunk.len().min(target.len() - filled));
             target[filled..filled + now.len()].copy_from_slice(now);
             filled += now.len();
@@ -130,7 +130,16 @@ impl TlsStream {
     }
 
     /// Receives until there is plaintext, which it passes to `sink`, or the end. Returns the bytes of plaintext.
-    fn poll_plaintext(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+    pub fn poll_plaintext(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
+        let surplus = self.surplus.take();
+        if !surplus.is_empty() {
+            sink(&surplus);
+            return Poll::Ready(Ok(surplus.len()));
+        }
+        self.poll_decrypted(cx, sink)
+    }
+
+    fn poll_decrypted(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
         let mut decrypted = 0;
         loop {
             if self.closed_by_peer.get() {

@@ -8,17 +8,17 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use gw_shared::id::{ClientId, KeyId};
 
 use super::accounts::{ListQuery, Tab, crumbs};
 use crate::admin::Admin;
-use crate::admin::console::web::commands::Place;
+use crate::admin::console::web::commands::GatewayAddress;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, CallerSecret, CallerSecretChanges, Control, ControlError, NewCallerSecret};
+use crate::control::{Actor, CallerSecretChanges, Control, ControlError, NewCallerSecret, SecretKind};
 use crate::page::{Page, PageQuery};
-use crate::store::{CredentialRecord, ServiceKeyRecord};
 
 /// Error of an empty list of services.
 const AT_LEAST_ONE: &str = "select at least one service";
@@ -38,7 +38,7 @@ pub(crate) struct Words {
 }
 
 /// A kind of caller secret with its pages.
-trait SecretPages: CallerSecret<View: Send, NewView: Send> + 'static {
+trait SecretPages: SecretKind<View: Send, NewView: Send> + 'static {
     const WORDS: Words;
     fn row(view: Self::View) -> SecretRow;
     /// The secret is present only if it is new.
@@ -54,7 +54,7 @@ struct SecretRow {
     created_at: String,
 }
 
-impl SecretPages for CredentialRecord {
+impl SecretPages for ClientId {
     const WORDS: Words = Words {
         tab: Tab::Credentials,
         path: "credentials",
@@ -81,7 +81,7 @@ impl SecretPages for CredentialRecord {
     }
 }
 
-impl SecretPages for ServiceKeyRecord {
+impl SecretPages for KeyId {
     const WORDS: Words = Words {
         tab: Tab::ServiceKeys,
         path: "service-keys",
@@ -156,7 +156,7 @@ struct SecretPage {
 }
 
 pub(crate) fn routes() -> Router<Admin> {
-    routes_of::<CredentialRecord>().merge(routes_of::<ServiceKeyRecord>())
+    routes_of::<ClientId>().merge(routes_of::<KeyId>())
 }
 
 fn routes_of<K: SecretPages>() -> Router<Admin> {
@@ -275,11 +275,11 @@ fn secret_page<K: SecretPages>(
 ) -> Result<Response, Failure> {
     let words = K::WORDS;
     let service = row.services.first().map_or("SERVICE", String::as_str);
-    let place = Place::of(admin);
+    let gateway = GatewayAddress::of(admin);
     let commands = if words.mints_tokens {
-        place.call_with_token(account, service, &row.id, &secret)
+        gateway.call_with_token(account, service, &row.id, &secret)
     } else {
-        place.call_with_key(account, service, &secret)
+        gateway.call_with_key(account, service, &secret)
     };
     let mut chrome = visit.chrome(Section::Accounts, format!("{} of {}", words.secret, row.id));
     // The link back must lead to the record, because the address of this page accepts only POST.

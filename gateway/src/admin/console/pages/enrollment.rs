@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use super::accounts::crumbs;
 use super::caller_secrets::Offered;
 use crate::admin::Admin;
-use crate::admin::console::web::commands::Place;
+use crate::admin::console::web::commands::GatewayAddress;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
@@ -80,7 +80,7 @@ pub(crate) async fn create(
             let made = made.on_port(admin.console.port());
             let enroll = made.command();
             let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
-            render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: Place::run() })
+            render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: GatewayAddress::run() })
         }
         Err(error) => {
             form.refused_by(error)?;

@@ -171,11 +171,11 @@ struct RequestPage {
     target: String,
     bars: Vec<Bar>,
     total: String,
-    messages: Vec<CapturedMessage>,
+    messages: Vec<ShownMessage>,
 }
 
 /// The captured request or response.
-struct CapturedMessage {
+struct ShownMessage {
     name: &'static str,
     side: &'static str,
     captured: CapturedView,
@@ -198,7 +198,7 @@ pub(crate) async fn show(
         ] {
             let Some(captured) = captured.clone() else { continue };
             let body = read_body(control, log, &request, side)?.map(|body| body::show(&body));
-            messages.push(CapturedMessage { name, side: word, size: format::bytes(captured.bytes), captured, body });
+            messages.push(ShownMessage { name, side: word, size: format::bytes(captured.bytes), captured, body });
         }
         Ok(Ok((request, messages)))
     };

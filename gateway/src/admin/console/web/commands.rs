@@ -3,7 +3,7 @@
 use crate::admin::Admin;
 
 /// The address of the gateway for callers, as far as the gateway knows it.
-pub(crate) struct Place {
+pub(crate) struct GatewayAddress {
     apex: String,
     /// With a leading colon; empty for the default port of https.
     port: String,
@@ -11,7 +11,7 @@ pub(crate) struct Place {
     ca_file: Option<String>,
 }
 
-impl Place {
+impl GatewayAddress {
     pub(crate) fn of(admin: &Admin) -> Self {
         let control = &admin.control;
         let port = admin.console.port;
@@ -68,12 +68,12 @@ mod tests {
 
     #[test]
     fn commands_omit_the_default_port_and_public_authorities() {
-        let public = Place { apex: "eu1.example.com".into(), port: String::new(), ca_file: None };
+        let public = GatewayAddress { apex: "eu1.example.com".into(), port: String::new(), ca_file: None };
         assert_eq!(
             public.call_with_key("acme", "api", "gw_sk_a.b"),
             "curl -sS https://acme--api.eu1.example.com/ \\\n  -H 'X-Gw-Service-Key: gw_sk_a.b'"
         );
-        let own = Place { port: ":8443".into(), ca_file: Some("/tmp/it's here/ca.crt".into()), ..public };
+        let own = GatewayAddress { port: ":8443".into(), ca_file: Some("/tmp/it's here/ca.crt".into()), ..public };
         assert!(own.call_with_token("acme", "api", "gw_ci_x", "gw_cs_y").starts_with(
             r"TOKEN=$(curl -sS --cacert '/tmp/it'\''s here/ca.crt' https://eu1.example.com:8443/oauth/token"
         ));

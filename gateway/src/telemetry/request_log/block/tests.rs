@@ -8,7 +8,7 @@ use super::*;
 
 const SECOND_MS: u64 = 1_795_234_532_000;
 
-fn records() -> impl Strategy<Value = Vec<Record>> {
+fn records() -> impl Strategy<Value = Vec<RequestRecord>> {
     let ids: (Vec<ClientId>, Vec<KeyId>, Vec<AgentId>) = (
         (0..20).map(|_| ClientId::random()).collect(),
         (0..20).map(|_| KeyId::random()).collect(),
@@ -22,7 +22,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
             let mut id = *RequestId::first_of_ms(SECOND_MS + ms).as_bytes();
             id[9..].copy_from_slice(&random[9..]);
             let id = RequestId::from_bytes(id).unwrap();
-            Record {
+            RequestRecord {
                 id,
                 method: if kind == 0 { Method::GET } else { Method::from_bytes(b"ODD").unwrap() },
                 target: target.into(),
@@ -57,7 +57,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
 }
 
 /// Fields of `record` as a view has them.
-fn expected(record: &Record) -> [Option<String>; 9] {
+fn expected(record: &RequestRecord) -> [Option<String>; 9] {
     let (by, caller) = match &record.by {
         None => (None, None),
         Some(CallerId::Client(id)) => (Some("jwt"), Some(id.to_string())),
@@ -117,7 +117,7 @@ proptest! {
         let (data, zone_map) = builder.finish().unwrap();
         let mut unpacker = Unpacker::new().unwrap();
         let raw = unpacker.unpack(data).unwrap();
-        let block = Block::read(&raw, |_| true).unwrap();
+        let block = DecodedBlock::read(&raw, |_| true).unwrap();
         prop_assert_eq!(block.rows.len(), records.len());
         for (number, ((service, row), record)) in block.rows.iter().zip(&records).enumerate() {
             prop_assert_eq!(found(block.view(row, "acme--api")), expected(record));
@@ -125,21 +125,21 @@ proptest! {
             prop_assert_eq!(row.capture, (number % 2 == 0).then_some(number as i64));
         }
         prop_assert_eq!(zone_map.longest_us, records.iter().map(|record| record.timing.total).max().unwrap());
-        let some = Block::read(&raw, |service| service == 1).unwrap();
-        let ids = |block: &Block<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
+        let some = DecodedBlock::read(&raw, |service| service == 1).unwrap();
+        let ids = |block: &DecodedBlock<'_>, from: usize, to: usize| -> Vec<[u8; 16]> {
             block.rows.iter().take(to).skip(from).map(|(_, row)| block.id(row)).collect()
         };
         prop_assert_eq!(ids(&some, 0, records.len()), ids(&block, 7, 14));
         // A truncated block is refused.
         let cut = cut.index(data.len());
-        prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| Block::read(&raw, |_| true).map(drop)).is_err());
+        prop_assert!(unpacker.unpack(&data[..cut]).and_then(|raw| DecodedBlock::read(&raw, |_| true).map(drop)).is_err());
     }
 
     #[test]
     fn arbitrary_bytes_decode_without_a_panic(data in prop::collection::vec(any::<u8>(), 0..300), version in 0..4u8) {
         let data: Vec<u8> = std::iter::once(version).chain(data).collect();
         if let Ok(raw) = Unpacker::new().unwrap().unpack(&data)
-            && let Ok(block) = Block::read(&raw, |_| true)
+            && let Ok(block) = DecodedBlock::read(&raw, |_| true)
         {
             for (_, row) in &block.rows {
                 block.view(row, "acme--api");
@@ -156,7 +156,7 @@ fn a_plain_block_keeps_its_bytes() {
         ac020a0114011e01280132d8040001019aa4000007700180020304050607090130313233343536373839616263646566\
         010e97067001800203040506070200042f612f6200cb007107020001c8010000000000000000000000000000";
     let id = |low: u8| RequestId::from_bytes([1, 0x9a, 0xa4, 0, 0, 7, 0x70, 1, 0x80, 2, 3, 4, 5, 6, 7, low]).unwrap();
-    let full = Record {
+    let full = RequestRecord {
         by: Some(CallerId::Client(ClientId::new("gw_ci_00000000000000000000").unwrap())),
         status: Some(502),
         code: Some("GW_BACKEND_RESET"),
@@ -173,9 +173,9 @@ fn a_plain_block_keeps_its_bytes() {
         },
         replayed_from: Some(id(9)),
         trace_id: Some(*b"0123456789abcdef"),
-        ..Record::example(id(1))
+        ..RequestRecord::example(id(1))
     };
-    let plain = Record::example(id(2));
+    let plain = RequestRecord::example(id(2));
     let mut encoder = Encoder::new().unwrap();
     let mut builder = encoder.begin(full.id.unix_ms() / SLOT_MS * SLOT_MS);
     builder.add(3, &full, Some(7), &Masker::default()).unwrap();

@@ -1,0 +1,104 @@
+//! Control messages of a tunnel: messages between gateway and agent besides requests.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use gw_shared::runtime;
+use gw_shared::tunnel::connection::Tunnel;
+use gw_shared::tunnel::control::{self, InvalidMessage, ToAgent, ToGateway};
+
+use super::session::{Phase, Session};
+
+/// Interval at which the agent reports changed statistics and sends a queued certificate request.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most bytes of messages that wait for sending: statistics of minutes.
+const QUEUE_MAX: usize = 64 * 1024;
+
+/// Handles and sends messages until the tunnel ends or is closing. After an error, the tunnel must end.
+pub(super) async fn serve(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
+    match select(pin!(receive(session, tunnel)), pin!(report(session, tunnel))).await {
+        Either::Left((received, _)) => received,
+        Either::Right(_) => Ok(()),
+    }
+}
+
+/// Handles the gateway's messages.
+async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessage> {
+    let events = &session.agent.gateway_events;
+    while let Some(message) = tunnel.message().await {
+        let phase = match control::decode(&message)? {
+            ToAgent::Ready { agent_id, generation } => {
+                tracing::info!(agent_id, generation, "tunnel ready");
+                Phase::Ready
+            }
+            ToAgent::Drain => Phase::GatewayDrains,
+            ToAgent::Replaced => {
+                session.displaced.set(true);
+                Phase::Replaced
+            }
+            ToAgent::Drained => {
+                session.no_more_requests.send_replace(true);
+                continue;
+            }
+            ToAgent::Services { hostnames } => {
+                events.set_services(hostnames);
+                continue;
+            }
+            ToAgent::Certificate(reply) => {
+                events.answer_certificate_request(Ok(reply));
+                continue;
+            }
+            ToAgent::RenewalRefused { message } => {
+                events.answer_certificate_request(Err(message));
+                continue;
+            }
+        };
+        session.phase.send_if_modified(|now| phase > *now && std::mem::replace(now, phase) != phase);
+    }
+    Ok(())
+}
+
+/// Reports statistics when they change, sends queued certificate requests, and sends a drain message when the agent
+/// stops. Returns when the tunnel is to end.
+async fn report(session: &Session, tunnel: &Tunnel) {
+    let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
+    let mut closing = pin!(phase.wait_for(|phase| *phase >= Phase::Closing));
+    let mut reported = None;
+    loop {
+        let now = (session.slots.in_use(), session.pool.idle());
+        if reported != Some(now) {
+            reported = Some(now);
+            let statistics = ToGateway::Statistics {
+                slots: session.slots.total(),
+                slots_in_use: now.0,
+                backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
+            };
+            send(tunnel, &statistics);
+        }
+        if *session.phase.borrow() == Phase::Ready
+            && let Some(csr) = session.agent.gateway_events.take_certificate_request()
+        {
+            send(tunnel, &ToGateway::Renew { csr });
+        }
+        session.pool.prune();
+        let stopping = pin!(stop.wait_for(|stop| *stop));
+        let tick = pin!(runtime::sleep(REPORT_INTERVAL));
+        match select(closing.as_mut(), select(stopping, tick)).await {
+            Either::Left(_) => return,
+            Either::Right((Either::Left(_), _)) => break,
+            Either::Right((Either::Right(_), _)) => {}
+        }
+    }
+    send(tunnel, &ToGateway::Drain);
+    // Fails if the session is gone, which is an end too.
+    let _ = closing.await;
+}
+
+fn send(tunnel: &Tunnel, message: &ToGateway) {
+    if let Ok(message) = control::encode(message) {
+        // Fails if the gateway does not read; the heartbeat notices that.
+        let _ = tunnel.send_message(message, QUEUE_MAX);
+    }
+}

@@ -1,0 +1,179 @@
+//! Tests over a TLS connection that play the gateway.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread;
+
+use bytes::Bytes;
+use futures_util::join;
+use gw_shared::error_code::AgentErrorCode;
+use gw_shared::http::Framing;
+use gw_shared::net::Socket;
+use gw_shared::runtime::Driver;
+use gw_shared::tunnel::control::{self, ToAgent, ToGateway};
+use gw_shared::tunnel::endpoint::ReceivedPart;
+use gw_shared::tunnel::frame::Kind;
+use gw_shared::tunnel::head::{self, OutboundRequest};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, Method};
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::PrivateKeyDer;
+
+use super::*;
+use crate::backend::Backends;
+use crate::fake_gateway::{self, HOSTNAME, NOW};
+use crate::tls;
+
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+const BODY: usize = 3_000_000;
+
+/// The two ends of a TLS connection: agent, gateway.
+async fn connect() -> (TlsStream, TlsStream) {
+    let certified = rcgen::generate_simple_self_signed(["gateway".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+    let server = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certified.cert.der().clone()).unwrap();
+    let client = tls::client_config(&[&rustls::version::TLS13], Arc::new(roots), None, &[]).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
+    let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
+    let client = ClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
+    let agent = TlsStream::new(socket, client);
+    let gateway = TlsStream::new(accepted, ServerConnection::new(Arc::new(server)).unwrap());
+    let (agents, gateways) = join!(agent.handshake(), gateway.handshake());
+    agents.and(gateways).unwrap();
+    (agent, gateway)
+}
+
+/// Starts a backend that answers one request. Returns its URL.
+fn backend() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut connection = listener.accept().unwrap().0;
+        assert!(connection.read(&mut [0; 1000]).unwrap() > 0);
+        write!(connection, "HTTP/1.1 200 OK\r\nContent-Length: {BODY}\r\n\r\n").unwrap();
+        connection.write_all(&vec![b'x'; BODY]).unwrap();
+    });
+    format!("http://{address}")
+}
+
+/// Runs `gateway` with its end of a tunnel until the agent ends the tunnel. Returns how it ended for the gateway.
+fn with_session(gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>)) -> Result<(), TunnelError> {
+    let run = async {
+        let (authority, directory) = (fake_gateway::Authority::new(), tempfile::tempdir().unwrap());
+        let agent = fake_gateway::agent(directory.path(), &authority, &authority.identity_pem(NOW), 1);
+        let backends = Backends::from_urls("test", &[backend()], &mut Vec::new()).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let session = Rc::new(Session {
+            agent: Rc::new(agent),
+            pool: Rc::new(Pool::new(&backends, 1)),
+            slots: Slots::new(1),
+            counts: Rc::default(),
+            phase: watch::Sender::new(Phase::Starting),
+            stop: stopped,
+            no_more_requests: watch::Sender::new(false),
+            displaced: Cell::default(),
+        });
+        let (stream, gateways) = connect().await;
+        runtime::spawn(serve(Rc::clone(&session), stream));
+        let tunnel = Tunnel::new(Endpoint::gateway());
+        let driven = std::future::poll_fn(|cx| tunnel.poll_drive(cx, &gateways, &mut |_| Ok(())));
+        let (ended, ()) = join!(driven, async {
+            assert_eq!(tunnel.hello().await, Some(1 + STREAMS_BEYOND_SLOTS));
+            gateway(&tunnel, &session, stop).await;
+        });
+        drop(gateways);
+        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ended).await.unwrap();
+        ended
+    };
+    Driver::choose().unwrap().block_on(async { runtime::timeout(TIME_LIMIT, run).await }).unwrap().unwrap()
+}
+
+fn tell(tunnel: &Tunnel, message: &ToAgent) {
+    tunnel.send_message(control::encode(message).unwrap(), control::MESSAGE_MAX).unwrap();
+}
+
+/// Sends a request, and returns the response's stream.
+fn get(tunnel: &Tunnel) -> (StreamSender, StreamReceiver) {
+    let request = OutboundRequest {
+        method: Method::GET,
+        target: PathAndQuery::from_static("/"),
+        authority: Authority::from_static(HOSTNAME),
+        headers: HeaderMap::new(),
+        framing: Framing::None,
+        upgrade: None,
+    };
+    tunnel.open(window::FIRST as usize, true, |out| request.write(out)).unwrap()
+}
+
+/// Reads a response to its end. Returns the number of bytes of its body.
+async fn read(receiver: &StreamReceiver) -> usize {
+    let mut length = 0;
+    loop {
+        match receiver.receive().await.unwrap() {
+            ReceivedPart::Head(kind, _) => assert_eq!(kind, Kind::Response),
+            ReceivedPart::Data(data) => {
+                receiver.release(data.len());
+                length += data.len();
+            }
+            ReceivedPart::Trailers(lines) => panic!("{lines:?}"),
+            ReceivedPart::End => return length,
+        }
+    }
+}
+
+#[test]
+fn drained_tunnel_ends_after_its_last_response() {
+    let ended = with_session(async |tunnel, session, _stop| {
+        tell(tunnel, &ToAgent::Ready { agent_id: "ag_1".to_owned(), generation: 1 });
+        session.phase.subscribe().wait_for(|phase| *phase == Phase::Ready).await.unwrap();
+        let (_sender, receiver) = get(tunnel);
+        tell(tunnel, &ToAgent::Drained);
+        assert_eq!(read(&receiver).await, BODY);
+    });
+    ended.unwrap();
+}
+
+#[test]
+fn stopping_agent_asks_for_the_end_of_its_tunnel() {
+    let ended = with_session(async |tunnel, _session, stop| {
+        let next = async || control::decode::<ToGateway>(&tunnel.message().await.unwrap()).unwrap();
+        let statistics = ToGateway::Statistics { slots: 1, slots_in_use: 0, backend_connections: 0 };
+        assert_eq!(next().await, statistics);
+        stop.send_replace(true);
+        assert_eq!(next().await, ToGateway::Drain);
+        tell(tunnel, &ToAgent::Drained);
+    });
+    ended.unwrap();
+}
+
+#[test]
+fn requests_beyond_the_slots_are_refused() {
+    let ended = with_session(async |tunnel, session, _stop| {
+        let (first, second) = (get(tunnel), get(tunnel));
+        let Ok(ReceivedPart::Head(Kind::Refused, payload)) = second.1.receive().await else { panic!("not refused") };
+        assert_eq!(head::parse_refusal(payload).unwrap().code, AgentErrorCode::ConcurrencyLimit.as_str());
+        assert_eq!(session.slots.in_use(), 1);
+        tell(tunnel, &ToAgent::Replaced);
+        assert_eq!(read(&first.1).await, BODY);
+    });
+    ended.unwrap();
+}
+
+#[test]
+fn invalid_control_message_ends_the_tunnel() {
+    let ended = with_session(async |tunnel, _session, _stop| {
+        tunnel.send_message(Bytes::from_static(b"{}"), control::MESSAGE_MAX).unwrap();
+        while tunnel.message().await.is_some() {}
+    });
+    assert!(ended.is_err());
+}

@@ -1,0 +1,150 @@
+//! Certificates for agents: the proof that an agent may get one, the check of its key, and the issuing.
+
+use std::time::{Duration, Instant};
+
+use gw_shared::id::AgentId;
+use gw_shared::identity::enrollment::{CertificateReply, EnrollmentStatus};
+use gw_shared::identity::secret::Secret;
+use serde_json::json;
+
+use super::enrollment::find_enrollment;
+use super::{Actor, Control, ControlError, ControlState, Plan};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::limits;
+use crate::rate_limit::Bucket;
+use crate::store::{AgentRecord, PublicKeyHash, Records, Step, StoredRecord};
+use crate::tls::pki::CertificateRequest;
+
+/// Time in which an agent can request its first certificate again if the reply was lost.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+/// Time after the expiry of its certificate in which an agent can recover with its key.
+const RECOVERY: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How an agent proves that it may get a certificate.
+#[derive(Debug, Clone)]
+pub enum AgentProof {
+    /// The secret of its enrollment, optionally with the enrollment's id.
+    Enrollment { id: Option<String>, secret: Secret },
+    /// A signature by the key of its last certificate.
+    OldKey(AgentId),
+    /// A request through a live tunnel, which is already authenticated.
+    Tunnel(AgentId),
+}
+
+impl Control {
+    /// Issues a certificate for the public key of a certificate signing request. Ignores everything else in the
+    /// request.
+    pub fn sign(&self, proof: &AgentProof, csr: &str) -> Result<CertificateReply, ControlError> {
+        self.sign_at(proof, csr, Timestamp::now())
+    }
+
+    fn sign_at(&self, proof: &AgentProof, csr: &str, now: Timestamp) -> Result<CertificateReply, ControlError> {
+        let agent = entitled(&self.state().records, proof, now)?.clone();
+        // Counted here only for an authenticated agent: an unauthenticated request must not use up the agent's
+        // allowance.
+        if proof.is_proved_already() {
+            self.take_issuance(agent.id.clone())?;
+        }
+        let request = CertificateRequest::parse(csr)
+            .map_err(|error| ControlError::Refused(Error::CsrInvalid(error.to_string())))?;
+        let key = PublicKeyHash::of(request.subject_public_key_info());
+        check_key(&agent, proof, &key)?;
+        if !proof.is_proved_already() {
+            self.take_issuance(agent.id.clone())?;
+        }
+        let not_after = now.after(self.certificate_lifetime);
+        let certificate = self.agents.issue_agent(&self.region, &agent.account, &agent.id, &request, now, not_after)?;
+        self.change(&Actor::Agent(agent.id.clone()), |records, _| {
+            // The record may have changed in the meantime.
+            let mut agent = entitled(records, proof, now)?.clone();
+            check_key(&agent, proof, &key)?;
+            if agent.key.as_ref() != Some(&key) {
+                agent.previous_key = agent.key.replace(key);
+            }
+            agent.certificate_not_after = Some(not_after);
+            if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
+                enrollment.expires_at = enrollment.expires_at.min(now.after(ASK_AGAIN));
+            }
+            let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
+            let reply = CertificateReply {
+                certificate,
+                chain: self.agents.certificate_pem().to_owned(),
+                not_after: not_after.to_string(),
+                agent_id: agent.id.clone(),
+                services: services.collect(),
+            };
+            Ok(Plan {
+                action: "agent.certificate",
+                account: Some(agent.account.clone()),
+                target: agent.id.to_string(),
+                detail: json!({ "not_after": reply.not_after, "by": proof.name() }),
+                output: reply,
+                steps: vec![Step::Put(StoredRecord::Agent(agent))],
+            })
+        })
+    }
+
+    /// Takes one certificate from the allowance of an authenticated agent.
+    fn take_issuance(&self, agent: AgentId) -> Result<(), ControlError> {
+        let (mut state, now) = (self.state(), Instant::now());
+        let ControlState { records, issuance, .. } = &mut *state;
+        issuance.retain(|id, bucket| records.agents.contains_key(id) && !bucket.is_full(now));
+        let bucket = issuance.entry(agent).or_insert_with(|| Bucket::new(limits::CERTIFICATES, now));
+        bucket.take(now).map_err(|_| ControlError::Refused(Error::Overloaded("asked for certificates too often")))
+    }
+}
+
+impl AgentProof {
+    /// Whether the agent is authenticated before its certificate signing request is parsed. An old key authenticates by
+    /// the signature of the request; until that is verified, the request counts only against the client's address.
+    fn is_proved_already(&self) -> bool {
+        match self {
+            Self::Enrollment { .. } | Self::Tunnel(_) => true,
+            Self::OldKey(_) => false,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Enrollment { .. } => "enrollment",
+            Self::OldKey(_) => "old key",
+            Self::Tunnel(_) => "tunnel",
+        }
+    }
+}
+
+/// The agent that a proof belongs to, if it may get a certificate at `now`.
+fn entitled<'a>(records: &'a Records, proof: &AgentProof, now: Timestamp) -> Result<&'a AgentRecord, ControlError> {
+    let refused = |error| Err(ControlError::Refused(error));
+    let agent = match proof {
+        AgentProof::Enrollment { id, secret } => find_enrollment(records, id.as_deref(), secret, now)?,
+        AgentProof::OldKey(id) | AgentProof::Tunnel(id) => {
+            records.agents.get(id).ok_or(ControlError::Refused(Error::AgentRevoked))?
+        }
+    };
+    match agent.status {
+        EnrollmentStatus::Revoked => return refused(Error::AgentRevoked),
+        EnrollmentStatus::Pending => return refused(Error::EnrollmentPending),
+        EnrollmentStatus::Approved => {}
+    }
+    if matches!(proof, AgentProof::OldKey(_))
+        && agent.certificate_not_after.is_none_or(|not_after| now > not_after.after(RECOVERY))
+    {
+        return refused(Error::AgentCertificateExpired);
+    }
+    Ok(agent)
+}
+
+/// Checks that the proof covers this key.
+fn check_key(agent: &AgentRecord, proof: &AgentProof, key: &PublicKeyHash) -> Result<(), ControlError> {
+    let known = |known: &Option<PublicKeyHash>| known.as_ref() == Some(key);
+    let reaches = match proof {
+        // For the agent's first key, and for the same key again.
+        AgentProof::Enrollment { .. } => agent.key.is_none() || known(&agent.key),
+        // The request is signed by this key, so it must be the key of the last certificate or of the one before.
+        AgentProof::OldKey(_) => known(&agent.key) || known(&agent.previous_key),
+        AgentProof::Tunnel(_) => true,
+    };
+    if reaches { Ok(()) } else { Err(ControlError::Refused(Error::EnrollmentInvalid)) }
+}

@@ -1,0 +1,15 @@
+//! Rate limits.
+
+mod addresses;
+mod arrivals;
+pub mod bucket;
+pub(crate) mod levels;
+mod service_buckets;
+mod takeover;
+
+pub(crate) use addresses::{AddressKey, AddressLimits, Exhausted};
+pub(crate) use arrivals::{AddressSlot, Arrivals};
+pub use bucket::Bucket;
+pub(crate) use levels::Level;
+pub(crate) use service_buckets::{Admitted, Buckets, charge_for_predecessor, charge_or_wait};
+pub(crate) use takeover::{PredecessorCharge, SuccessorBuckets, SuccessorCharge};

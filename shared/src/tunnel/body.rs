@@ -1,0 +1,98 @@
+//! Received bodies: data, trailers and the end, checked against the announced length.
+
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::connection::StreamReceiver;
+use super::endpoint::{Closed, ReceivedPart};
+use super::frame::RESPONSE_HEAD;
+use crate::http::Framing;
+use crate::http::body::parse_trailers;
+
+/// A part of a body.
+#[derive(Debug)]
+pub enum Received {
+    /// Data; release it with its length after relaying it.
+    Data(Bytes),
+    Trailers(HeaderMap),
+    End,
+}
+
+/// Why a body broke off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BrokenBody {
+    /// The peer has reset the stream, with this code.
+    Reset(Bytes),
+    /// The tunnel has ended, or this end has closed the stream.
+    Lost,
+    /// The body is longer or shorter than announced.
+    Length,
+    /// The trailers are no valid field lines, or a head is in the body.
+    Malformed,
+}
+
+/// A body that is being received.
+#[derive(Debug)]
+pub struct ReceivedBody {
+    stream: StreamReceiver,
+    /// Bytes that are still to come, if the length was announced.
+    left: Option<u64>,
+}
+
+impl ReceivedBody {
+    /// The body of a message with this framing, after its head was received.
+    pub fn new(stream: StreamReceiver, framing: Framing) -> Self {
+        let left = match framing {
+            Framing::Length(length) => Some(length),
+            Framing::None | Framing::Described(_) => Some(0),
+            Framing::Chunked | Framing::UntilClose => None,
+        };
+        Self { stream, left }
+    }
+
+    /// The direction of another protocol, after an upgrade: bytes of unknown number.
+    pub fn upgraded(stream: StreamReceiver) -> Self {
+        Self { stream, left: None }
+    }
+
+    /// The next part; after an error none.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, BrokenBody>> {
+        Poll::Ready(match ready!(self.stream.poll_receive(cx)) {
+            Ok(ReceivedPart::Data(data)) => match self.count(data.len()) {
+                Ok(()) => Ok(Received::Data(data)),
+                Err(error) => Err(error),
+            },
+            Ok(ReceivedPart::Trailers(lines)) => parse_trailers::<{ RESPONSE_HEAD.fields }>(&lines)
+                .map(Received::Trailers)
+                .map_err(|_| BrokenBody::Malformed),
+            Ok(ReceivedPart::End) if self.left.unwrap_or(0) > 0 => Err(BrokenBody::Length),
+            Ok(ReceivedPart::End) => Ok(Received::End),
+            Ok(ReceivedPart::Head(..)) => Err(BrokenBody::Malformed),
+            Err(Closed::Reset(code)) => Err(BrokenBody::Reset(code)),
+            Err(Closed::Here | Closed::Lost) => Err(BrokenBody::Lost),
+        })
+    }
+
+    pub async fn receive(&mut self) -> Result<Received, BrokenBody> {
+        std::future::poll_fn(|cx| self.poll_receive(cx)).await
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), BrokenBody> {
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(bytes as u64).ok_or(BrokenBody::Length)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the body is complete and no part is left.
+    pub fn is_done(&self) -> bool {
+        self.stream.is_done() && self.left.unwrap_or(0) == 0
+    }
+
+    /// Gives the peer credit for `bytes` that were relayed.
+    pub fn release(&self, bytes: usize) {
+        self.stream.release(bytes);
+    }
+}

@@ -1,0 +1,587 @@
+//! State machine of one end of a tunnel: streams, credit and the order of frames. Does no I/O and reads no clock.
+//!
+//! The gateway opens streams and the agent accepts them. Each end of a stream sends frames until one with END, or RESET.
+//! A stream is closed once both ends have sent their last frame; only then may the gateway use its slot again. So both
+//! ends agree on the number of open streams, and a frame of a stream that was never open is an error of the peer.
+//!
+//! # Credit
+//!
+//! A receiver grants bytes of body for each stream. A grant cannot be taken back, so the sum of all grants that are not
+//! relayed yet, [`Endpoint::committed`], bounds the memory of a tunnel whose readers all stall. A grant above
+//! [`window::LEAST`](super::window::LEAST) is made only while that sum stays within the budget. There is no credit of
+//! the whole tunnel on the wire: streams whose readers stall would use it up and block the others.
+//!
+//! # Order of sending
+//!
+//! Heads, credit, resets, pings and control messages leave before data. Streams with data take turns of one frame.
+
+mod credit;
+mod input;
+mod output;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use slab::Slab;
+
+use self::credit::Credit;
+use self::input::Input;
+pub use self::input::Violation;
+use self::output::Urgent;
+pub use self::output::{Outgoing, OutgoingFull};
+pub use self::stream::{Closed, ReceivedPart};
+use self::stream::{Ended, Stream};
+use super::frame::{Kind, StreamId};
+
+/// Most streams of a tunnel at once.
+pub const STREAMS_MAX: usize = 32 * 1024;
+
+/// Most bytes of body queued for sending on one stream.
+pub const STREAM_SEND_BUFFER: usize = 128 * 1024;
+
+/// Most bytes of heads that wait for sending before the gateway opens no further stream, and the agent receives no
+/// further request.
+const HEADS_AHEAD: usize = 512 * 1024;
+
+/// End of the tunnel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Gateway,
+    Agent,
+}
+
+/// Key of a stream at this end. Valid until both halves were dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamKey(usize);
+
+/// Why no stream can be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    #[error("the agent serves no further stream")]
+    StreamLimit,
+    #[error("the agent does not read its tunnel")]
+    Congested,
+    #[error("the request head is too large for the tunnel")]
+    HeadTooLarge,
+    #[error("the tunnel has ended")]
+    Lost,
+}
+
+/// One end of a tunnel.
+#[derive(Debug)]
+pub struct Endpoint {
+    role: Role,
+    streams: Slab<Stream>,
+    /// Stream of each slot that is in use on the wire, and the generation of the slot.
+    slots: Vec<Slot>,
+    /// Free slots of the gateway. The oldest is used first.
+    free: VecDeque<u16>,
+    /// Slots in use.
+    open: usize,
+    /// Streams that the agent serves at once; 0 until the gateway has received HELLO.
+    streams_max: usize,
+    input: Input,
+    urgent: Urgent,
+    /// Streams with frames to send, each once.
+    ready: VecDeque<usize>,
+    credit: Credit,
+    /// Opened streams that the agent has not accepted yet.
+    opened: VecDeque<usize>,
+    /// Received control messages.
+    messages: VecDeque<Bytes>,
+    /// Memory of `messages`.
+    message_bytes: usize,
+    /// Payload of the last PONG.
+    pong: Option<u64>,
+    /// The transport has ended.
+    is_lost: bool,
+    /// Task that moves bytes between this endpoint and the transport.
+    driver: Option<Waker>,
+    /// Task that accepts streams, pongs and windows, or waits for HELLO.
+    acceptor: Option<Waker>,
+    /// Task that receives control messages.
+    messenger: Option<Waker>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    stream: Option<usize>,
+    generation: u16,
+}
+
+impl Endpoint {
+    /// The gateway's end. It can open streams after the agent's HELLO.
+    pub fn gateway() -> Self {
+        Self::new(Role::Gateway, 0)
+    }
+
+    /// The agent's end, which serves at most `streams` streams at once.
+    pub fn agent(streams: usize) -> Self {
+        let streams_max = streams.clamp(1, STREAMS_MAX);
+        let mut endpoint = Self::new(Role::Agent, streams_max);
+        endpoint.urgent.frame(Kind::Hello, false, StreamId::TUNNEL, &(streams_max as u32).to_be_bytes());
+        endpoint
+    }
+
+    fn new(role: Role, streams_max: usize) -> Self {
+        Self {
+            role,
+            streams: Slab::new(),
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            open: 0,
+            streams_max,
+            input: Input::default(),
+            urgent: Urgent::default(),
+            ready: VecDeque::new(),
+            credit: Credit::default(),
+            opened: VecDeque::new(),
+            messages: VecDeque::new(),
+            message_bytes: 0,
+            pong: None,
+            is_lost: false,
+            driver: None,
+            acceptor: None,
+            messenger: None,
+        }
+    }
+
+    /// Streams that the agent serves at once; 0 until the gateway has received HELLO.
+    pub fn streams_max(&self) -> usize {
+        self.streams_max
+    }
+
+    /// Streams that are open on the wire.
+    pub fn open_streams(&self) -> usize {
+        self.open
+    }
+
+    /// Opens a stream: grants up to `credit` bytes for its response, as the budget allows, and writes its request head
+    /// with `write_head`. With `end`, the request has no body.
+    pub fn open(
+        &mut self,
+        credit: usize,
+        end: bool,
+        write_head: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<StreamKey, OpenError> {
+        debug_assert_eq!(self.role, Role::Gateway);
+        if self.is_lost {
+            return Err(OpenError::Lost);
+        }
+        if self.open >= self.streams_max {
+            return Err(OpenError::StreamLimit);
+        }
+        if self.urgent.len() > HEADS_AHEAD {
+            return Err(OpenError::Congested);
+        }
+        let slot = match self.free.pop_front() {
+            Some(slot) => slot,
+            None => {
+                // `open` is below STREAMS_MAX, and every slot is either open or free.
+                self.slots.push(Slot::default());
+                (self.slots.len() - 1) as u16
+            }
+        };
+        let place = &mut self.slots[usize::from(slot)];
+        place.generation = place.generation.checked_add(1).unwrap_or(1);
+        let id = StreamId::new(slot, place.generation);
+        let credit = self.credit.first(credit);
+        let is_written = self.urgent.frame_with(Kind::Request, end, id, |out| {
+            out.extend_from_slice(&(credit as u32).to_be_bytes());
+            write_head(out);
+        });
+        if !is_written {
+            self.free.push_front(slot);
+            return Err(OpenError::HeadTooLarge);
+        }
+        let mut stream = Stream::new(id, super::window::LEAST as usize);
+        stream.sent_end = end;
+        self.credit.commit(&mut stream, credit);
+        let key = self.streams.insert(stream);
+        self.slots[usize::from(slot)].stream = Some(key);
+        self.open += 1;
+        self.wake_driver();
+        Ok(StreamKey(key))
+    }
+
+    /// The next stream that the gateway has opened; its head is the first received part. `None` once the tunnel has
+    /// ended.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamKey>> {
+        match self.opened.pop_front() {
+            Some(key) => Poll::Ready(Some(StreamKey(key))),
+            None if self.is_lost => Poll::Ready(None),
+            None => {
+                set_waker(&mut self.acceptor, cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Streams that the agent serves at once, from its HELLO; `None` once the tunnel has ended.
+    pub fn poll_hello(&mut self, cx: &mut Context<'_>) -> Poll<Option<usize>> {
+        if self.streams_max > 0 {
+            return Poll::Ready(Some(self.streams_max));
+        }
+        if self.is_lost {
+            return Poll::Ready(None);
+        }
+        set_waker(&mut self.acceptor, cx);
+        Poll::Pending
+    }
+
+    /// The next control message; `None` once the tunnel has ended.
+    pub fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        match self.messages.pop_front() {
+            Some(message) => {
+                self.message_bytes -= message.len() + input::MESSAGE_OVERHEAD;
+                Poll::Ready(Some(message))
+            }
+            None if self.is_lost => Poll::Ready(None),
+            None => {
+                set_waker(&mut self.messenger, cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Whether the endpoint has so many heads to send that it must not receive before it has sent them. Never true at
+    /// the gateway: of two ends that both wait for the other, one must receive.
+    pub fn is_congested(&self) -> bool {
+        self.role == Role::Agent && self.urgent.len() > HEADS_AHEAD
+    }
+
+    /// Payload of the PONG that arrived since the last call.
+    pub fn take_pong(&mut self) -> Option<u64> {
+        self.pong.take()
+    }
+
+    /// Queues a PING.
+    pub fn ping(&mut self, payload: u64) {
+        self.urgent.ping = Some(payload);
+        self.wake_driver();
+    }
+
+    /// Queues a control message. Fails if more than `queue_max` bytes of messages would wait.
+    pub fn send_message(&mut self, message: Bytes, queue_max: usize) -> Result<(), OutgoingFull> {
+        self.urgent.message(message, queue_max)?;
+        self.wake_driver();
+        Ok(())
+    }
+
+    /// Tells the agent to let the gateway send at most `bytes` ahead on each stream.
+    pub fn send_window(&mut self, bytes: u32) {
+        self.urgent.frame(Kind::Window, false, StreamId::TUNNEL, &bytes.to_be_bytes());
+        self.wake_driver();
+    }
+
+    /// Sets how many bytes a stream may be granted ahead of its reader, and the budget for all of them, from now on.
+    pub fn set_credit(&mut self, window: usize, budget: usize) {
+        self.credit.set(window, budget);
+    }
+
+    /// Bytes that each stream may be granted ahead of its reader.
+    pub fn window(&self) -> usize {
+        self.credit.window()
+    }
+
+    /// The gateway's last WINDOW; `None` before the first.
+    pub fn announced_window(&self) -> Option<u32> {
+        self.credit.announced
+    }
+
+    /// Bytes granted to the peer and not relayed yet: an upper bound on the memory that received bodies can use.
+    pub fn committed(&self) -> usize {
+        self.credit.committed()
+    }
+
+    /// Received bytes of bodies that are not relayed yet.
+    pub fn unread(&self) -> usize {
+        self.streams.iter().map(|(_, stream)| stream.unread).sum()
+    }
+
+    /// Unread bytes of each stream that has any.
+    pub fn unread_by_stream(&self) -> impl Iterator<Item = usize> {
+        self.streams.iter().map(|(_, stream)| stream.unread).filter(|unread| *unread > 0)
+    }
+
+    /// Bytes that may be queued for sending on a stream.
+    pub fn poll_capacity(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<usize, Closed>> {
+        let stream = &mut self.streams[key.0];
+        if let Some(closed) = stream.send_closed() {
+            return Poll::Ready(Err(closed));
+        }
+        match stream.capacity() {
+            0 => {
+                set_waker(&mut stream.send_task, cx);
+                Poll::Pending
+            }
+            capacity => Poll::Ready(Ok(capacity)),
+        }
+    }
+
+    /// Queues data, at most the capacity of the stream; with `end`, no more follows.
+    pub fn send_data(&mut self, key: StreamKey, data: Bytes, end: bool) -> Result<(), Closed> {
+        let stream = &mut self.streams[key.0];
+        if let Some(closed) = stream.send_closed() {
+            return Err(closed);
+        }
+        debug_assert!(data.len() <= stream.capacity());
+        stream.push(data);
+        if end {
+            stream.finish = Some(Ended::End);
+        }
+        self.schedule(key.0);
+        Ok(())
+    }
+
+    /// Queues trailers as field lines, which end this direction. Breaks the body off if they are too large.
+    pub fn send_trailers(&mut self, key: StreamKey, lines: Bytes) -> Result<(), Closed> {
+        if lines.len() > Kind::Trailers.payload_max() {
+            self.break_off(key, "")?;
+            return Err(Closed::Here);
+        }
+        self.finish(key, Ended::Trailers(lines))
+    }
+
+    /// Queues a RESET with a code behind the data: the body breaks off there.
+    pub fn break_off(&mut self, key: StreamKey, code: &'static str) -> Result<(), Closed> {
+        self.finish(key, Ended::Reset(code))
+    }
+
+    fn finish(&mut self, key: StreamKey, ended: Ended) -> Result<(), Closed> {
+        let stream = &mut self.streams[key.0];
+        if let Some(closed) = stream.send_closed() {
+            return Err(closed);
+        }
+        stream.finish = Some(ended);
+        self.schedule(key.0);
+        Ok(())
+    }
+
+    /// Sends a head of a response: INTERIM, RESPONSE or REFUSED. `end` as in the frame. Resets the stream if the head is
+    /// too large.
+    pub fn send_head(
+        &mut self,
+        key: StreamKey,
+        kind: Kind,
+        end: bool,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), Closed> {
+        debug_assert_eq!(self.role, Role::Agent);
+        let stream = &mut self.streams[key.0];
+        if let Some(closed) = stream.send_closed() {
+            return Err(closed);
+        }
+        if !self.urgent.frame_with(kind, end, stream.id, write) {
+            self.reset(key, "");
+            return Err(Closed::Here);
+        }
+        if end {
+            stream.sent_end = true;
+            self.sent_last(key.0);
+        }
+        self.wake_driver();
+        Ok(())
+    }
+
+    /// The next received part. A body that was cut off is an error after all data before it.
+    pub fn poll_receive(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<Result<ReceivedPart, Closed>> {
+        let stream = &mut self.streams[key.0];
+        let part = stream.next_part();
+        if part.is_pending() {
+            set_waker(&mut stream.receive_task, cx);
+        }
+        part
+    }
+
+    /// Whether the peer has ended its direction and everything was received.
+    pub fn is_received(&self, key: StreamKey) -> bool {
+        self.streams[key.0].is_received()
+    }
+
+    /// Ready once the peer has reset the stream or the tunnel has ended.
+    pub fn poll_reset(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<()> {
+        let stream = &mut self.streams[key.0];
+        if stream.is_reset() {
+            return Poll::Ready(());
+        }
+        set_waker(&mut stream.reset_task, cx);
+        Poll::Pending
+    }
+
+    /// Whether the peer has reset the stream or the tunnel has ended.
+    pub fn is_reset(&self, key: StreamKey) -> bool {
+        self.streams[key.0].is_reset()
+    }
+
+    /// Records that `bytes` of received data were relayed: grants the peer as many again if the window allows.
+    pub fn release(&mut self, key: StreamKey, bytes: usize) {
+        let stream = &mut self.streams[key.0];
+        let granted = self.credit.release(stream, bytes);
+        if granted > 0 {
+            let id = stream.id;
+            self.urgent.frame(Kind::Credit, false, id, &(granted as u32).to_be_bytes());
+            self.wake_driver();
+        }
+    }
+
+    /// Ends both directions of a stream at once and discards its queued and received bytes.
+    pub fn reset(&mut self, key: StreamKey, code: &'static str) {
+        self.discard_received(key.0);
+        self.send_reset(key, code);
+    }
+
+    /// Ends this direction, and the peer's if it has not ended yet, with a RESET. Discards the queued bytes.
+    fn send_reset(&mut self, key: StreamKey, code: &'static str) {
+        let stream = &mut self.streams[key.0];
+        stream.discard_queue();
+        let is_open = stream.id != StreamId::TUNNEL && !self.is_lost;
+        if is_open && (!stream.sent_end || stream.received_end.is_none()) && !stream.sent_reset {
+            stream.sent_reset = true;
+            stream.sent_end = true;
+            let id = stream.id;
+            self.urgent.frame(Kind::Reset, false, id, code.as_bytes());
+            self.wake_driver();
+            self.sent_last(key.0);
+        }
+    }
+
+    /// The sending half was dropped. Resets the stream if its direction has not ended. What the peer has sent completely
+    /// stays readable.
+    pub fn drop_sender(&mut self, key: StreamKey) {
+        self.streams[key.0].has_sender = false;
+        self.streams[key.0].send_task = None;
+        let stream = &self.streams[key.0];
+        if !self.is_lost && !stream.sent_end && stream.finish.is_none() {
+            if stream.received_end.is_some() {
+                self.send_reset(key, "");
+            } else {
+                self.reset(key, "");
+            }
+        }
+        self.remove_if_unused(key.0);
+    }
+
+    /// The receiving half was dropped: discards what arrives on the stream, and tells the peer once this direction has
+    /// ended.
+    pub fn drop_receiver(&mut self, key: StreamKey) {
+        self.streams[key.0].has_receiver = false;
+        self.streams[key.0].receive_task = None;
+        self.discard_received(key.0);
+        let stream = &self.streams[key.0];
+        // The gateway has no use for its request without the response.
+        if stream.received_end.is_none() && (stream.sent_end || self.role == Role::Gateway) {
+            self.reset(key, "");
+        }
+        self.remove_if_unused(key.0);
+    }
+
+    /// The transport has ended: closes every stream.
+    pub fn lose(&mut self) {
+        self.is_lost = true;
+        self.ready.clear();
+        let keys: Vec<usize> = self.streams.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let stream = &mut self.streams[key];
+            self.credit.forget_credit(stream);
+            stream.lose();
+            stream.is_scheduled = false;
+            self.remove_if_unused(key);
+        }
+        self.slots.clear();
+        self.open = 0;
+        wake(&mut self.acceptor);
+        wake(&mut self.messenger);
+    }
+
+    fn discard_received(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        self.credit.discard(stream);
+    }
+
+    /// This end has sent its last frame of the stream.
+    fn sent_last(&mut self, key: usize) {
+        let stream = &self.streams[key];
+        if !stream.has_receiver && stream.received_end.is_none() && !stream.sent_reset {
+            // The rest of the peer's direction has no reader.
+            self.reset(StreamKey(key), "");
+        }
+        self.close_if_ended(key);
+    }
+
+    /// Frees the slot once both ends have sent their last frame.
+    fn close_if_ended(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        if stream.id == StreamId::TUNNEL || !stream.sent_end || stream.received_end.is_none() {
+            return;
+        }
+        let slot = stream.id.slot();
+        stream.id = StreamId::TUNNEL;
+        if let Some(place) = self.slots.get_mut(slot) {
+            place.stream = None;
+            self.open -= 1;
+            if self.role == Role::Gateway {
+                self.free.push_back(slot as u16);
+            }
+        }
+        self.remove_if_unused(key);
+    }
+
+    /// Removes a stream that is closed on the wire, has no handle and is not in the list of streams with frames to send.
+    fn remove_if_unused(&mut self, key: usize) {
+        let Some(stream) = self.streams.get(key) else { return };
+        let is_closed = stream.id == StreamId::TUNNEL || self.is_lost;
+        if is_closed && !stream.has_sender && !stream.has_receiver && !stream.is_scheduled {
+            self.streams.remove(key);
+            if self.streams.is_empty() {
+                self.shrink();
+            }
+        }
+    }
+
+    /// Returns the memory of an idle tunnel.
+    fn shrink(&mut self) {
+        const KEPT: usize = 16;
+        if self.streams.capacity() > KEPT {
+            self.streams = Slab::with_capacity(KEPT);
+        }
+        self.ready.shrink_to(KEPT);
+        self.opened.shrink_to(KEPT);
+    }
+
+    /// Lets a stream take part in the turns if it has frames to send.
+    fn schedule(&mut self, key: usize) {
+        let stream = &mut self.streams[key];
+        if !stream.is_scheduled && stream.has_frames() {
+            stream.is_scheduled = true;
+            self.ready.push_back(key);
+            self.wake_driver();
+        }
+    }
+
+    fn wake_driver(&mut self) {
+        wake(&mut self.driver);
+    }
+
+    /// Registers the task that is woken when there are frames to send.
+    pub fn register_driver(&mut self, cx: &Context<'_>) {
+        set_waker(&mut self.driver, cx);
+    }
+}
+
+fn set_waker(place: &mut Option<Waker>, cx: &Context<'_>) {
+    match place {
+        Some(waker) if waker.will_wake(cx.waker()) => {}
+        _ => *place = Some(cx.waker().clone()),
+    }
+}
+
+fn wake(place: &mut Option<Waker>) {
+    if let Some(waker) = place.take() {
+        waker.wake();
+    }
+}

@@ -1,0 +1,306 @@
+//! Streams that end before their end, and the use of their slots.
+
+use std::task::Poll;
+
+use bytes::Bytes;
+
+use super::util::*;
+use crate::tunnel::endpoint::{Closed, OpenError, StreamKey};
+use crate::tunnel::frame::{Kind, StreamId};
+
+/// How far a direction of a stream has got when the stream is reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Open,
+    /// Ended, and the peer knows.
+    Ended,
+    /// Ended, and the last frame is still under way.
+    Ending,
+}
+
+const ALL: [Progress; 3] = [Progress::Open, Progress::Ended, Progress::Ending];
+
+/// A stream with data in both directions that have got this far, each end with unread data.
+fn stream(pair: &mut Pair, up: Progress, down: Progress) -> (StreamKey, StreamKey) {
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    send(&mut pair.gateway, at_gateway, b"up");
+    send(&mut pair.agent, at_agent, b"down");
+    for wanted in [Progress::Ended, Progress::Ending] {
+        pair.run();
+        if up == wanted {
+            finish(&mut pair.gateway, at_gateway);
+        }
+        if down == wanted {
+            finish(&mut pair.agent, at_agent);
+        }
+        pair.transmit();
+    }
+    (at_gateway, at_agent)
+}
+
+#[test]
+fn a_stream_can_be_reset_at_any_point_by_either_end_or_both() {
+    for up in ALL {
+        for down in ALL {
+            for (by_gateway, by_agent) in [(true, false), (false, true), (true, true)] {
+                let case = format!("{up:?} {down:?} {by_gateway} {by_agent}");
+                let mut pair = Pair::new(1);
+                let (at_gateway, at_agent) = stream(&mut pair, up, down);
+                if by_gateway {
+                    pair.gateway.reset(at_gateway, "");
+                    assert_eq!(pair.gateway.committed(), 0, "{case}");
+                }
+                if by_agent {
+                    pair.agent.reset(at_agent, "GW_CODE");
+                    assert_eq!(pair.agent.committed(), 0, "{case}");
+                }
+                pair.run();
+                assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (0, 0), "{case}");
+                for (endpoint, key, own, peers, by_self) in [
+                    (&mut pair.gateway, at_gateway, b"down".as_slice(), down, by_gateway),
+                    (&mut pair.agent, at_agent, b"up", up, by_agent),
+                ] {
+                    let parts = read(endpoint, key);
+                    if by_self {
+                        // Nothing of what was discarded counts as complete.
+                        assert!(matches!(parts.end, Some(Err(_))), "{case}: {parts:?}");
+                        assert!(!endpoint.is_received(key), "{case}");
+                    } else {
+                        // What was sent before the RESET arrives, and an END makes it complete.
+                        assert_eq!(parts.data, own, "{case}");
+                        let is_complete = peers != Progress::Open;
+                        assert_eq!(parts.end.unwrap().is_ok(), is_complete, "{case}");
+                        assert_eq!(endpoint.is_received(key), is_complete, "{case}");
+                    }
+                    assert!(endpoint.poll_capacity(key, &mut context()).is_ready(), "{case}");
+                    drop_both(endpoint, key);
+                }
+                pair.assert_idle();
+                pair.open(true);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_code_of_a_reset_arrives_behind_the_data() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    let body = vec![7; 50_000];
+    send(&mut pair.agent, at_agent, &body);
+    pair.agent.break_off(at_agent, "GW_BACKEND_ABORTED").unwrap();
+    assert_eq!(pair.agent.send_data(at_agent, Bytes::new(), true), Err(Closed::Here));
+    pair.run();
+    let parts = read(&mut pair.gateway, at_gateway);
+    assert!(parts.data == body);
+    assert_eq!(parts.end, Some(Err(reset("GW_BACKEND_ABORTED"))));
+    assert_eq!(pair.gateway.send_data(at_gateway, Bytes::new(), true), Err(reset("GW_BACKEND_ABORTED")));
+    assert!(pair.gateway.poll_reset(at_gateway, &mut context()).is_ready());
+    drop_both(&mut pair.gateway, at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_reset_before_the_response_head_reaches_the_agent_and_the_gateway() {
+    let mut pair = Pair::new(2);
+    let (wakes, waker) = Wakes::new();
+    let (at_gateway, at_agent) = pair.open(false);
+    let cx = &mut std::task::Context::from_waker(&waker);
+    assert!(pair.agent.poll_reset(at_agent, cx).is_pending());
+    drop_both(&mut pair.gateway, at_gateway);
+    pair.run();
+    assert_eq!(wakes.take(), 1);
+    assert!(pair.agent.is_reset(at_agent));
+    assert!(pair.agent.send_head(at_agent, Kind::Response, true, |_| {}).is_err());
+
+    let (at_gateway, at_agent) = pair.open(false);
+    drop_both(&mut pair.agent, at_agent);
+    pair.run();
+    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Err(reset(""))));
+}
+
+#[test]
+fn a_slot_is_used_again_only_after_both_ends_have_sent_their_last_frame() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(true);
+    pair.gateway.reset(at_gateway, "");
+    drop_both(&mut pair.gateway, at_gateway);
+    let refused = |pair: &mut Pair| pair.gateway.open(LEAST, true, |_| {}).unwrap_err();
+    assert_eq!(refused(&mut pair), OpenError::StreamLimit);
+    pair.transmit();
+    assert_eq!(refused(&mut pair), OpenError::StreamLimit);
+    // Data and END of the agent cross the RESET.
+    send(&mut pair.agent, at_agent, b"late");
+    pair.transmit();
+    pair.deliver_to_gateway();
+    assert_eq!(refused(&mut pair), OpenError::StreamLimit);
+    pair.deliver_to_agent();
+    assert_eq!(refused(&mut pair), OpenError::StreamLimit);
+    pair.transmit();
+    pair.deliver_to_gateway();
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+    pair.gateway.open(LEAST, true, |_| {}).unwrap();
+    pair.transmit();
+    // The same slot in its next generation.
+    assert_eq!(frames(&pair.to_agent)[0].2, 0x0002_0000);
+}
+
+#[test]
+fn generations_wrap_around_and_skip_0() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open(true);
+    respond(&mut pair.agent, at_agent, true);
+    pair.run();
+    drop_both(&mut pair.gateway, at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.gateway.slots[0].generation = u16::MAX - 1;
+    for generation in [u16::MAX, 1, 2] {
+        let (at_gateway, at_agent) = pair.open(true);
+        assert_eq!(pair.agent.streams[at_agent.0].id, StreamId::new(0, generation));
+        respond(&mut pair.agent, at_agent, true);
+        pair.run();
+        drop_both(&mut pair.gateway, at_gateway);
+        drop_both(&mut pair.agent, at_agent);
+        pair.assert_idle();
+    }
+}
+
+#[test]
+fn a_reset_behind_a_complete_response_leaves_it_complete() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    send(&mut pair.agent, at_agent, b"whole response");
+    finish(&mut pair.agent, at_agent);
+    // The backend did not read the rest of the upload.
+    drop_both(&mut pair.agent, at_agent);
+    pair.transmit();
+    assert_eq!(kinds(&pair.to_gateway), [Kind::Data, Kind::Reset]);
+    pair.run();
+    let parts = read(&mut pair.gateway, at_gateway);
+    assert_eq!((&parts.data[..], parts.end), (&b"whole response"[..], Some(Ok(()))));
+    assert_eq!(pair.gateway.poll_capacity(at_gateway, &mut context()), Poll::Ready(Err(reset(""))));
+    drop_both(&mut pair.gateway, at_gateway);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_complete_response_stays_readable_when_the_sending_half_is_dropped() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    send(&mut pair.agent, at_agent, b"whole response");
+    finish(&mut pair.agent, at_agent);
+    pair.run();
+    pair.gateway.drop_sender(at_gateway);
+    pair.run();
+    assert!(pair.agent.is_reset(at_agent));
+    let parts = read(&mut pair.gateway, at_gateway);
+    assert_eq!((&parts.data[..], parts.end), (&b"whole response"[..], Some(Ok(()))));
+    pair.gateway.drop_receiver(at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+}
+
+#[test]
+fn dropping_the_sending_half_of_an_incomplete_exchange_resets_it() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    send(&mut pair.agent, at_agent, b"part");
+    pair.run();
+    pair.gateway.drop_sender(at_gateway);
+    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Err(Closed::Here)));
+    // The END of the agent crosses the RESET.
+    finish(&mut pair.agent, at_agent);
+    pair.run();
+    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Err(Closed::Here)));
+    pair.gateway.drop_receiver(at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+}
+
+#[test]
+fn halves_that_have_ended_can_be_dropped_in_any_order() {
+    for sender_first in [true, false] {
+        let mut pair = Pair::new(1);
+        let (at_gateway, at_agent) = pair.open_with_response(false);
+        for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
+            send(endpoint, key, b"data");
+            finish(endpoint, key);
+            // The queue is sent although the half is gone.
+            endpoint.drop_sender(key);
+        }
+        pair.run();
+        for (endpoint, key) in [(&mut pair.gateway, at_gateway), (&mut pair.agent, at_agent)] {
+            if sender_first {
+                assert_eq!(read(endpoint, key).data, b"data");
+            }
+            endpoint.drop_receiver(key);
+        }
+        pair.assert_idle();
+    }
+}
+
+#[test]
+fn an_agent_that_does_not_read_the_upload_resets_the_stream_after_its_response() {
+    let mut pair = Pair::new(1);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    pair.agent.drop_receiver(at_agent);
+    assert_eq!(pair.agent.committed(), 0);
+    assert_eq!(send(&mut pair.gateway, at_gateway, &[0; 2 * LEAST]), LEAST);
+    pair.run();
+    assert_eq!((pair.agent.committed(), pair.agent.unread()), (0, 0));
+    assert!(!pair.gateway.is_reset(at_gateway));
+    finish(&mut pair.agent, at_agent);
+    pair.agent.drop_sender(at_agent);
+    pair.run();
+    assert!(pair.gateway.is_reset(at_gateway));
+    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+    drop_both(&mut pair.gateway, at_gateway);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_lost_tunnel_closes_its_streams_after_the_received_data() {
+    let mut pair = Pair::new(3);
+    let (complete, first) = pair.open_with_response(false);
+    let (partial, second) = pair.open_with_response(false);
+    let (unread, third) = pair.open_with_response(false);
+    for key in [first, second, third] {
+        send(&mut pair.agent, key, b"data");
+    }
+    finish(&mut pair.agent, first);
+    pair.run();
+    let (wakes, waker) = Wakes::new();
+    let cx = &mut std::task::Context::from_waker(&waker);
+    assert!(pair.gateway.poll_reset(partial, cx).is_pending());
+    assert!(pair.gateway.poll_message(cx).is_pending());
+    send(&mut pair.gateway, partial, &[0; LEAST]);
+    pair.gateway.lose();
+    assert_eq!(wakes.take(), 2);
+    assert_eq!(pair.gateway.committed(), 3 * b"data".len());
+    pair.gateway.drop_sender(complete);
+    let parts = read(&mut pair.gateway, complete);
+    assert_eq!((&parts.data[..], parts.end), (&b"data"[..], Some(Ok(()))));
+    let parts = read(&mut pair.gateway, partial);
+    assert_eq!((&parts.data[..], parts.end), (&b"data"[..], Some(Err(Closed::Lost))));
+    assert_eq!(pair.gateway.poll_capacity(partial, &mut context()), Poll::Ready(Err(Closed::Lost)));
+    assert_eq!(pair.gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::Lost);
+    pair.gateway.drop_receiver(complete);
+    drop_both(&mut pair.gateway, partial);
+    drop_both(&mut pair.gateway, unread);
+    assert_eq!((pair.gateway.streams.len(), pair.gateway.committed(), pair.gateway.open_streams()), (0, 0, 0));
+}
+
+#[test]
+fn streams_that_were_opened_before_the_tunnel_was_lost_are_accepted_as_lost() {
+    let mut pair = Pair::new(3);
+    pair.gateway.open(LEAST, false, |_| {}).unwrap();
+    pair.run();
+    pair.agent.lose();
+    let key = accept(&mut pair.agent).unwrap();
+    assert_eq!(read(&mut pair.agent, key).end, Some(Err(Closed::Lost)));
+    assert_eq!(pair.agent.poll_accept(&mut context()), Poll::Ready(None));
+    drop_both(&mut pair.agent, key);
+    assert_eq!((pair.agent.streams.len(), pair.agent.committed()), (0, 0));
+}

@@ -1,0 +1,75 @@
+//! The example in `docs/tunnel.md`, byte by byte.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+
+use super::util::*;
+use crate::http::Framing;
+use crate::tunnel::endpoint::{Endpoint, ReceivedPart};
+use crate::tunnel::frame::Kind;
+use crate::tunnel::head::{self, OutboundRequest};
+use crate::tunnel::timing::AgentTiming;
+
+/// Bytes of the blocks with hexadecimal digits, in the order of the document. A comment follows each line's bytes.
+fn documented() -> Vec<Vec<u8>> {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/tunnel.md")).unwrap();
+    let (_, example) = text.split_once("## Example\n").unwrap();
+    let blocks = example.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let line = |line: &str| -> Vec<u8> {
+        let digits = line.split(';').next().unwrap().split_whitespace();
+        digits.map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
+    };
+    blocks.map(|block| block.lines().flat_map(line).collect()).collect()
+}
+
+#[test]
+fn the_documented_example_is_what_both_ends_send() {
+    let [hello, request, response] = documented().try_into().unwrap();
+    let (mut gateway, mut agent) = (Endpoint::gateway(), Endpoint::agent(128));
+    let mut sent = Vec::new();
+    transmit_all(&mut agent, &mut sent);
+    assert_eq!(sent, hello);
+    gateway.receive(&hello).unwrap();
+
+    let outbound = OutboundRequest {
+        method: Method::GET,
+        target: PathAndQuery::from_static("/a?b=1"),
+        authority: Authority::from_static("acme--api.eu1.example.com"),
+        headers: HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
+        framing: Framing::None,
+        upgrade: None,
+    };
+    let key = gateway.open(512 * 1024, !outbound.has_body(), |out| outbound.write(out)).unwrap();
+    sent.clear();
+    transmit_all(&mut gateway, &mut sent);
+    assert_eq!(sent, request);
+    agent.receive(&request).unwrap();
+    let accepted = accept(&mut agent).unwrap();
+    let (kind, head) = read_head(&mut agent, accepted);
+    assert_eq!((kind, head::parse_request(&head.into(), true).unwrap().method), (Kind::Request, Method::GET));
+
+    let timing = AgentTiming { agent_us: 120, backend_first_byte_us: Some(4000) };
+    let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/plain"))]);
+    let write = |out: &mut Vec<u8>| {
+        head::write_response(out, timing, StatusCode::OK, &headers, Framing::Length(5), None);
+    };
+    agent.send_head(accepted, Kind::Response, false, write).unwrap();
+    agent.send_data(accepted, Bytes::from_static(b"hello"), true).unwrap();
+    sent.clear();
+    transmit_all(&mut agent, &mut sent);
+    assert_eq!(sent, response);
+    gateway.receive(&response).unwrap();
+    let std::task::Poll::Ready(Ok(ReceivedPart::Head(Kind::Response, head))) =
+        gateway.poll_receive(key, &mut context())
+    else {
+        panic!("no response")
+    };
+    assert_eq!(head::parse_response(head, &Method::GET).unwrap().timing, timing);
+    let parts = read(&mut gateway, key);
+    assert_eq!((&parts.data[..], parts.end), (&b"hello"[..], Some(Ok(()))));
+    drop_both(&mut gateway, key);
+    drop_both(&mut agent, accepted);
+    assert_eq!((gateway.open_streams(), agent.open_streams()), (0, 0));
+}

@@ -1,0 +1,224 @@
+//! Requests and responses that both ends complete.
+
+use bytes::Bytes;
+
+use super::util::*;
+use crate::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull};
+use crate::tunnel::frame::{Kind, REQUEST_HEAD, RESPONSE_HEAD};
+
+#[test]
+fn the_agent_tells_how_many_streams_it_serves() {
+    let mut gateway = Endpoint::gateway();
+    assert_eq!(gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+    let (wakes, waker) = Wakes::new();
+    assert!(gateway.poll_hello(&mut std::task::Context::from_waker(&waker)).is_pending());
+    gateway.receive(&frame(Kind::Hello, false, 0, &7u32.to_be_bytes())).unwrap();
+    assert_eq!(wakes.take(), 1);
+    assert_eq!((gateway.streams_max(), Pair::new(1 << 20).gateway.streams_max()), (7, 32 * 1024));
+}
+
+#[test]
+fn a_request_and_its_response_without_bodies() {
+    let mut pair = Pair::new(4);
+    let (at_gateway, at_agent) = pair.open(true);
+    assert_eq!(take(&mut pair.agent, at_agent).end, Some(Ok(())));
+    respond(&mut pair.agent, at_agent, true);
+    pair.run();
+    let response = read(&mut pair.gateway, at_gateway);
+    assert_eq!(response.heads, [(Kind::Response, super::util::response(b"response"))]);
+    assert_eq!((response.data.len(), response.end), (0, Some(Ok(()))));
+    assert!(pair.gateway.is_received(at_gateway) && pair.agent.is_received(at_agent));
+    drop_both(&mut pair.gateway, at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+    pair.transmit();
+    assert!(pair.to_agent.is_empty() && pair.to_gateway.is_empty(), "nothing is left to say");
+}
+
+#[test]
+fn bodies_in_both_directions_in_pieces_of_any_size() {
+    let body: Vec<u8> = (0..300_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    for step in [1, 7, 8, 9, 1000, 16 * 1024, usize::MAX] {
+        let body = &body[..if step < 10 { 5_000 } else { body.len() }];
+        let mut pair = Pair::new(4);
+        let (at_gateway, at_agent) = pair.open_with_response(false);
+        let (mut up, mut down) = (Vec::new(), Vec::new());
+        let (mut sent_up, mut sent_down) = (0, 0);
+        while up.len() < body.len() || down.len() < body.len() {
+            sent_up += send(&mut pair.gateway, at_gateway, &body[sent_up..]);
+            sent_down += send(&mut pair.agent, at_agent, &body[sent_down..]);
+            pair.transmit();
+            for piece in std::mem::take(&mut pair.to_agent).chunks(step) {
+                pair.agent.receive(piece).unwrap();
+                up.extend(read(&mut pair.agent, at_agent).data);
+            }
+            for piece in std::mem::take(&mut pair.to_gateway).chunks(step) {
+                pair.gateway.receive(piece).unwrap();
+                down.extend(read(&mut pair.gateway, at_gateway).data);
+            }
+        }
+        assert!(up == body && down == body, "step {step}");
+    }
+}
+
+#[test]
+fn each_direction_ends_on_its_own() {
+    for gateway_first in [true, false] {
+        let mut pair = Pair::new(4);
+        let (at_gateway, at_agent) = pair.open_with_response(false);
+        let mut ends = [gateway_first, !gateway_first].into_iter();
+        for by_gateway in ends.by_ref() {
+            let data: &[u8] = if by_gateway { b"up" } else { b"down" };
+            let (sender, key) = if by_gateway { (&mut pair.gateway, at_gateway) } else { (&mut pair.agent, at_agent) };
+            send(sender, key, data);
+            finish(sender, key);
+            pair.run();
+            let (reader, key) = if by_gateway { (&mut pair.agent, at_agent) } else { (&mut pair.gateway, at_gateway) };
+            let parts = read(reader, key);
+            assert_eq!((&parts.data[..], parts.end), (data, Some(Ok(()))));
+        }
+        assert_eq!((pair.gateway.open_streams(), pair.agent.open_streams()), (0, 0));
+    }
+}
+
+#[test]
+fn an_upgraded_stream_carries_bytes_both_ways_after_one_direction_has_ended() {
+    let mut pair = Pair::new(4);
+    let (at_gateway, at_agent) = pair.open_with_response(false);
+    finish(&mut pair.gateway, at_gateway);
+    pair.run();
+    assert_eq!(read(&mut pair.agent, at_agent).end, Some(Ok(())));
+    for round in 0..10u8 {
+        send(&mut pair.agent, at_agent, &[round; 50_000]);
+        pair.run();
+        assert_eq!(read(&mut pair.gateway, at_gateway).data, [round; 50_000]);
+        pair.run();
+    }
+    finish(&mut pair.agent, at_agent);
+    pair.run();
+    assert_eq!(read(&mut pair.gateway, at_gateway).end, Some(Ok(())));
+}
+
+#[test]
+fn interim_responses_and_trailers_keep_their_place() {
+    let mut pair = Pair::new(4);
+    let (at_gateway, at_agent) = pair.open(false);
+    send(&mut pair.gateway, at_gateway, b"upload");
+    pair.gateway.send_trailers(at_gateway, Bytes::from_static(b"a: 1\r\n\r\n")).unwrap();
+    for _ in 0..2 {
+        pair.agent.send_head(at_agent, Kind::Interim, false, |out| out.extend_from_slice(b"103")).unwrap();
+    }
+    respond(&mut pair.agent, at_agent, false);
+    send(&mut pair.agent, at_agent, b"body");
+    pair.agent.send_trailers(at_agent, Bytes::from_static(b"b: 2\r\n\r\n")).unwrap();
+    pair.run();
+    let request = read(&mut pair.agent, at_agent);
+    assert_eq!((&request.data[..], &request.trailers.unwrap()[..]), (&b"upload"[..], &b"a: 1\r\n\r\n"[..]));
+    let response = read(&mut pair.gateway, at_gateway);
+    let kinds: Vec<Kind> = response.heads.iter().map(|(kind, _)| *kind).collect();
+    assert_eq!(kinds, [Kind::Interim, Kind::Interim, Kind::Response]);
+    assert_eq!((&response.data[..], &response.trailers.unwrap()[..]), (&b"body"[..], &b"b: 2\r\n\r\n"[..]));
+    assert_eq!((request.end, response.end), (Some(Ok(())), Some(Ok(()))));
+    drop_both(&mut pair.gateway, at_gateway);
+    drop_both(&mut pair.agent, at_agent);
+    pair.assert_idle();
+}
+
+#[test]
+fn the_gateway_opens_as_many_streams_as_the_agent_serves() {
+    let mut pair = Pair::new(3);
+    let streams: Vec<_> = (0..3).map(|_| pair.open(true)).collect();
+    assert_eq!(pair.gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+    respond(&mut pair.agent, streams[1].1, true);
+    pair.run();
+    // Open streams count, not handles.
+    assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok());
+    assert_eq!(pair.gateway.open(LEAST, true, |_| {}).unwrap_err(), OpenError::StreamLimit);
+}
+
+#[test]
+fn no_stream_opens_while_too_many_heads_wait() {
+    let mut pair = Pair::new(1000);
+    let mut opened = 0;
+    let refused = loop {
+        match pair.gateway.open(LEAST, true, |head| head.extend_from_slice(&[b'x'; 60_000])) {
+            Ok(_) => opened += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((refused, opened), (OpenError::Congested, 9));
+    pair.run();
+    assert!(pair.gateway.open(LEAST, true, |_| {}).is_ok());
+}
+
+#[test]
+fn heads_that_the_peer_would_not_accept_are_not_sent() {
+    let mut pair = Pair::new(4);
+    let too_large = |out: &mut Vec<u8>| out.resize(out.len() + REQUEST_HEAD.head + 1, b'x');
+    assert_eq!(pair.gateway.open(LEAST, true, too_large).unwrap_err(), OpenError::HeadTooLarge);
+    let largest = pair.gateway.open(LEAST, true, |out| out.resize(out.len() + REQUEST_HEAD.head, b'x')).unwrap();
+    let (with_body, at_agent) = {
+        pair.run();
+        let accepted = accept(&mut pair.agent).unwrap();
+        assert_eq!(read_head(&mut pair.agent, accepted).1.len(), REQUEST_HEAD.head);
+        (largest, accepted)
+    };
+    let refused = pair.agent.send_head(at_agent, Kind::Interim, false, |out| out.resize(out.len() + 70_000, b'x'));
+    assert!(refused.is_err());
+    pair.run();
+    assert_eq!(read(&mut pair.gateway, with_body).end, Some(Err(reset(""))));
+
+    let (at_gateway, at_agent) = pair.open(false);
+    send(&mut pair.gateway, at_gateway, b"upload");
+    let trailers = Bytes::from(vec![b'x'; RESPONSE_HEAD.head + 1]);
+    assert!(pair.gateway.send_trailers(at_gateway, trailers).is_err());
+    pair.run();
+    let request = read(&mut pair.agent, at_agent);
+    assert_eq!((&request.data[..], request.end), (&b"upload"[..], Some(Err(reset("")))));
+}
+
+#[test]
+fn control_messages_arrive_in_order_and_their_queues_are_bounded() {
+    let mut pair = Pair::new(4);
+    for number in 0..10u8 {
+        pair.gateway.send_message(Bytes::copy_from_slice(&[number; 100]), 1000).unwrap();
+    }
+    assert_eq!(pair.gateway.send_message(Bytes::from_static(b"x"), 1000), Err(OutgoingFull));
+    pair.run();
+    let mut next = || pair.agent.poll_message(&mut context());
+    for number in 0..10u8 {
+        assert_eq!(next(), std::task::Poll::Ready(Some(Bytes::copy_from_slice(&[number; 100]))));
+    }
+    assert!(next().is_pending());
+    assert!(pair.gateway.send_message(Bytes::from_static(b"x"), 1000).is_ok());
+    pair.agent.lose();
+    assert_eq!(pair.agent.poll_message(&mut context()), std::task::Poll::Ready(None));
+}
+
+#[test]
+fn pings_are_answered_with_the_last_payload() {
+    let mut pair = Pair::new(4);
+    for payload in [1, 2, u64::MAX] {
+        pair.gateway.ping(payload);
+        pair.run();
+        assert_eq!(pair.gateway.take_pong(), Some(payload));
+    }
+    assert_eq!(pair.gateway.take_pong(), None);
+    // Three pings in one read get one answer.
+    let pings: Vec<u8> = (0..3u64).flat_map(|n| frame(Kind::Ping, false, 0, &n.to_be_bytes())).collect();
+    pair.agent.receive(&pings).unwrap();
+    pair.transmit();
+    assert_eq!(frames(&pair.to_gateway), [(Kind::Pong, false, 0, 2u64.to_be_bytes().to_vec())]);
+    // In addition to the three pings before.
+    assert_eq!(pair.agent.take_overhead(), 6);
+    assert_eq!(pair.agent.take_overhead(), 0);
+}
+
+#[test]
+fn the_window_of_the_gateway_reaches_the_agent() {
+    let mut pair = Pair::new(4);
+    assert_eq!(pair.agent.announced_window(), None);
+    pair.gateway.send_window(123_456);
+    pair.run();
+    assert_eq!(pair.agent.announced_window(), Some(123_456));
+}

@@ -1,0 +1,225 @@
+//! Heads as the tunnel carries them: HTTP/1.1 heads (RFC 9112) behind a few fixed bytes.
+//!
+//! The framing fields of a head mean what they mean in HTTP/1.1, but bodies are DATA frames: `transfer-encoding: chunked`
+//! announces a body of unknown length. A head without a body has END. An upgrade is requested and accepted as in
+//! HTTP/1.1, with `connection: upgrade` and status 101.
+
+use bytes::{Buf, Bytes};
+use http::header::HeaderMap;
+use http::uri::{Authority, PathAndQuery};
+use http::{Method, StatusCode};
+
+use super::frame::{CODE_MAX, MESSAGE_TEXT_MAX, REQUEST_HEAD, RESPONSE_HEAD};
+use super::timing::AgentTiming;
+use crate::http::head::{self, InvalidHead, RequestHead, ResponseHead};
+use crate::http::{Connection, Framing, UpgradeProtocol, write};
+
+/// Absent duration.
+const NONE: u32 = u32::MAX;
+
+/// A request as the gateway sends it.
+#[derive(Debug)]
+pub struct OutboundRequest {
+    pub method: Method,
+    pub target: PathAndQuery,
+    pub authority: Authority,
+    pub headers: HeaderMap,
+    pub framing: Framing,
+    pub upgrade: Option<UpgradeProtocol>,
+}
+
+impl OutboundRequest {
+    /// Whether data follows the head: a body, or the caller's direction of an upgrade.
+    pub fn has_body(&self) -> bool {
+        self.framing.has_body() || self.upgrade.is_some()
+    }
+
+    /// Appends the head of a REQUEST.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let connection = self.upgrade.as_ref().map_or(Connection::Persists, Connection::Upgrade);
+        let host = self.authority.as_str().as_bytes();
+        head::write_request(out, &self.method, &self.target, host, &self.headers, self.framing, connection);
+    }
+}
+
+/// Parses the head of a REQUEST. `end` tells whether the frame had END.
+pub fn parse_request(payload: &Bytes, end: bool) -> Result<RequestHead, InvalidHead> {
+    let request = head::parse_request(payload, REQUEST_HEAD)?;
+    let follows = request.framing.has_body() || request.upgrade.is_some();
+    if follows == end {
+        return Err(InvalidHead::Syntax("the END flag contradicts the framing fields"));
+    }
+    Ok(request)
+}
+
+/// Appends the payload of a RESPONSE.
+pub fn write_response(
+    out: &mut Vec<u8>,
+    timing: AgentTiming,
+    status: StatusCode,
+    headers: &HeaderMap,
+    framing: Framing,
+    upgrade: Option<&UpgradeProtocol>,
+) {
+    write_timing(out, timing);
+    write_response_head(out, status, headers, framing, upgrade);
+}
+
+/// Appends the payload of an INTERIM.
+pub fn write_interim(out: &mut Vec<u8>, status: StatusCode, headers: &HeaderMap) {
+    write_response_head(out, status, headers, Framing::None, None);
+}
+
+fn write_response_head(
+    out: &mut Vec<u8>,
+    status: StatusCode,
+    headers: &HeaderMap,
+    framing: Framing,
+    upgrade: Option<&UpgradeProtocol>,
+) {
+    let connection = upgrade.map_or(Connection::Persists, Connection::Upgrade);
+    head::write_response(out, status, headers, framing, connection);
+}
+
+/// A final response of the agent.
+#[derive(Debug)]
+pub struct AgentResponse {
+    pub timing: AgentTiming,
+    pub head: ResponseHead,
+}
+
+/// Parses the payload of a RESPONSE to a request with `method`.
+pub fn parse_response(mut payload: Bytes, method: &Method) -> Result<AgentResponse, InvalidHead> {
+    let timing = read_timing(&mut payload);
+    Ok(AgentResponse { timing, head: head::parse_response(&payload, method, RESPONSE_HEAD)? })
+}
+
+/// Parses the payload of an INTERIM.
+pub fn parse_interim(payload: &Bytes) -> Result<ResponseHead, InvalidHead> {
+    head::parse_response(payload, &Method::GET, RESPONSE_HEAD)
+}
+
+/// Error of an agent in place of a response.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub timing: AgentTiming,
+    /// Code as in `AgentErrorCode`; from an untrusted agent any bytes.
+    pub code: Bytes,
+    /// Text for people; from an untrusted agent any bytes.
+    pub message: Bytes,
+}
+
+/// Appends the payload of a REFUSED. Cuts a message that is too long.
+pub fn write_refusal(out: &mut Vec<u8>, timing: AgentTiming, code: &'static str, message: &str) {
+    debug_assert!(code.len() <= CODE_MAX);
+    write_timing(out, timing);
+    out.push(code.len() as u8);
+    out.extend_from_slice(code.as_bytes());
+    let bytes = message.as_bytes();
+    out.extend_from_slice(&bytes[..bytes.len().min(MESSAGE_TEXT_MAX)]);
+}
+
+/// Parses the payload of a REFUSED; `None` if the code is longer than the payload.
+pub fn parse_refusal(mut payload: Bytes) -> Option<Refusal> {
+    let timing = read_timing(&mut payload);
+    let length = usize::from(payload.try_get_u8().ok()?);
+    if payload.len() < length {
+        return None;
+    }
+    Some(Refusal { timing, code: payload.split_to(length), message: payload })
+}
+
+fn write_timing(out: &mut Vec<u8>, timing: AgentTiming) {
+    out.extend_from_slice(&timing.agent_us.to_be_bytes());
+    out.extend_from_slice(&timing.backend_first_byte_us.unwrap_or(NONE).to_be_bytes());
+}
+
+/// Reads the two durations. The frame's length was checked.
+fn read_timing(payload: &mut Bytes) -> AgentTiming {
+    let mut next = || payload.try_get_u32().unwrap_or(NONE);
+    let (agent_us, first_byte) = (next(), next());
+    AgentTiming { agent_us, backend_first_byte_us: (first_byte != NONE).then_some(first_byte) }
+}
+
+/// Payload of TRAILERS: field lines and an empty line.
+pub fn write_trailers(trailers: &HeaderMap) -> Bytes {
+    let mut lines = Vec::new();
+    write::write_trailers(&mut lines, trailers);
+    lines.extend_from_slice(b"\r\n");
+    lines.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use http::header::{CONTENT_TYPE, HeaderName};
+
+    use super::*;
+
+    fn fields(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    fn request(framing: Framing, upgrade: Option<&'static str>) -> OutboundRequest {
+        OutboundRequest {
+            method: Method::PUT,
+            target: PathAndQuery::from_static("/a?b=%2F"),
+            authority: Authority::from_static("acme--api.eu1.example.com"),
+            headers: fields(&[("accept", "*/*"), ("x-one", "1")]),
+            framing,
+            upgrade: upgrade.map(UpgradeProtocol::from_static),
+        }
+    }
+
+    #[test]
+    fn requests_parse_back() {
+        for framing in [Framing::None, Framing::Length(0), Framing::Length(7), Framing::Chunked] {
+            for upgrade in [None, Some("websocket")] {
+                let sent = request(if upgrade.is_some() { Framing::None } else { framing }, upgrade);
+                let mut out = Vec::new();
+                sent.write(&mut out);
+                let payload = Bytes::from(out);
+                let received = parse_request(&payload, !sent.has_body()).unwrap();
+                assert_eq!((&received.method, &received.target), (&sent.method, &sent.target));
+                assert_eq!((&received.authority, received.framing), (&sent.authority, sent.framing));
+                assert_eq!(received.upgrade, sent.upgrade);
+                assert_eq!(received.headers["x-one"], "1");
+                // The END flag must agree with the fields.
+                assert!(parse_request(&payload, sent.has_body()).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn responses_parse_back() {
+        let timing = AgentTiming { agent_us: 5, backend_first_byte_us: Some(70) };
+        let mut out = Vec::new();
+        let headers = fields(&[("content-type", "text/plain")]);
+        write_response(&mut out, timing, StatusCode::NOT_FOUND, &headers, Framing::Length(3), None);
+        let response = parse_response(out.into(), &Method::GET).unwrap();
+        assert_eq!((response.timing, response.head.status), (timing, StatusCode::NOT_FOUND));
+        assert_eq!(
+            (response.head.framing, &response.head.headers[CONTENT_TYPE]),
+            (Framing::Length(3), &headers[CONTENT_TYPE])
+        );
+        let mut out = Vec::new();
+        write_interim(&mut out, StatusCode::EARLY_HINTS, &fields(&[("link", "</a>")]));
+        let interim = parse_interim(&out.into()).unwrap();
+        assert_eq!(
+            (interim.status, &interim.headers["link"]),
+            (StatusCode::EARLY_HINTS, &HeaderValue::from_static("</a>"))
+        );
+    }
+
+    #[test]
+    fn refusals_parse_back_and_long_messages_are_cut() {
+        let timing = AgentTiming { agent_us: 9, backend_first_byte_us: None };
+        let mut out = Vec::new();
+        write_refusal(&mut out, timing, "GW_BACKEND_UNREACHABLE", &"x".repeat(5000));
+        let refusal = parse_refusal(out.into()).unwrap();
+        assert_eq!((refusal.timing, &refusal.code[..]), (timing, &b"GW_BACKEND_UNREACHABLE"[..]));
+        assert_eq!(refusal.message.len(), MESSAGE_TEXT_MAX);
+        assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1, 0, 0, 0, 1, 5, b'a'])), None);
+        assert_eq!(parse_refusal(Bytes::from_static(&[0, 0, 0, 1])), None);
+    }
+}
