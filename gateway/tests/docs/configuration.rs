@@ -78,6 +78,11 @@ fn agent_variables() -> BTreeSet<String> {
     asked.into_inner()
 }
 
+/// Every environment variable that configures a program.
+pub(crate) fn all_variables() -> BTreeSet<String> {
+    gateway_variables().into_iter().chain(agent_variables()).collect()
+}
+
 /// Keys of a table of backends: the error about one that does not exist lists those that do.
 fn backend_keys() -> BTreeSet<String> {
     let error = Agent::new().load("backend = { nonsense = 1 }", |_| None).unwrap_err();

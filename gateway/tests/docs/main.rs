@@ -2,13 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod checked;
 mod commands;
 mod configuration;
+mod files;
 mod links;
 mod markdown;
 mod names;
 #[path = "../../../shared/tests/programs/mod.rs"]
 mod programs;
+mod session;
+mod usage;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,6 +27,11 @@ fn repository() -> PathBuf {
 /// The text of a file, by its path in the repository.
 fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The body of a response.
+fn fetch(url: &str) -> String {
+    ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
 }
 
 /// Asserts that a page has all of `expected` and nothing else of the kind.

@@ -120,10 +120,10 @@ pub(crate) fn code(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn code_blocks_links_headings_and_rows_are_found() {
-    let page = "# A `b` c\n[x](y.md#z) `[no](link)` ![i](i.png \"t\")\n\n```sh,norun\n# no heading\n[no](link)\n```\n\
+    let page = "# A `b` c\n[x](y.md#z) `[no](link)` ![i](i.png \"t\")\n\n```sh norun\n# no heading\n[no](link)\n```\n\
                 ## A b: c\n## A b, c\n[r]: r.md\n\n| key | value |\n|---|---|\n| `a` | 1 \\| 2 |\n\n| other |\n|---|\n| b |\n";
     let (_, blocks) = split(page);
-    let block = Block { info: "sh,norun".to_owned(), text: "# no heading\n[no](link)\n".to_owned(), line: 4 };
+    let block = Block { info: "sh norun".to_owned(), text: "# no heading\n[no](link)\n".to_owned(), line: 4 };
     assert_eq!(blocks, [block]);
     let found = links(page);
     let targets: Vec<&str> = found.iter().map(|(_, target)| target.as_str()).collect();

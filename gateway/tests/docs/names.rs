@@ -7,7 +7,7 @@ use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 
 use crate::markdown::{headings, rows};
-use crate::{assert_same, read, repository};
+use crate::{assert_same, fetch, read, repository};
 
 fn is_error_code(text: &str) -> bool {
     let is_name = text.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
@@ -32,10 +32,6 @@ fn every_error_code_has_a_heading_and_every_heading_a_code() {
     let headings = headings(&read("docs/errors.md")).into_iter();
     let titles = headings.filter(|(level, _)| *level == 2).map(|(_, text)| text.trim_matches('`').to_owned());
     assert_same("docs/errors.md", titles.filter(|title| is_error_code(title)), &codes);
-}
-
-fn fetch(url: &str) -> String {
-    ureq::get(url).call().unwrap().body_mut().read_to_string().unwrap()
 }
 
 /// Name and type of each metric of a gateway and of an agent, both with everything in force that has metrics of its own.
