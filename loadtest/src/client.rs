@@ -1,6 +1,6 @@
 //! A blocking HTTP/1.1 client over TLS with timeouts, which streams bodies.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,17 +19,20 @@ const HEAD_MAX: usize = 64 * 1024;
 /// Largest body that is kept in memory.
 const BODY_MAX: u64 = 1024 * 1024;
 
-/// A service on loopback, with its address, certificate authority and service key.
+/// A service on loopback, with its address, certificate authority and credential.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) port: u16,
     /// The tenant's host name, for TLS and for `Host`.
     pub(crate) host: String,
     pub(crate) service_key: String,
+    /// Access token that requests carry in place of the service key.
+    token: Option<String>,
     name: ServerName<'static>,
     /// Size of the socket receive buffer; `None` for the kernel's default.
     receive_buffer: Option<usize>,
-    tls: Arc<ClientConfig>,
+    /// `None` for plain TCP.
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Target {
@@ -42,10 +45,35 @@ impl Target {
             port: port.parse().map_err(|_| bad())?,
             host: host.to_owned(),
             service_key: service_key.to_owned(),
+            token: None,
             name,
             receive_buffer: None,
-            tls: Arc::new(tls_config(ca_file)?),
+            tls: Some(Arc::new(tls_config(ca_file)?)),
         })
+    }
+
+    /// A server on loopback that speaks plain HTTP.
+    pub(crate) fn plain(port: u16, host: &str, service_key: &str) -> Result<Self, Failure> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| Failure::during(host, error))?;
+        let (host, service_key) = (host.to_owned(), service_key.to_owned());
+        Ok(Self { port, host, service_key, token: None, name, receive_buffer: None, tls: None })
+    }
+
+    /// This target with an access token in place of the service key.
+    pub(crate) fn with_token(&self, token: String) -> Self {
+        Self { token: Some(token), ..self.clone() }
+    }
+
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// Name and value of the field that authenticates a request.
+    pub(crate) fn credential(&self) -> (&'static str, String) {
+        match &self.token {
+            Some(token) => ("X-Gw-Authorization", format!("Bearer {token}")),
+            None => ("X-Gw-Service-Key", self.service_key.clone()),
+        }
     }
 
     /// This target with receive buffers of `bytes`.
@@ -61,9 +89,27 @@ impl Target {
 
     /// Opens a connection and completes its handshake.
     pub(crate) fn connect(&self) -> Result<Connection, Failure> {
-        let fields = format!("Host: {}\r\nX-Gw-Service-Key: {}\r\n", self.host, self.service_key);
-        let stream = self.open(&[b"http/1.1"])?;
-        Ok(Connection { stream, fields, ahead: Vec::new(), body_left: 0, closing: false })
+        self.connect_from(0)
+    }
+
+    /// Like [`Self::connect`], from loopback address number `source`.
+    pub(crate) fn connect_from(&self, source: usize) -> Result<Connection, Failure> {
+        let stream = self.transport_from(source)?;
+        Ok(Connection { stream, fields: self.fields(), ahead: Vec::new(), body_left: 0, closing: false })
+    }
+
+    /// The header fields that every HTTP/1.1 request has.
+    pub(crate) fn fields(&self) -> String {
+        let (name, value) = self.credential();
+        format!("Host: {}\r\n{name}: {value}\r\n", self.host)
+    }
+
+    /// Opens a connection for HTTP/1.1 from loopback address number `source`.
+    pub(crate) fn transport_from(&self, source: usize) -> Result<Transport, Failure> {
+        Ok(match self.tls {
+            Some(_) => Transport::Tls(Box::new(self.open_from(source, &[b"http/1.1"])?)),
+            None => Transport::Plain(self.socket_from(source)?),
+        })
     }
 
     /// Opens a raw TLS connection that negotiates one of `protocols`.
@@ -112,7 +158,8 @@ impl Target {
 
     fn session(&self, protocols: &[&[u8]]) -> Result<ClientConnection, Failure> {
         let protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        Ok(ClientConnection::new_with_alpn(Arc::clone(&self.tls), self.name.clone(), protocols)?)
+        let tls = self.tls.as_ref().ok_or_else(|| Failure::new(format!("port {} does not speak TLS", self.port)))?;
+        Ok(ClientConnection::new_with_alpn(Arc::clone(tls), self.name.clone(), protocols)?)
     }
 }
 
@@ -133,9 +180,49 @@ fn tls_config(ca_file: &Path) -> Result<ClientConfig, Failure> {
 /// A TLS connection before its first HTTP message.
 pub(crate) type Stream = StreamOwned<ClientConnection, TcpStream>;
 
+/// A connection before its first HTTP/1.1 message.
+pub(crate) enum Transport {
+    Plain(TcpStream),
+    Tls(Box<Stream>),
+}
+
+impl Transport {
+    pub(crate) fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.get_ref(),
+        }
+    }
+}
+
+impl Read for Transport {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(into),
+            Self::Tls(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for Transport {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(from),
+            Self::Tls(stream) => stream.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.flush(),
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
 /// A connection with one request at a time. Dropping it closes it at once.
 pub(crate) struct Connection {
-    stream: Stream,
+    stream: Transport,
     /// The header fields that every request has.
     fields: String,
     /// Bytes received after the head.
@@ -170,10 +257,19 @@ impl Connection {
         Ok(Answer { head, body: self.small_body()? })
     }
 
+    /// Sends `form` to `path` and reads the complete response, which must be small.
+    pub(crate) fn post_form(&mut self, path: &str, form: &str) -> Result<Answer, Failure> {
+        let fields = format!("Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n", form.len());
+        self.send_head("POST", path, &fields)?;
+        self.stream.write_all(form.as_bytes())?;
+        self.stream.flush()?;
+        Ok(Answer { head: self.response_head()?, body: self.small_body()? })
+    }
+
     /// Requests `path` with all of `body`, which has `length` bytes.
     pub(crate) fn upload(&mut self, path: &str, length: u64, body: &mut impl Read) -> Result<Answer, Failure> {
         self.send_head("POST", path, &format!("Content-Length: {length}\r\n"))?;
-        let sent = std::io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
+        let sent = io::copy(body, &mut self.stream).and_then(|_| self.stream.flush());
         // A server that does not read the body may have sent an error response, which is the better message.
         match (self.response_head(), sent) {
             (Ok(head), _) => Ok(Answer { head, body: self.small_body()? }),
@@ -264,7 +360,7 @@ impl Head {
         self.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())
     }
 
-    fn parse(head: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(head: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(head).ok()?.split("\r\n");
         let status = lines.next()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
         let field = |line: &str| {

@@ -28,13 +28,14 @@ pub(crate) struct Options {
     pub(crate) rate: Option<u32>,
     /// Backend URL; `None` for the demo's echo.
     pub(crate) backend: Option<String>,
-    pub(crate) core: Option<usize>,
+    /// Cores that the demo may use; all if empty.
+    pub(crate) cores: Vec<usize>,
     pub(crate) slots: Option<u32>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { workers: WORKERS, rate: Some(UNLIMITED), backend: None, core: None, slots: None }
+        Self { workers: WORKERS, rate: Some(UNLIMITED), backend: None, cores: Vec::new(), slots: None }
     }
 }
 
@@ -49,6 +50,8 @@ pub(crate) struct Demo {
     /// `http://address:port`
     pub(crate) admin_url: String,
     pub(crate) admin_token: String,
+    client_id: String,
+    client_secret: String,
 }
 
 /// Used fields of the demo's JSON line.
@@ -60,6 +63,8 @@ struct About {
     ca_file: PathBuf,
     admin_url: String,
     admin_token: String,
+    client_id: String,
+    client_secret: String,
 }
 
 impl Demo {
@@ -74,7 +79,7 @@ impl Demo {
         ensure(gateway.is_file(), || {
             "the product is not built: cargo build --release -p gw-gateway, or give --gateway PATH".to_owned()
         })?;
-        let mut command = process::command(gateway, options.core)?;
+        let mut command = process::command(gateway, &options.cores)?;
         command.args(["demo", "--json", "--port", "0", "--admin-port", "0", "--workers", &options.workers.to_string()]);
         command.arg("--data-dir").arg(folder.path());
         if let Some(rate) = options.rate {
@@ -89,15 +94,29 @@ impl Demo {
             command.env(SLOTS, slots.to_string());
         }
         if env::var_os(LOG).is_none() {
-            // wrk sends its target address as server name, and rustls logs a warning for each connection.
-            command.env(LOG, "warn,rustls=error");
+            // wrk sends its target address as server name, and rustls logs a warning for each connection. Every stop is
+            // logged as a warning, too.
+            command.env(LOG, "warn,rustls=error,gw_gateway::process::signals=error");
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut process = Process::spawn("gw-gateway", &mut command)?.with_folder(folder);
         let about: About = serde_json::from_str(&first_line(&mut process)?)?;
         let target = Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?;
-        let About { base_url, ca_file, admin_url, admin_token, .. } = about;
-        Ok(Self { process, target, base_url, ca_file, admin_url, admin_token })
+        let About { base_url, ca_file, admin_url, admin_token, client_id, client_secret, .. } = about;
+        Ok(Self { process, target, base_url, ca_file, admin_url, admin_token, client_id, client_secret })
+    }
+
+    /// Target of requests with a new access token in place of the service key.
+    pub(crate) fn target_with_token(&self) -> Result<Target, Failure> {
+        let apex = Target::new(&self.base_url, &self.ca_file, "")?;
+        let form = format!(
+            "grant_type=client_credentials&client_id={}&client_secret={}&scope=account%3Ademo%20service%3Aecho",
+            self.client_id, self.client_secret
+        );
+        let answer = apex.connect()?.post_form("/oauth/token", &form)?;
+        let body: serde_json::Value = serde_json::from_slice(&answer.body)?;
+        let token = body["access_token"].as_str().ok_or_else(|| Failure::new(format!("no access token: {body}")))?;
+        Ok(self.target.with_token(token.to_owned()))
     }
 
     pub(crate) fn pid(&self) -> u32 {

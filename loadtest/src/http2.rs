@@ -1,6 +1,6 @@
 //! Raw HTTP/2 frames (RFC 9113 §4.1) and header blocks (RFC 7541).
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use crate::client::Stream;
 use crate::failure::Failure;
@@ -13,11 +13,14 @@ pub(crate) const PRIORITY: u8 = 2;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
+pub(crate) const GOAWAY: u8 = 7;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
 pub(crate) const UNKNOWN: u8 = 0xfa;
 
 pub(crate) const END_STREAM: u8 = 1;
+/// Flag of SETTINGS and PING.
+pub(crate) const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
 /// Payload of SETTINGS with SETTINGS_INITIAL_WINDOW_SIZE 0.
@@ -42,6 +45,24 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame.extend(stream.to_be_bytes());
     frame.extend_from_slice(payload);
     frame
+}
+
+/// Fields of a received frame.
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+}
+
+/// Reads one frame and discards its payload.
+pub(crate) fn read(stream: &mut impl Read) -> Result<Frame, Failure> {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head)?;
+    let [a, b, c, kind, flags, id @ ..] = head;
+    let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+    stream.read_exact(&mut payload)?;
+    // The highest bit is reserved.
+    Ok(Frame { kind, flags, stream: u32::from_be_bytes(id) & 0x7fff_ffff })
 }
 
 /// Header block of a request, with or without a service key. No field is added to the dynamic table.
@@ -87,4 +108,20 @@ fn text(block: &mut Vec<u8>, text: &str) {
         block.push(length as u8);
     }
     block.extend_from_slice(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_frames_are_read_again() {
+        let bytes = [frame(DATA, END_STREAM, 3, b"payload"), frame(SETTINGS, ACK, 0, &[])].concat();
+        let mut rest = &bytes[..];
+        let data = read(&mut rest).unwrap();
+        assert_eq!((data.kind, data.flags, data.stream), (DATA, END_STREAM, 3));
+        let settings = read(&mut rest).unwrap();
+        assert_eq!((settings.kind, settings.flags, settings.stream), (SETTINGS, ACK, 0));
+        assert!(read(&mut rest).is_err());
+    }
 }

@@ -1,6 +1,7 @@
 //! `gw-loadtest`: runs a scenario against the product.
 
 mod abuse;
+mod agents;
 mod bucket;
 mod bulk;
 mod cancel;
@@ -19,6 +20,7 @@ mod process;
 mod procfs;
 mod report;
 mod request_log;
+mod scheduling;
 mod sink;
 mod stalled;
 
@@ -45,7 +47,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Scenario {
-    /// CPU per request, requests per second and latency beside nginx and haproxy, in one run.
+    /// CPU time, latency and memory beside haproxy, nginx and rathole, in one run.
     Compare(compare::Options),
     /// Large bodies in both directions: bytes unchanged, memory bounded.
     Bulk(bulk::Options),

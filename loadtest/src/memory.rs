@@ -4,12 +4,10 @@
 use std::any::Any;
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
+use crate::agents::{self, administer};
 use crate::client::{Stream, Target};
 use crate::compare::{LARGE, MEGABYTE, Site};
 use crate::demo::{Demo, Options};
@@ -17,7 +15,7 @@ use crate::failure::{Failure, ensure};
 use crate::http2::{self, NO_WINDOW};
 use crate::load;
 use crate::metrics;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::procfs::{self, Memory};
 use crate::report::{mebibytes, millis, percentile, say};
 
@@ -32,7 +30,6 @@ const STREAMS: usize = 100;
 const UNREAD: usize = 4_000;
 /// Tunnels besides the demo's own.
 const TUNNELS: usize = 100;
-const TUNNELS_WITHIN: Duration = Duration::from_secs(30);
 /// The demo's account, and another account whose latency must not change.
 const ACCOUNT: &str = "demo";
 const OTHER_ACCOUNT: &str = "other";
@@ -80,7 +77,10 @@ pub(crate) fn run(gateway: &Path, short: bool) -> Result<(), Failure> {
         ("stalled downloads, HTTP/1.1", STALLED, &|demo, count| stalled(&demo.target, LARGE, count)),
         ("stalled downloads, HTTP/2", STALLED_STREAMS, &|demo, count| stalled_http2(&demo.target, count)),
         ("unread answers of 1 MB", UNREAD, &|demo, count| stalled(&demo.target, MEGABYTE, count)),
-        ("tunnels", TUNNELS, &|demo, count| tunnels(gateway, demo, count, &site.backend_url())),
+        ("tunnels", TUNNELS, &|demo, count| {
+            let services = agents::create_services(demo, ACCOUNT, count)?;
+            Ok(Box::new(agents::connect(gateway, demo, ACCOUNT, &services, &site.backend_url(), &[])?))
+        }),
     ];
     let mut failed = Vec::new();
     for (name, count, open) in scenarios {
@@ -115,12 +115,15 @@ impl OtherAccount {
         administer(gateway, demo, &[&change[..], &unlimited[..]].concat())?;
         let key = administer(gateway, demo, &["key", "create", OTHER_ACCOUNT, "--service", OTHER_SERVICE])?;
         let key = key["service_key"].as_str().ok_or_else(|| Failure::new("no service key in the client's JSON"))?;
-        let agent = start_agent(gateway, demo, OTHER_ACCOUNT, &[OTHER_SERVICE.to_owned()], backend)?;
+        let services = [OTHER_SERVICE.to_owned()];
+        let agent = agents::start(gateway, demo, OTHER_ACCOUNT, &services, backend, &[])?;
         let host = demo.target.host.replacen("demo--echo", &format!("{OTHER_ACCOUNT}--{OTHER_SERVICE}"), 1);
         let target = demo.target.for_service(&host, key)?;
-        let deadline = Instant::now() + TUNNELS_WITHIN;
+        let deadline = Instant::now() + agents::TUNNELS_WITHIN;
         while !target.connect()?.ask("/hello").is_ok_and(|answer| answer.head.status == 200) {
-            ensure(Instant::now() < deadline, || format!("no tunnel of the other account within {TUNNELS_WITHIN:?}"))?;
+            ensure(Instant::now() < deadline, || {
+                format!("no tunnel of the other account within {:?}", agents::TUNNELS_WITHIN)
+            })?;
             std::thread::sleep(TICK);
         }
         Ok(Self { target, _agent: agent })
@@ -287,61 +290,4 @@ fn stalled_http2(target: &Target, count: usize) -> Result<Held, Failure> {
     let streams: Vec<Stream> = (0..count.div_ceil(STREAMS)).map(open).collect::<Result<_, Failure>>()?;
     std::thread::sleep(STALLS_AFTER);
     Ok(Box::new(streams))
-}
-
-/// Starts another agent with many services, which keeps a tunnel for each.
-fn tunnels(gateway: &Path, demo: &Demo, count: usize, backend: &str) -> Result<Held, Failure> {
-    let services: Vec<String> = (0..count).map(|number| format!("service-{number}")).collect();
-    for service in &services {
-        administer(gateway, demo, &["service", "create", ACCOUNT, service])?;
-    }
-    let before = metrics::read(&demo.admin_url, "gw_tunnels")?;
-    let process = start_agent(gateway, demo, ACCOUNT, &services, backend)?;
-    let deadline = Instant::now() + TUNNELS_WITHIN;
-    while metrics::read(&demo.admin_url, "gw_tunnels")? < before + count as u64 {
-        ensure(Instant::now() < deadline, || format!("not {count} tunnels within {TUNNELS_WITHIN:?}"))?;
-        std::thread::sleep(TICK);
-    }
-    Ok(Box::new(process))
-}
-
-/// Enrolls an agent for services of `account` and starts it.
-fn start_agent(
-    gateway: &Path,
-    demo: &Demo,
-    account: &str,
-    services: &[String],
-    backend: &str,
-) -> Result<Process, Failure> {
-    let mut create = vec!["enrollment-token", "create", account];
-    create.extend(services.iter().flat_map(|service| ["--service", service]));
-    let token = administer(gateway, demo, &create)?;
-    let token = token["token"].as_str().ok_or_else(|| Failure::new(format!("no token in {token}")))?;
-    let agent = gateway.with_file_name("gw-agent");
-    let folder = tempfile::Builder::new().prefix("gw-loadtest-").tempdir()?;
-    let mut enroll = Command::new(&agent);
-    enroll.args(["enroll", "--gateway", &demo.base_url, "--ca-file"]).arg(&demo.ca_file);
-    enroll.arg("--state-dir").arg(folder.path()).env("GW_ENROLLMENT_TOKEN", token);
-    output(&mut enroll)?;
-    let mut run = process::command(&agent, None)?;
-    run.args(["run", "--backend", backend, "--state-dir"])
-        .arg(folder.path())
-        .stdin(Stdio::null())
-        .stderr(Stdio::null());
-    Ok(Process::spawn("gw-agent", &mut run)?.with_folder(folder))
-}
-
-/// Runs the product's command-line client and parses its JSON output.
-fn administer(gateway: &Path, demo: &Demo, arguments: &[&str]) -> Result<Value, Failure> {
-    let mut command = Command::new(gateway);
-    command.args(arguments).arg("--json");
-    command.env("GW_ADMIN_URL", &demo.admin_url).env("GW_ADMIN_TOKEN", &demo.admin_token);
-    serde_json::from_slice(&output(&mut command)?).map_err(|error| Failure::during("reading the client's JSON", error))
-}
-
-fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
-    let output = command.output().map_err(|error| Failure::during(format!("{command:?}"), error))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure(output.status.success(), || format!("{command:?}: {}: {said}", output.status))?;
-    Ok(output.stdout)
 }

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::failure::{Failure, ensure};
-use crate::procfs;
+use crate::procfs::{self, Cpu};
 use crate::report::say;
 
 /// Timeout of a stop: longer than the product's drain and the agent's timeout for a dead tunnel, so that a slow stop is
@@ -51,8 +51,13 @@ impl Process {
     }
 
     /// CPU time of the program and its running children.
-    pub(crate) fn cpu(&self) -> Duration {
-        procfs::tree(self.pid()).into_iter().map(procfs::cpu).sum()
+    pub(crate) fn cpu(&self) -> Cpu {
+        procfs::tree(self.pid()).into_iter().map(Cpu::of).sum()
+    }
+
+    /// Proportional set size of the program and its children, in bytes.
+    pub(crate) fn proportional_memory(&self) -> Result<u64, Failure> {
+        procfs::tree(self.pid()).into_iter().map(procfs::proportional_memory).sum()
     }
 
     /// Exit status, if the program ends within `patience`.
@@ -105,15 +110,16 @@ impl Drop for Process {
     }
 }
 
-/// Command for `program`, pinned to `core` if given.
+/// Command for `program`, pinned to `cores` if there are any.
 ///
 /// The kernel ends the program when the thread that started it ends, so that a killed load test leaves no process
 /// behind. Therefore only the main thread may start programs.
-pub(crate) fn command(program: &Path, core: Option<usize>) -> Result<Command, Failure> {
+pub(crate) fn command(program: &Path, cores: &[usize]) -> Result<Command, Failure> {
     let mut command = Command::new(find("setpriv", "util-linux")?);
     command.args(["--pdeathsig", "TERM", "--"]);
-    if let Some(core) = core {
-        command.arg(find("taskset", "util-linux")?).args(["-c", &core.to_string()]);
+    if !cores.is_empty() {
+        let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+        command.arg(find("taskset", "util-linux")?).args(["-c", &list.join(",")]);
     }
     command.arg(program);
     Ok(command)

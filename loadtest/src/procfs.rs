@@ -1,6 +1,7 @@
 //! CPU time, memory and children of processes from `/proc`.
 
 use std::fs;
+use std::iter::Sum;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -27,9 +28,62 @@ pub(crate) fn tree(pid: u32) -> Vec<u32> {
     tree
 }
 
+/// CPU time, with the part spent in the kernel apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Cpu {
+    pub(crate) user: Duration,
+    pub(crate) kernel: Duration,
+}
+
+impl Cpu {
+    /// CPU time of all threads of a process, including ended ones; zero if the process has ended.
+    pub(crate) fn of(pid: u32) -> Self {
+        Stat::read(&format!("/proc/{pid}/stat")).map(|stat| stat.cpu).unwrap_or_default()
+    }
+
+    pub(crate) fn total(self) -> Duration {
+        self.user + self.kernel
+    }
+
+    /// CPU time since `earlier`.
+    pub(crate) fn since(self, earlier: Self) -> Self {
+        Self { user: self.user.saturating_sub(earlier.user), kernel: self.kernel.saturating_sub(earlier.kernel) }
+    }
+}
+
+impl Sum for Cpu {
+    fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
+        times.fold(Self::default(), |sum, time| Self { user: sum.user + time.user, kernel: sum.kernel + time.kernel })
+    }
+}
+
 /// User and system time of all threads of a process, including ended ones; zero if the process has ended.
 pub(crate) fn cpu(pid: u32) -> Duration {
-    Stat::read(&format!("/proc/{pid}/stat")).map(|stat| stat.cpu).unwrap_or_default()
+    Cpu::of(pid).total()
+}
+
+/// CPU time of all programs of the machine but this one and its children, with the time that the hypervisor gave to other
+/// machines.
+pub(crate) fn cpu_of_others() -> Result<Duration, Failure> {
+    const PATH: &str = "/proc/stat";
+    let text = fs::read_to_string(PATH).map_err(|error| Failure::during(PATH, error))?;
+    let all = busy(&text).ok_or_else(|| Failure::new(format!("{PATH}: no CPU time")))?;
+    let own = tree(std::process::id()).into_iter().filter_map(|pid| Stat::read(&format!("/proc/{pid}/stat")));
+    Ok(all.saturating_sub(own.map(|stat| stat.cpu.total() + stat.ended_children).sum()))
+}
+
+/// Time of all cores in which they were neither idle nor waiting for a disk.
+fn busy(stat: &str) -> Option<Duration> {
+    const IDLE: usize = 3;
+    const WAITING: usize = 4;
+    // User, nice, system, idle, waiting, interrupts, soft interrupts, stolen. Times of guests are parts of the first two.
+    let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8).enumerate();
+    let busy = ticks.filter(|(index, _)| ![IDLE, WAITING].contains(index));
+    Some(in_ticks(busy.map(|(_, ticks)| ticks.parse::<u64>()).sum::<Result<_, _>>().ok()?))
+}
+
+fn in_ticks(ticks: u64) -> Duration {
+    Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 
 /// User and system time of the threads of a process with this name.
@@ -38,7 +92,7 @@ pub(crate) fn cpu_of_thread(pid: u32, name: &str) -> Duration {
     threads
         .filter_map(|thread| Stat::read(thread.path().join("stat").to_str()?))
         .filter(|stat| stat.name == name)
-        .map(|stat| stat.cpu)
+        .map(|stat| stat.cpu.total())
         .sum()
 }
 
@@ -70,12 +124,21 @@ impl Memory {
     }
 
     fn parse(status: &str) -> Option<Self> {
-        let bytes = |key: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(value.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
-        };
-        Some(Self { resident: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+        Some(Self { resident: kibibytes(status, "VmRSS:")?, peak: kibibytes(status, "VmHWM:")? })
     }
+}
+
+/// Proportional set size of a process in bytes: pages shared with other processes count in proportion.
+pub(crate) fn proportional_memory(pid: u32) -> Result<u64, Failure> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let text = fs::read_to_string(&path).map_err(|error| Failure::during(&path, error))?;
+    kibibytes(&text, "Pss:").ok_or_else(|| Failure::new(format!("{path}: no Pss")))
+}
+
+/// Value of the line `key`, which is in KiB, in bytes.
+fn kibibytes(text: &str, key: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(value.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// Kernel memory of all TCP sockets of the machine, in bytes.
@@ -91,7 +154,9 @@ pub(crate) fn tcp_memory() -> Result<u64, Failure> {
 struct Stat {
     name: String,
     parent: u32,
-    cpu: Duration,
+    cpu: Cpu,
+    /// CPU time of children that have ended.
+    ended_children: Duration,
 }
 
 impl Stat {
@@ -104,11 +169,12 @@ impl Stat {
         let (before, after) = text.rsplit_once(')')?;
         let fields: Vec<&str> = after.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        let ticks = number(11)? + number(12)?;
+        let time = |index| Some(in_ticks(number(index)?));
         Some(Self {
             name: before.split_once('(')?.1.to_owned(),
             parent: u32::try_from(number(1)?).ok()?,
-            cpu: Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND),
+            cpu: Cpu { user: time(11)?, kernel: time(12)? },
+            ended_children: time(13)? + time(14)?,
         })
     }
 }
@@ -119,10 +185,29 @@ mod tests {
 
     #[test]
     fn stat_of_a_process_with_spaces_in_its_name_is_parsed() {
-        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 0 0 20 0 9 0 100 1 1";
+        let text = "42 (a) (b c)) S 7 42 42 0 -1 4194560 1 2 3 4 150 25 1 2 20 0 9 0 100 1 1";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!((stat.name.as_str(), stat.parent, stat.cpu), ("a) (b c)", 7, Duration::from_millis(1750)));
+        let cpu = Cpu { user: Duration::from_millis(1500), kernel: Duration::from_millis(250) };
+        assert_eq!((stat.name.as_str(), stat.parent, stat.cpu), ("a) (b c)", 7, cpu));
+        assert_eq!(stat.ended_children, Duration::from_millis(30));
         assert!(Stat::parse("42 (cut").is_none());
+    }
+
+    #[test]
+    fn cpu_times_add_up_and_never_run_backwards() {
+        let time = |user, kernel| Cpu { user: Duration::from_millis(user), kernel: Duration::from_millis(kernel) };
+        let sum: Cpu = [time(1, 2), time(10, 20)].into_iter().sum();
+        assert_eq!((sum, sum.total()), (time(11, 22), Duration::from_millis(33)));
+        // A process that ended between two measurements.
+        assert_eq!(time(5, 30).since(sum), time(0, 8));
+    }
+
+    #[test]
+    fn idle_cores_and_guests_are_not_busy() {
+        let stat = "cpu  1 20 300 9000 9000 4000 50000 600000 7 7\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
+        assert_eq!(busy(stat), Some(Duration::from_millis(6_543_210)));
+        assert_eq!(busy("intr 1"), None);
+        assert!(cpu_of_others().is_ok());
     }
 
     #[test]
@@ -136,5 +221,6 @@ mod tests {
         let pid = std::process::id();
         assert_eq!(tree(pid)[0], pid);
         assert!(Memory::of(pid).unwrap().resident > 0);
+        assert!(proportional_memory(pid).unwrap() > 0);
     }
 }

@@ -27,7 +27,12 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 
 /// The value that `percent` of `sorted` do not exceed; 0 for none.
 pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    let rank = (sorted.len() * percent).div_ceil(100);
+    per_mille(sorted, 10 * percent)
+}
+
+/// The value that `per_mille` thousandths of `sorted` do not exceed; 0 for none.
+pub(crate) fn per_mille(sorted: &[Duration], per_mille: usize) -> Duration {
+    let rank = (sorted.len() * per_mille).div_ceil(1000);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
 }
 
@@ -42,6 +47,7 @@ mod tests {
         let sorted: Vec<Duration> = (1..=1000).map(Duration::from_millis).collect();
         assert_eq!(percentile(&sorted, 50), Duration::from_millis(500));
         assert_eq!(percentile(&sorted, 99), Duration::from_millis(990));
+        assert_eq!(per_mille(&sorted, 999), Duration::from_millis(999));
         assert_eq!(percentile(&sorted[..1], 99), Duration::from_millis(1));
     }
 }

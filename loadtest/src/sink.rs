@@ -1,4 +1,5 @@
-//! A backend that answers uploads with their length and digest. Blocking HTTP/1.1, one thread per connection.
+//! Backends in this process: blocking HTTP/1.1, one thread per connection. The sink answers uploads with their length and
+//! digest.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,27 +18,37 @@ const HEAD_MAX: u64 = 64 * 1024;
 
 /// Starts the sink on a port chosen by the kernel, until this process ends.
 pub(crate) fn start() -> io::Result<SocketAddr> {
+    listen("sink", |request, length, socket| {
+        let answer = serde_json::to_string(&receive(request, length)?)?;
+        socket.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len()).as_bytes())
+    })
+}
+
+/// Starts a backend that reads a request body of the given length and writes a response with `answer`.
+pub(crate) fn listen(
+    name: &'static str,
+    answer: fn(&mut Requests, u64, &mut TcpStream) -> io::Result<()>,
+) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
-    std::thread::Builder::new().name("sink".into()).spawn(move || {
+    let serve = move |mut socket: TcpStream| {
+        let mut requests = BufReader::with_capacity(256 * 1024, socket.try_clone()?);
+        while let Some(length) = body_length(&mut requests)? {
+            answer(&mut requests, length, &mut socket)?;
+        }
+        Ok::<(), io::Error>(())
+    };
+    std::thread::Builder::new().name(name.into()).spawn(move || {
         for socket in listener.incoming().flatten() {
             // A disconnect of the agent is ignored: the caller sees the failure.
-            let _ = std::thread::Builder::new().name("sink-connection".into()).spawn(move || serve(socket));
+            let _ = std::thread::Builder::new().name(name.into()).spawn(move || serve(socket));
         }
     })?;
     Ok(address)
 }
 
-fn serve(socket: TcpStream) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    let mut writer = socket.try_clone()?;
-    let mut reader = BufReader::with_capacity(256 * 1024, socket);
-    while let Some(length) = body_length(&mut reader)? {
-        let answer = serde_json::to_string(&receive(&mut reader, length)?)?;
-        write!(writer, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len())?;
-    }
-    Ok(())
-}
+/// Received bytes of a connection.
+pub(crate) type Requests = BufReader<TcpStream>;
 
 /// Reads a request's head; `None` when the connection has ended.
 fn body_length(reader: &mut impl BufRead) -> io::Result<Option<u64>> {

@@ -3,21 +3,19 @@
 mod attacks;
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use rustix::thread::gettid;
 
 use self::attacks::{ATTACKS, Attack};
 use crate::demo::{Demo, Options as DemoOptions};
 use crate::failure::{Failure, ensure};
 use crate::latency::{Latency, joined};
 use crate::metrics;
-use crate::process;
 use crate::procfs;
 use crate::report::{millis, say};
+use crate::scheduling::{Class, pin_to, schedule};
 
 /// Core of the gateway's worker. Callers, agent and backend share the other core, in place of separate machines,
 /// because the gateway is the target of the attacks.
@@ -49,7 +47,7 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let mut failed = Vec::new();
     for attack in attacks {
         // Each attack gets a new demo, so that budgets used by one do not affect the next.
-        let with = DemoOptions { workers: 1, core: Some(GATEWAY_CORE), slots: Some(SLOTS), ..Default::default() };
+        let with = DemoOptions { workers: 1, cores: vec![GATEWAY_CORE], slots: Some(SLOTS), ..Default::default() };
         let demo = Demo::start(gateway, &with)?;
         arrange(demo.pid())?;
         if let Err(failure) = beside(&demo, attack, Duration::from_secs(options.seconds)) {
@@ -126,38 +124,6 @@ fn measure(demo: &Demo, length: Duration) -> Result<Latency, Failure> {
     };
     std::thread::scope(|scope| scope.spawn(callers).join())
         .unwrap_or_else(|_| Err(Failure::new("the callers' thread panicked")))
-}
-
-/// Scheduling class of a thread. All threads share two cores, and an ordinary thread keeps its core for a time slice of
-/// some milliseconds, which would dominate the measured latencies.
-#[derive(Clone, Copy)]
-enum Class {
-    /// Callers: run whenever runnable (`SCHED_FIFO`).
-    Callers,
-    /// Backend: runs when no caller is runnable.
-    Backend,
-    /// Gateway and agent: run when neither callers nor backend are runnable.
-    Product,
-    /// Attackers: run when no other thread is runnable (`SCHED_IDLE`).
-    Leftovers,
-}
-
-fn schedule(thread: Pid, class: Class) -> Result<(), Failure> {
-    let policy = match class {
-        Class::Callers => ["--fifo", "--pid", "3"],
-        Class::Backend => ["--fifo", "--pid", "2"],
-        Class::Product => ["--fifo", "--pid", "1"],
-        Class::Leftovers => ["--idle", "--pid", "0"],
-    };
-    let chrt = process::find("chrt", "util-linux")?;
-    let status = Command::new(chrt).args(policy).arg(thread.as_raw_nonzero().to_string()).status()?;
-    ensure(status.success(), || format!("chrt ended with {status}: run as root"))
-}
-
-fn pin_to(thread: Option<Pid>, core: usize) -> Result<(), Failure> {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    sched_setaffinity(thread, &cores).map_err(|error| Failure::during("pinning a thread", error))
 }
 
 /// Pins the threads of the demo, which has agent and backend in the gateway's process, so that the worker has its core

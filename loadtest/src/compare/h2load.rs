@@ -1,7 +1,9 @@
-//! `h2load`: HTTP/2 callers with many concurrent requests on few connections.
+//! `h2load`: HTTP/2 callers with many concurrent requests on few connections, or HTTP/1.1 callers. Unlike wrk, it names the
+//! service in the ClientHello.
 
 use std::path::{Path, PathBuf};
 
+use super::LOAD_CORE;
 use super::load::{Load, Outcome, output};
 use crate::failure::Failure;
 use crate::process;
@@ -13,13 +15,17 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
     process::find("h2load", "nghttp2-client")
 }
 
-/// Runs the load with `callers` concurrent requests.
-pub(super) fn run(h2load: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
-    let Load { target, core, callers, seconds } = load;
-    let connections = callers.div_ceil(STREAMS);
-    let mut command = process::command(h2load, Some(*core))?;
+/// Runs the load with `callers` concurrent requests: streams of HTTP/2, or connections of HTTP/1.1.
+pub(super) fn run(h2load: &Path, load: &Load<'_>, http1: bool) -> Result<Outcome, Failure> {
+    let Load { target, callers, seconds } = load;
+    let connections = if http1 { *callers } else { callers.div_ceil(STREAMS) };
+    let mut command = process::command(h2load, &[LOAD_CORE])?;
     command.args([format!("-c{connections}"), format!("-m{}", callers / connections), format!("-D{seconds}")]);
-    command.args(["-t1", "--header", &format!("X-Gw-Service-Key: {}", target.service_key)]);
+    if http1 {
+        command.arg("--h1");
+    }
+    let (name, value) = target.credential();
+    command.args(["-t1", "--header", &format!("{name}: {value}")]);
     command.arg(format!("--connect-to=127.0.0.1:{}", target.port));
     command.arg(format!("https://{}:{}/", target.host, target.port));
     let text = output("h2load", &mut command, *seconds)?;

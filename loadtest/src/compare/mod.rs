@@ -1,217 +1,262 @@
 //! Comparison of the product with alternatives, in turns, with the same load, backend and core.
 
+mod beside;
+mod figures;
 mod h2load;
+mod handshakes;
+mod idle;
+mod json;
+mod latency;
 mod load;
+mod open_loop;
 mod peers;
+mod rathole;
+mod requests;
+mod setups;
+mod svg;
+mod table;
+mod transfer;
+mod tunnels;
 mod wrk;
 
-use std::net::TcpListener;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
-use std::time::Duration;
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 
-use crate::client::Target;
-use crate::demo::{Demo, Options as DemoOptions, UNLIMITED};
+use self::figures::{Case, Row, Sample};
+use self::rathole::Rathole;
+use self::setups::{Kind, Setup};
 use crate::failure::{Failure, ensure};
-use crate::process::Process;
-use crate::report::{median, say};
-use load::{Load, Outcome};
+use crate::procfs;
+use crate::report::say;
+use crate::scheduling::pin_to;
 pub(crate) use peers::{LARGE, MEGABYTE, Site};
 
 /// Options of the comparison.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Callers speak HTTP/2, up to 32 of them on one connection.
-    #[arg(long)]
-    http2: bool,
-    /// Callers (keep-alive connections, or concurrent requests with HTTP/2), one table each.
+    /// Sections to run; all by default.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Section>,
+    /// Setups to leave out.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<Kind>,
+    /// Runs of each setup and load, in turns; the figures are medians.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Seconds of each run.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+    /// Callers of `http1` (keep-alive connections) and of `http2` (concurrent streams, without the case of one).
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64, 256],
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     callers: Vec<u32>,
-    /// Seconds of each run.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=600))]
-    seconds: u32,
-    /// Runs of each setup and number of callers; the tables have the medians.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    rounds: u32,
-    /// Peers to leave out.
-    #[arg(long, value_delimiter = ',')]
-    without: Vec<Peer>,
+    /// Size of each body of `bulk`, in megabytes.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    megabytes: u64,
+    /// Requests per second of `latency`; 70 % of HAProxy's peak by default.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: Option<u64>,
+    /// Idle tunnels of `tunnels`.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=15_000))]
+    tunnels: u32,
+    /// Path of rathole, if it is not on the search path.
+    #[arg(long)]
+    rathole: Option<PathBuf>,
+    /// Also writes the figures to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also draws the figures into this file, as SVG.
+    #[arg(long)]
+    svg: Option<PathBuf>,
 }
 
-/// Alternatives that the product is compared with.
+/// Part of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Peer {
-    Haproxy,
-    Nginx,
-}
-
-/// Load generator.
-enum Generator {
-    Wrk(PathBuf),
-    H2load(PathBuf),
-}
-
-impl Generator {
-    fn run(&self, load: &Load<'_>) -> Result<Outcome, Failure> {
-        match self {
-            Self::Wrk(path) => wrk::run(path, load),
-            Self::H2load(path) => h2load::run(path, load),
-        }
-    }
+enum Section {
+    /// CPU time per request of HTTP/1.1 callers.
+    Http1,
+    /// CPU time per request of HTTP/2 callers.
+    Http2,
+    /// CPU time per request with two workers.
+    Workers,
+    /// CPU time and speed of large bodies.
+    Bulk,
+    /// Latency at a constant rate of requests.
+    Latency,
+    /// Memory of idle callers.
+    Idle,
+    /// CPU time of a new connection with one request.
+    Handshakes,
+    /// Latency with a backend that writes head and body apart.
+    SplitWrites,
+    /// Latency beside downloads of the same service.
+    Beside,
+    /// Idle tunnels: CPU time per request beside them, and their memory.
+    Tunnels,
 }
 
 /// Core of the measured setup, and core of backend and load generator.
 const MEASURED_CORE: usize = 0;
 const LOAD_CORE: usize = 1;
-/// Enough slots that the agent never refuses; the peers have no such limit.
-const SLOTS: u32 = 1024;
-const WARM_UP_SECONDS: u32 = 1;
-const WARM_UP_CALLERS: u32 = 16;
+/// CPU time of other programs, in cores, from which on the figures are in doubt.
+const NOISE_MAX: f64 = 0.1;
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
     ensure(cores > LOAD_CORE, || "two cores are needed: one for what is measured, one for the load".to_owned())?;
-    let generator = if options.http2 { Generator::H2load(h2load::find()?) } else { Generator::Wrk(wrk::find()?) };
-    let left_in = |peer: &Peer| !options.without.contains(peer);
-    let peers: Vec<Peer> = Peer::value_variants().iter().copied().filter(left_in).collect();
-    let site = Site::prepare(&peers)?;
-    let _backend = site.start_backend()?;
-    let mut setups = vec![product(gateway, &site)?];
-    for peer in peers {
-        setups.push(site.start_peer(peer)?);
-    }
-    for setup in &setups {
-        setup.check()?;
-        generator.run(&setup.load(WARM_UP_CALLERS, WARM_UP_SECONDS))?;
-    }
+    gw_shared::runtime::raise_open_file_limit();
+    // Callers and backends of this process run on the core of the load.
+    pin_to(None, LOAD_CORE)?;
+    let bench = Bench::prepare(gateway, options)?;
+    let _backend = bench.site.start_backend()?;
+    let sections = if options.only.is_empty() { Section::value_variants() } else { &options.only };
     say(format_args!(
-        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; {} rounds of {} s, medians.\n",
-        options.rounds, options.seconds
+        "Core {MEASURED_CORE} runs what is measured, core {LOAD_CORE} backend and load; medians of {} rounds.",
+        options.rounds
     ));
-    let mut all_good = true;
-    for &callers in &options.callers {
-        let mut runs: Vec<Vec<Run>> = setups.iter().map(|_| Vec::new()).collect();
-        for _ in 0..options.rounds {
-            for (setup, runs) in setups.iter().zip(&mut runs) {
-                runs.push(setup.measure(&generator, callers, options.seconds)?);
+    let mut cases = Vec::new();
+    for section in sections {
+        let value = section.to_possible_value();
+        let name = value.as_ref().map_or("", |value| value.get_name());
+        say(format_args!("measuring {name}"));
+        let (start, others) = (Instant::now(), procfs::cpu_of_others()?);
+        cases.extend(bench.section(*section)?);
+        let others = procfs::cpu_of_others()?.saturating_sub(others).as_secs_f64() / start.elapsed().as_secs_f64();
+        if others > NOISE_MAX {
+            say(format_args!(
+                "note: other programs took {others:.2} cores during {name}; repeat it on an idle machine"
+            ));
+        }
+    }
+    say(format_args!("\n{}", table::table(&cases)));
+    write(options.json.as_deref(), || Ok(serde_json::to_string_pretty(&json::document(&cases))? + "\n"))?;
+    write(options.svg.as_deref(), || Ok(svg::chart(&cases)))?;
+    let failed = cases.iter().flat_map(|case| case.rows.iter().map(move |row| (case, row)));
+    let failed: Vec<String> = failed
+        .filter(|(_, row)| row.failures() > 0)
+        .map(|(case, row)| format!("{}, {}, {}: {} requests", case.section, case.name, row.setup, row.failures()))
+        .collect();
+    ensure(failed.is_empty(), || format!("requests failed, so these figures do not compare: {}", failed.join("; ")))
+}
+
+fn write(path: Option<&Path>, content: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    fs::write(path, content()?).map_err(|error| Failure::during(path.display(), error))
+}
+
+/// What all sections share.
+struct Bench<'a> {
+    gateway: &'a Path,
+    options: &'a Options,
+    site: Site,
+    /// Setups that take part.
+    kinds: Vec<Kind>,
+}
+
+impl<'a> Bench<'a> {
+    fn prepare(gateway: &'a Path, options: &'a Options) -> Result<Self, Failure> {
+        let left_in = |kind: &Kind| !options.without.contains(kind);
+        let mut kinds: Vec<Kind> = Kind::value_variants().iter().copied().filter(left_in).collect();
+        let mut rathole = None;
+        if kinds.iter().any(|kind| kind.is_rathole()) {
+            match Rathole::find(options.rathole.as_deref()) {
+                Ok(found) => rathole = Some(found),
+                // An explicit path must be right.
+                Err(failure) if options.rathole.is_some() => return Err(failure),
+                Err(failure) => {
+                    say(format_args!("left out: {failure}"));
+                    kinds.retain(|kind| !kind.is_rathole());
+                }
             }
         }
-        let rows: Vec<Row> = setups.iter().zip(&runs).map(|(setup, runs)| Row::of(setup.name, runs)).collect();
-        print_table(callers, &rows);
-        all_good &= rows.iter().all(|row| row.refused == 0 && row.socket_errors == 0);
-    }
-    // Exit codes of the peers are ignored.
-    let product = setups.swap_remove(0);
-    product.processes.into_iter().try_for_each(Process::stop)?;
-    ensure(all_good, || "some requests failed, so the figures of those runs are not comparable".to_owned())
-}
-
-fn product(gateway: &Path, site: &Site) -> Result<Setup, Failure> {
-    let options = DemoOptions {
-        workers: 1,
-        rate: Some(UNLIMITED),
-        backend: Some(site.backend_url()),
-        core: Some(MEASURED_CORE),
-        slots: Some(SLOTS),
-    };
-    let (process, target) = Demo::start(gateway, &options)?.into_parts();
-    Ok(Setup { name: "gw", target, processes: vec![process] })
-}
-
-/// A running path from callers to the backend.
-struct Setup {
-    name: &'static str,
-    target: Target,
-    /// Processes whose CPU time is counted.
-    processes: Vec<Process>,
-}
-
-/// Measurements of one run of one setup.
-struct Run {
-    cpu_us_per_request: f64,
-    outcome: Outcome,
-}
-
-impl Setup {
-    /// Checks that the setup gives the backend's answer.
-    fn check(&self) -> Result<(), Failure> {
-        let answer = self.target.connect()?.ask("/")?;
-        let good = answer.head.status == 200 && answer.body == peers::ANSWER.as_bytes();
-        ensure(good, || format!("{}: status {}, {} bytes", self.name, answer.head.status, answer.body.len()))
+        let site = Site::prepare(kinds.contains(&Kind::Haproxy), rathole)?;
+        Ok(Self { gateway, options, site, kinds })
     }
 
-    fn load(&self, callers: u32, seconds: u32) -> Load<'_> {
-        Load { target: &self.target, core: LOAD_CORE, callers, seconds }
-    }
-
-    fn measure(&self, generator: &Generator, callers: u32, seconds: u32) -> Result<Run, Failure> {
-        let before = self.cpu();
-        let outcome = generator.run(&self.load(callers, seconds))?;
-        let spent = self.cpu().saturating_sub(before);
-        Ok(Run { cpu_us_per_request: spent.as_secs_f64() * 1e6 / outcome.requests as f64, outcome })
-    }
-
-    fn cpu(&self) -> Duration {
-        self.processes.iter().map(Process::cpu).sum()
-    }
-}
-
-/// Medians of the runs of a setup, and the sum of their failures.
-struct Row {
-    name: &'static str,
-    cpu_us: f64,
-    per_second: f64,
-    /// Median and 99th percentile, if known.
-    latency_ms: Option<(f64, f64)>,
-    refused: u64,
-    socket_errors: u64,
-}
-
-impl Row {
-    fn of(name: &'static str, runs: &[Run]) -> Self {
-        let median_of = |value: fn(&Run) -> f64| median(runs.iter().map(value));
-        Self {
-            name,
-            cpu_us: median_of(|run| run.cpu_us_per_request),
-            per_second: median_of(|run| run.outcome.per_second),
-            latency_ms: runs.iter().all(|run| run.outcome.latency_ms.is_some()).then(|| {
-                let latency = |run: &Run| run.outcome.latency_ms.unwrap_or_default();
-                (median(runs.iter().map(|run| latency(run).0)), median(runs.iter().map(|run| latency(run).1)))
-            }),
-            refused: runs.iter().map(|run| run.outcome.refused).sum(),
-            socket_errors: runs.iter().map(|run| run.outcome.socket_errors).sum(),
+    fn section(&self, section: Section) -> Result<Vec<Case>, Failure> {
+        match section {
+            Section::Http1 => requests::http1(self),
+            Section::Http2 => requests::http2(self),
+            Section::Workers => requests::workers(self),
+            Section::Bulk => transfer::run(self),
+            Section::Latency => latency::at_a_constant_rate(self),
+            Section::Idle => idle::run(self),
+            Section::Handshakes => handshakes::run(self),
+            Section::SplitWrites => latency::with_split_writes(self),
+            Section::Beside => beside::run(self),
+            Section::Tunnels => tunnels::run(self),
         }
     }
+
+    /// The setups of `wanted` that take part.
+    fn kinds(&self, wanted: &[Kind]) -> Vec<Kind> {
+        wanted.iter().copied().filter(|kind| self.kinds.contains(kind)).collect()
+    }
+
+    fn start(&self, kind: Kind, backend_port: u16) -> Result<Setup, Failure> {
+        Setup::start(kind, self.gateway, &self.site, backend_port)
+    }
+
+    /// Starts the setups of `wanted` that take part, in front of nginx.
+    fn start_all(&self, wanted: &[Kind]) -> Result<Vec<Setup>, Failure> {
+        self.start_all_before(wanted, self.site.backend_port())
+    }
+
+    /// Like [`Self::start_all`], in front of another backend.
+    fn start_all_before(&self, wanted: &[Kind], backend_port: u16) -> Result<Vec<Setup>, Failure> {
+        self.kinds(wanted).into_iter().map(|kind| self.start(kind, backend_port)).collect()
+    }
+
+    /// Measures all setups in turns, for the rows of `case`.
+    fn compare(
+        &self,
+        setups: &[Setup],
+        case: Case,
+        measure: impl FnMut(&Setup) -> Result<Sample, Failure>,
+    ) -> Result<Case, Failure> {
+        let rounds = take_turns(self.options.rounds, setups, measure)?;
+        let row = |(setup, rounds): (&Setup, _)| Row { setup: setup.name, rounds };
+        Ok(case.with_rows(setups.iter().zip(rounds).map(row).collect()))
+    }
 }
 
-fn print_table(callers: u32, rows: &[Row]) {
-    say(format_args!("### {callers} callers\n"));
-    say(format_args!("| setup | CPU µs/request | requests/s | p50 ms | p99 ms | non-2xx | socket errors |"));
-    say(format_args!("|---|---:|---:|---:|---:|---:|---:|"));
-    for Row { name, cpu_us, per_second, latency_ms, refused, socket_errors } in rows {
-        let (p50, p99) = latency_ms
-            .map_or(("–".to_owned(), "–".to_owned()), |(p50, p99)| (format!("{p50:.2}"), format!("{p99:.2}")));
-        say(format_args!("| {name} | {cpu_us:.1} | {per_second:.0} | {p50} | {p99} | {refused} | {socket_errors} |"));
+/// Measures each subject once in each round. Every second round is in reverse order, so that no subject always profits
+/// or suffers from the one before.
+fn take_turns<S, T>(
+    rounds: u32,
+    subjects: &[S],
+    mut measure: impl FnMut(&S) -> Result<T, Failure>,
+) -> Result<Vec<Vec<T>>, Failure> {
+    let mut samples: Vec<Vec<T>> = subjects.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        let mut order: Vec<usize> = (0..subjects.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            samples[index].push(measure(&subjects[index])?);
+        }
     }
-    if let [product, peers @ ..] = rows {
-        let ratios: Vec<String> =
-            peers.iter().map(|peer| format!("gw/{} {:.2}", peer.name, product.cpu_us / peer.cpu_us)).collect();
-        say(format_args!("\nCPU per request: {}\n", ratios.join(", ")));
-    }
+    Ok(samples)
 }
 
-/// Unused ports.
-fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Failure> {
-    let mut ports = [0; COUNT];
-    // Holds all ports until all are chosen, so that they differ.
-    let mut held = Vec::with_capacity(COUNT);
-    for port in &mut ports {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_alternate_their_order() {
+        let mut order = Vec::new();
+        let measure = |subject: &char| {
+            order.push(*subject);
+            Ok(order.len())
+        };
+        let samples = take_turns(3, &['a', 'b', 'c'], measure).unwrap();
+        assert_eq!(samples, [[1, 6, 7], [2, 5, 8], [3, 4, 9]]);
+        assert_eq!(order.iter().collect::<String>(), "abccbaabc");
     }
-    Ok(ports)
 }

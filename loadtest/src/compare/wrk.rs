@@ -1,10 +1,13 @@
 //! `wrk`: its arguments and its report.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use super::load::{Load, Outcome, output};
+use super::LOAD_CORE;
+use super::load::{Load, Outcome, finish, output};
+use crate::client::Target;
 use crate::failure::Failure;
-use crate::process;
+use crate::process::{self, Process};
 
 pub(super) fn find() -> Result<PathBuf, Failure> {
     process::find("wrk", "wrk")
@@ -12,14 +15,60 @@ pub(super) fn find() -> Result<PathBuf, Failure> {
 
 /// Runs the load.
 pub(super) fn run(wrk: &Path, load: &Load<'_>) -> Result<Outcome, Failure> {
-    let Load { target, core, callers, seconds } = load;
-    let mut command = process::command(wrk, Some(*core))?;
-    command.args(["--latency", "-t1", &format!("-c{callers}"), &format!("-d{seconds}s"), "--timeout", "10s"]);
-    // All setups get the same bytes, including the key that only the product reads.
-    command.args(["-H", &format!("Host: {}", target.host), "-H", &format!("X-Gw-Service-Key: {}", target.service_key)]);
-    command.arg(format!("https://127.0.0.1:{}/", target.port));
+    let Load { target, callers, seconds } = load;
+    let mut command = process::command(wrk, &[LOAD_CORE])?;
+    command.args(arguments(target, "/", *callers, *seconds));
     let text = output("wrk", &mut command, *seconds)?;
     parse(&text).ok_or_else(|| Failure::new(format!("wrk reports nothing to measure:\n{text}")))
+}
+
+/// Downloads that take the time that other programs leave over.
+pub(super) struct Downloads {
+    process: Process,
+    seconds: u32,
+}
+
+impl Downloads {
+    pub(super) fn start(wrk: &Path, target: &Target, path: &str, count: u32, seconds: u32) -> Result<Self, Failure> {
+        let mut command = process::command(&process::find("chrt", "util-linux")?, &[LOAD_CORE])?;
+        command.args(["--idle", "0"]).arg(wrk).args(arguments(target, path, count, seconds));
+        let process = Process::spawn("wrk", command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+        Ok(Self { process, seconds })
+    }
+
+    /// Waits for the end; returns the speed of all downloads together, in MB/s.
+    pub(super) fn finish(self) -> Result<f64, Failure> {
+        let text = finish(self.process, "wrk", self.seconds)?;
+        megabytes_per_second(&text).ok_or_else(|| Failure::new(format!("wrk reports no transfer:\n{text}")))
+    }
+}
+
+fn arguments(target: &Target, path: &str, callers: u32, seconds: u32) -> Vec<String> {
+    let (name, value) = target.credential();
+    [
+        "--latency",
+        "-t1",
+        &format!("-c{callers}"),
+        &format!("-d{seconds}s"),
+        "--timeout",
+        "10s",
+        // All setups get the same bytes, including the credential that only the product reads.
+        "-H",
+        &format!("Host: {}", target.host),
+        "-H",
+        &format!("{name}: {value}"),
+        &format!("{}://127.0.0.1:{}{path}", target.scheme(), target.port),
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Speed in a report. The units of wrk are powers of 1,024.
+fn megabytes_per_second(text: &str) -> Option<f64> {
+    let speed = text.lines().find_map(|line| line.trim().strip_prefix("Transfer/sec:"))?.trim();
+    let units = [("KB", 1024.0), ("MB", 1_048_576.0), ("GB", 1_073_741_824.0), ("B", 1.0)];
+    let bytes = units.into_iter().find_map(|(unit, size)| Some(speed.strip_suffix(unit)?.parse::<f64>().ok()? * size));
+    Some(bytes? / 1e6)
 }
 
 /// Parses a report; `None` if it is incomplete or has no requests.
@@ -79,5 +128,7 @@ Transfer/sec:      8.00MB
         assert_eq!((outcome.refused, outcome.socket_errors), (0, 0));
         assert_eq!(parse(&REPORT.replace("30000 requests", "0 requests")), None);
         assert_eq!(millis("2.00s"), Some(2000.0));
+        assert_eq!(megabytes_per_second(REPORT), Some(8.388_608));
+        assert_eq!(megabytes_per_second("Transfer/sec:  500.00B"), Some(0.0005));
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use gw_gateway::telemetry::request_log::{Batch, CallerId, Ended, Protocol, Record, Timing};
+use gw_gateway::telemetry::request_log::{Batch, CallerId, Ended, Protocol, RequestRecord, Timing};
 use gw_shared::id::{AgentId, KeyId, RequestId};
 use http::Method;
 
@@ -32,7 +32,7 @@ impl Traffic {
     /// Batches of two workers with `count` requests that began within `span_ms` from `begin_ms` on (Unix time).
     /// Services with low numbers have more of them: the first of 200 has about 17 %.
     pub(super) fn batches(&mut self, begin_ms: u64, span_ms: u64, count: usize) -> [Batch; 2] {
-        let mut records: Vec<[Vec<Record>; 2]> = vec![[Vec::new(), Vec::new()]; self.services.len()];
+        let mut records: Vec<[Vec<RequestRecord>; 2]> = vec![[Vec::new(), Vec::new()]; self.services.len()];
         for number in 0..count {
             let spot = self.below(1 << 20) as f64 / f64::from(1 << 20);
             let service = (spot.powi(3) * self.services.len() as f64) as usize;
@@ -50,7 +50,7 @@ impl Traffic {
         batches
     }
 
-    fn record(&mut self, service: usize, unix_ms: u64) -> Record {
+    fn record(&mut self, service: usize, unix_ms: u64) -> RequestRecord {
         let draw = self.next();
         let (status, code) = match draw % 10_000 {
             0..300 => (404, None),
@@ -67,7 +67,7 @@ impl Traffic {
         let backend = 800 + self.below(40_000) as u32;
         let id = self.id(unix_ms);
         let Service { agents, keys, .. } = &self.services[service];
-        Record {
+        RequestRecord {
             id,
             method: if draw & 7 << 41 == 0 { Method::POST } else { Method::GET },
             target: target.into(),
