@@ -9,10 +9,10 @@ use gw_gateway::auth::jwt::Claims;
 use gw_gateway::auth::{Checks, VerifiedTokens, authenticate};
 use gw_gateway::clock::Timestamp;
 use gw_gateway::hostname::Region;
-use gw_gateway::limit::Bucket;
 use gw_gateway::rate::Rate;
+use gw_gateway::rate_limit::Bucket;
 use gw_gateway::store::{
-    CredentialRecord, Directory, Modes, Record, Records, SecretAccess, ServiceKeyRecord, ServiceRecord, SigningKey,
+    CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
 };
 use gw_gateway::support::bench::ServiceCounts;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
@@ -107,9 +107,9 @@ impl World {
             let wanted = number == SERVICES / 2;
             let key_id = if wanted { key_id.clone() } else { KeyId::random() };
             let client = if wanted { client.clone() } else { ClientId::random() };
-            records.put(Record::ServiceKey(ServiceKeyRecord { id: key_id, access: access.clone() }));
-            records.put(Record::Credential(CredentialRecord { id: client, access }));
-            records.put(Record::Service(ServiceRecord {
+            records.put(StoredRecord::ServiceKey(CallerSecretRecord { id: key_id, access: access.clone() }));
+            records.put(StoredRecord::Credential(CallerSecretRecord { id: client, access }));
+            records.put(StoredRecord::Service(ServiceRecord {
                 account: account.clone(),
                 id,
                 modes: Modes { jwt: true, service_key: true },
@@ -121,7 +121,7 @@ impl World {
                 created_at: now,
             }));
         }
-        records.put(Record::SigningKey(SigningKey::generate(now, now).unwrap()));
+        records.put(StoredRecord::SigningKey(SigningKey::generate(now, now).unwrap()));
         let directory = Directory::new(&records, &Region::new("eu1", "example.com"), 2);
         Self { directory, key: format!("gw_sk_{key_id}.{SECRET}"), client }
     }
