@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant, SystemTime};
 
-use http::header::{self, HeaderMap};
+use gw_shared::http::Fields;
+use http::header;
 
 /// Smallest clock difference, or change of it, that is logged.
 const WARN_FROM: Duration = Duration::from_secs(30);
@@ -21,7 +22,7 @@ pub(crate) struct GatewayClock {
 
 impl GatewayClock {
     /// Sets the clock from the `Date` field of a gateway's answer (RFC 9110 §6.6.1), if present.
-    pub(crate) fn set_from_headers(&self, headers: &HeaderMap) {
+    pub(crate) fn set_from_headers(&self, headers: &Fields) {
         if let Some(gateway) = date(headers) {
             self.set(gateway, SystemTime::now());
         }
@@ -60,7 +61,7 @@ impl GatewayClock {
 }
 
 /// The time in the `Date` field (RFC 9110 §6.6.1), if present and valid.
-pub(crate) fn date(headers: &HeaderMap) -> Option<SystemTime> {
+pub(crate) fn date(headers: &Fields) -> Option<SystemTime> {
     httpdate::parse_http_date(headers.get(header::DATE)?.to_str().ok()?).ok()
 }
 
@@ -82,12 +83,12 @@ mod tests {
     fn clock_continues_from_the_received_time() {
         let clock = GatewayClock::default();
         assert_eq!(clock.known(), None);
-        let headers = HeaderMap::from_iter([(header::DATE, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT"))]);
+        let headers = Fields::from_iter([(header::DATE, HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT"))]);
         clock.set_from_headers(&headers);
         let received = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
         let now = clock.now();
         assert!(now >= received && now < received + Duration::from_secs(60), "{now:?}");
-        clock.set_from_headers(&HeaderMap::new());
+        clock.set_from_headers(&Fields::new());
         assert!(clock.now() < received + Duration::from_secs(60), "an answer without a date changes nothing");
     }
 

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use gw_shared::http::Fields;
 use gw_shared::http::fields::X_FORWARDED_FOR;
 use gw_shared::id::AccountId;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 use ipnet::{IpNet, Ipv4Net};
 
 use crate::memory::sockets::SocketUse;
@@ -66,12 +67,12 @@ impl Peer {
 /// If `peer` is a trusted proxy, this is the rightmost address in `X-Forwarded-For` that is not a trusted proxy: each
 /// proxy appends the address of its peer, and an untrusted client can forge the elements to the left of its own. If all
 /// addresses are trusted, it is the leftmost. The search stops at an element that is not an address.
-pub(crate) fn client_address(peer: IpAddr, headers: &HeaderMap, trusted: &TrustedProxies) -> IpAddr {
+pub(crate) fn client_address(peer: IpAddr, headers: &Fields, trusted: &TrustedProxies) -> IpAddr {
     let mut client = peer.to_canonical();
     if !trusted.contains(client) {
         return client;
     }
-    let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
+    let lines = headers.get_all(X_FORWARDED_FOR).rev();
     let elements = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
     // Empty elements are ignored (RFC 9110 §5.6.1.2).
     for element in elements.map(<[u8]>::trim_ascii).filter(|element| !element.is_empty()) {
@@ -105,7 +106,7 @@ mod tests {
 
     /// The client of a request from `peer` with these field lines, behind proxies in 10.0.0.0/8 and fd00::/8.
     fn client(peer: &str, lines: &[&str]) -> String {
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         for line in lines {
             headers.append(X_FORWARDED_FOR, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(client("192.0.2.1", &["198.51.100.7"]), "192.0.2.1");
         assert_eq!(client("2001:db8::1", &["198.51.100.7, 10.0.0.1"]), "2001:db8::1");
         assert_eq!(client("::ffff:192.0.2.1", &[]), "192.0.2.1");
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("198.51.100.7"));
         let none = TrustedProxies::default();
         assert_eq!(client_address("10.0.0.1".parse().unwrap(), &headers, &none).to_string(), "10.0.0.1");

@@ -70,7 +70,7 @@ pub(crate) async fn write_response(
     let (parts, body) = response.into_parts();
     let mut out = Vec::new();
     let framing = Framing::Length(body.len() as u64);
-    head::write_response(&mut out, parts.status, &parts.headers, framing, connection);
+    head::write_response(&mut out, parts.status, &parts.headers.into(), framing, connection);
     stream.write_all(&mut [IoSlice::new(&out), IoSlice::new(&body)]).await?;
     stream.flush().await
 }

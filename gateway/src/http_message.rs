@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use gw_shared::http::{InvalidBody, Part, UpgradeProtocol};
-use http::header::{self, HeaderMap, HeaderValue};
+use gw_shared::http::{Fields, InvalidBody, Part, UpgradeProtocol};
+use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 
 /// How a request ended, for the connection that carried it.
@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Fields,
     /// Data or trailers follow.
     pub(crate) has_body: bool,
     /// The backend has switched to this protocol: the body is its direction of the connection.
@@ -68,7 +68,7 @@ pub(crate) trait ResponseSink {
     /// Writes a piece of the body; `last` announces that neither data nor trailers follow.
     async fn data(&mut self, data: Bytes, last: bool) -> Result<(), CallerGone>;
     /// Completes the response and sends the rest of it.
-    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone>;
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone>;
     /// Sends the written data.
     async fn flush(&mut self) -> Result<(), CallerGone>;
     /// Whether a final head was written: another response is impossible then.
@@ -80,8 +80,12 @@ pub(crate) trait ResponseSink {
     /// Writes a whole response of the gateway.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
-        let head =
-            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
+        let head = ResponseHead {
+            status: parts.status,
+            headers: parts.headers.into(),
+            has_body: !body.is_empty(),
+            upgrade: None,
+        };
         self.head(head).await?;
         self.data(body.into(), true).await?;
         self.end(None).await
@@ -94,25 +98,28 @@ thread_local! {
 }
 
 /// Adds `Date` to a response that has none (RFC 9110 §6.6.1).
-pub(crate) fn set_date(headers: &mut HeaderMap) {
-    if headers.contains_key(header::DATE) {
-        return;
+pub(crate) fn set_date(headers: &mut Fields) {
+    if !headers.contains(header::DATE) {
+        headers.append(header::DATE, date());
     }
+}
+
+/// The value of `Date`.
+fn date() -> HeaderValue {
     let now = SystemTime::now();
     let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let value = DATE.with_borrow_mut(|date| {
+    DATE.with_borrow_mut(|date| {
         if date.0 != seconds
             && let Ok(value) = HeaderValue::try_from(httpdate::fmt_http_date(now))
         {
             *date = (seconds, value);
         }
         date.1.clone()
-    });
-    headers.insert(header::DATE, value);
+    })
 }
 
 /// Adds `Date` to a response of the gateway.
 pub(crate) fn dated(mut response: Response<Vec<u8>>) -> Response<Vec<u8>> {
-    set_date(response.headers_mut());
+    response.headers_mut().entry(header::DATE).or_insert_with(date);
     response
 }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use collector::{Collector, TAKEN};
+use gw_shared::http::Fields;
 use gw_shared::telemetry::trace::{
     Endpoint, Exporter, Finished, Identity, Queue, Settings, Span, SpanContext, SpanCounts, SpanKind, Tracer,
 };
-use http::HeaderMap;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -43,7 +43,7 @@ fn exporter(url: &str) -> (Exporter, Queue<Named>) {
 /// Queues a span of this name and waits until it is exported alone.
 fn send(queue: &Queue<Named>, name: &'static str) {
     let tracer = Tracer::new(queue.clone(), 1.0);
-    tracer.end(Named(name, tracer.begin(&HeaderMap::new())));
+    tracer.end(Named(name, tracer.begin(&Fields::new())));
     tracer.flush();
 }
 

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use gw_shared::http::{Connection, Framing, HeadLimits, HeadScanner, head};
+use gw_shared::http::{Connection, Fields, Framing, HeadLimits, HeadScanner, head};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
 use gw_shared::telemetry::metrics::exposition;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Method, StatusCode};
 
 use crate::tunnel::Agent;
@@ -133,7 +133,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
             _ => (StatusCode::NOT_FOUND, TEXT, "not found; available: /metrics, /readyz, /healthz\n".to_owned()),
         },
     };
-    let headers = HeaderMap::from_iter([
+    let headers = Fields::from_iter([
         (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
     ]);

@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use gw_shared::error_body::ErrorBody;
 use gw_shared::error_code::ErrorCode;
-use gw_shared::http::{BodyDecoder, HeadScanner, Part, head};
+use gw_shared::http::{BodyDecoder, Fields, HeadScanner, Part, head};
 use gw_shared::identity::enrollment;
 use gw_shared::net::{TlsStream, resolve};
 use gw_shared::tunnel::handshake::HEAD_LIMITS;
-use http::header::{self, HeaderMap};
+use http::header;
 use http::{Method, StatusCode};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
@@ -25,7 +25,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// A complete answer.
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Fields,
     body: Vec<u8>,
 }
 
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn reply(status: u16, retry_after: &'static str, body: &str) -> Reply {
-        let headers = HeaderMap::from_iter([(header::RETRY_AFTER, header::HeaderValue::from_static(retry_after))]);
+        let headers = Fields::from_iter([(header::RETRY_AFTER, header::HeaderValue::from_static(retry_after))]);
         Reply { status: StatusCode::from_u16(status).unwrap(), headers, body: body.into() }
     }
 

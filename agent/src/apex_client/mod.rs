@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use gw_shared::http::{Connection, Framing, head};
+use gw_shared::http::{Connection, Fields, Framing, head};
 use gw_shared::id::EnrollmentId;
 use gw_shared::identity::enrollment::{
     CSR_PATH, CertificateReply, CsrRequest, ENROLL_PATH, EnrollReply, EnrollRequest, STATUS_PATH, StatusReply,
 };
 use gw_shared::runtime;
 use http::Method;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use rustls::ClientConfig;
 use rustls_pki_types::CertificateDer;
@@ -77,7 +77,7 @@ impl<'a> ApexClient<'a> {
     /// The time in the `Date` field of any answer of the apex; `None` if the answer has none.
     pub(crate) async fn date(&self) -> Result<Option<SystemTime>, GatewayError> {
         let target = PathAndQuery::from_static("/.well-known/jwks.json");
-        let reply = self.send(&Method::GET, &target, &HeaderMap::new(), Framing::None, &[]).await?;
+        let reply = self.send(&Method::GET, &target, &Fields::new(), Framing::None, &[]).await?;
         Ok(clock::date(&reply.headers))
     }
 
@@ -89,7 +89,7 @@ impl<'a> ApexClient<'a> {
         bearer: Option<&str>,
         body: Option<&impl Serialize>,
     ) -> Result<R, GatewayError> {
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         if let Some(bearer) = bearer
             // A secret that is no valid field value is not sent; the gateway then answers 401.
             && let Ok(mut value) = HeaderValue::try_from(format!("Bearer {bearer}"))
@@ -114,7 +114,7 @@ impl<'a> ApexClient<'a> {
         &self,
         method: &Method,
         target: &PathAndQuery,
-        headers: &HeaderMap,
+        headers: &Fields,
         framing: Framing,
         body: &[u8],
     ) -> Result<Reply, GatewayError> {

@@ -4,9 +4,8 @@ use std::io;
 
 use ::h2::SendStream;
 use bytes::Bytes;
-use gw_shared::http::{BodyDecoder, Connection, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol};
+use gw_shared::http::{BodyDecoder, Connection, Fields, Framing, Part, RequestHead, ResponseHead, UpgradeProtocol};
 use gw_shared::http2::stream as streams;
-use http::header::HeaderMap;
 use http::uri::Authority;
 use http::{Method, StatusCode};
 
@@ -36,7 +35,7 @@ pub(crate) enum ResponseHalf<'a> {
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     /// Includes fields that frame the message.
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Fields,
     pub(crate) framing: Framing,
     /// The connection can serve another request afterwards.
     pub(crate) keep_alive: bool,
@@ -59,7 +58,7 @@ impl RequestHalf<'_> {
         }
     }
 
-    pub(crate) async fn finish(&mut self, trailers: Option<HeaderMap>) -> io::Result<()> {
+    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> io::Result<()> {
         match self {
             Self::Http1 { connection, framing, .. } => connection.finish(*framing, trailers.as_ref()).await,
             Self::Http2(stream) => h2::finish(stream, trailers),

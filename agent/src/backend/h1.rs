@@ -6,10 +6,10 @@ use std::io::{self, IoSlice};
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self as heads, Framing, HeadScanner, ResponseHead};
-use gw_shared::http::{Connection, Part};
+use gw_shared::http::{Connection, Fields, Part};
 use gw_shared::net::Acknowledger;
 use gw_shared::tunnel::response::HEAD as HEAD_LIMITS;
-use http::header::{self, HeaderMap};
+use http::header;
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
@@ -92,7 +92,7 @@ impl Http1Connection {
         method: &Method,
         target: &PathAndQuery,
         host: &[u8],
-        headers: &HeaderMap,
+        headers: &Fields,
         framing: Framing,
         connection: Connection<'_>,
     ) -> io::Result<()> {
@@ -117,7 +117,7 @@ impl Http1Connection {
     }
 
     /// Ends the request body, or the sending direction of an upgraded connection.
-    pub(super) async fn finish(&self, framing: Framing, trailers: Option<&HeaderMap>) -> io::Result<()> {
+    pub(super) async fn finish(&self, framing: Framing, trailers: Option<&Fields>) -> io::Result<()> {
         match framing {
             Framing::Chunked => {}
             Framing::UntilClose => return self.stream.end_sending().await,
@@ -147,7 +147,7 @@ impl Http1Connection {
             // There is no body (RFC 9112 §6.3), but a backend that announces one may send it.
             let length = heads::content_length(&head.headers)?;
             let announces = length.is_some_and(|length| length > 0);
-            head.keep_alive &= !announces && !head.headers.contains_key(header::TRANSFER_ENCODING);
+            head.keep_alive &= !announces && !head.headers.contains(header::TRANSFER_ENCODING);
         }
         Ok(head)
     }

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use gw_shared::http::framing::{self, Framing};
-use gw_shared::http::{Part, RequestHead};
+use gw_shared::http::{Fields, Part, RequestHead};
 use gw_shared::http2::stream::{self as streams, Received};
 use gw_shared::net::Acknowledger;
 use gw_shared::runtime;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::ext::Protocol;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::{self, HeaderMap};
+use http::header;
 use http::uri::{Authority, Scheme};
 use http::{Method, Request, Uri, Version};
 
@@ -121,14 +121,13 @@ impl Http2Connection {
         // Never fails: the parts are valid.
         *request.uri_mut() = uri.map_err(|error| ResponseError::Reset(io::Error::other(error)))?;
         *request.version_mut() = Version::HTTP_2;
-        *request.headers_mut() = head.headers.clone();
+        let mut headers = head.headers.clone();
         // HTTP/2 has no such fields (RFC 9113 §8.2.2).
-        for name in [header::TRANSFER_ENCODING, header::CONNECTION, header::UPGRADE] {
-            request.headers_mut().remove(name);
-        }
+        headers.retain(|name| ![header::TRANSFER_ENCODING, header::CONNECTION, header::UPGRADE].contains(name));
         // An extended CONNECT is followed by bytes of the protocol, whatever the framing.
         let framing = if protocol.is_some() { Framing::None } else { head.framing };
-        framing::set_content_length(request.headers_mut(), framing);
+        framing::set_content_length(&mut headers, framing);
+        *request.headers_mut() = headers.into();
         if let Some(protocol) = protocol {
             request.extensions_mut().insert(protocol.clone());
         }
@@ -275,12 +274,14 @@ impl Http2Response {
     pub(super) async fn head(&mut self, method: &Method) -> Result<Head, ResponseError> {
         if let Some(interim) = std::future::poll_fn(|cx| self.response.poll_informational(cx)).await {
             let (parts, ()) = interim.map_err(ResponseError::of_http2)?.into_parts();
-            framing::check_values_of_http2(&parts.headers)?;
-            return Ok(Head { status: parts.status, headers: parts.headers, framing: Framing::None, keep_alive: true });
+            let headers = Fields::from(parts.headers);
+            framing::check_values_of_http2(&headers)?;
+            return Ok(Head { status: parts.status, headers, framing: Framing::None, keep_alive: true });
         }
         let (parts, body) = (&mut self.response).await.map_err(ResponseError::of_http2)?.into_parts();
-        framing::check_values_of_http2(&parts.headers)?;
-        let announced = framing::content_length(&parts.headers)?.map_or(Framing::Chunked, Framing::Length);
+        let headers = Fields::from(parts.headers);
+        framing::check_values_of_http2(&headers)?;
+        let announced = framing::content_length(&headers)?.map_or(Framing::Chunked, Framing::Length);
         let framing = match announced.of_response(parts.status, method) {
             // Bytes of the other protocol follow, whatever the fields announce (RFC 9110 §9.3.6).
             _ if *method == Method::CONNECT && parts.status.is_success() => Framing::UntilClose,
@@ -289,7 +290,7 @@ impl Http2Response {
         // Dropping the stream resets it if DATA follows a response without a body.
         self.is_done = matches!(framing, Framing::None | Framing::Described(_));
         self.body = Some(body);
-        Ok(Head { status: parts.status, headers: parts.headers, framing, keep_alive: true })
+        Ok(Head { status: parts.status, headers, framing, keep_alive: true })
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -350,7 +351,7 @@ impl ResponseError {
 }
 
 /// Ends the request body.
-pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<HeaderMap>) -> io::Result<()> {
+pub(super) fn finish(stream: &mut SendStream<Bytes>, trailers: Option<Fields>) -> io::Result<()> {
     streams::finish(stream, trailers).map_err(|_| io::ErrorKind::BrokenPipe.into())
 }
 

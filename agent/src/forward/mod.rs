@@ -9,14 +9,13 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::future::{Either, select};
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::{Framing, Part, RequestHead, fields};
+use gw_shared::http::{Fields, Framing, Part, RequestHead, fields};
 use gw_shared::tunnel::body::{Received, ReceivedBody};
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::endpoint::ReceivedPart;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head;
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
-use http::header::HeaderMap;
 use http::{Method, StatusCode};
 
 use crate::backend::{ConnectError, Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
@@ -309,8 +308,8 @@ pub(crate) async fn relay_final(
 }
 
 /// Returns the fields of a response for the gateway: without hop-by-hop fields and fields that only the gateway sets.
-pub(crate) fn relayed_fields(headers: HeaderMap) -> HeaderMap {
-    fields::end_to_end(headers, fields::is_own, 0)
+pub(crate) fn relayed_fields(headers: Fields) -> Fields {
+    fields::end_to_end(headers, fields::is_own)
 }
 
 /// Relays the response body to its end. If it is cut short, breaks off the stream with the code of the error.

@@ -7,12 +7,12 @@ use aws_lc_rs::digest;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::future::{Either, select};
-use gw_shared::http::{Framing, RequestHead, UpgradeProtocol};
+use gw_shared::http::{Fields, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head;
-use http::header::{HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
+use http::header::{HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE};
 use http::{Method, StatusCode};
 
 use crate::backend::{Head, Lease, Offer, Pool, RequestHalf, ResponseError, ResponseHalf};
@@ -101,10 +101,10 @@ fn check_upgrade(
     upgrade: UpgradeMethod,
     protocol: &UpgradeProtocol,
     websocket: &WebSocketKey,
-) -> Result<HeaderMap, ResponseError> {
+) -> Result<Fields, ResponseError> {
     let mut headers = head.headers;
     if upgrade == UpgradeMethod::UpgradeField {
-        let mut named = headers.get_all(UPGRADE).iter();
+        let mut named = headers.get_all(UPGRADE);
         let named = (named.next(), named.next());
         if !matches!(named, (Some(value), None) if protocol.is(value.as_bytes())) {
             let (requested, actual) = (protocol.as_str(), named.0);
@@ -118,7 +118,7 @@ fn check_upgrade(
                 return Err(ResponseError::Upgrade("its Sec-WebSocket-Accept does not match the key".to_owned()));
             }
         }
-        WebSocketKey::Answered { accept } => drop(headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone())),
+        WebSocketKey::Answered { accept } => headers.insert(SEC_WEBSOCKET_ACCEPT, accept.clone()),
     }
     Ok(headers)
 }
@@ -139,11 +139,11 @@ enum WebSocketKey {
 }
 
 impl WebSocketKey {
-    fn over_http1(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
+    fn over_http1(headers: &mut Fields, protocol: &UpgradeProtocol) -> Self {
         if !protocol.is_websocket() {
             return Self::NotWebSocket;
         }
-        if headers.contains_key(SEC_WEBSOCKET_KEY) {
+        if headers.contains(SEC_WEBSOCKET_KEY) {
             return Self::Caller;
         }
         let mut nonce = [0; 16];
@@ -160,7 +160,7 @@ impl WebSocketKey {
         }
     }
 
-    fn over_http2(headers: &mut HeaderMap, protocol: &UpgradeProtocol) -> Self {
+    fn over_http2(headers: &mut Fields, protocol: &UpgradeProtocol) -> Self {
         if !protocol.is_websocket() {
             return Self::NotWebSocket;
         }

@@ -15,10 +15,11 @@ use gw_gateway::store::{
     CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, SigningKey, StoredRecord,
 };
 use gw_gateway::support::bench::ServiceCounts;
+use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{AccountId, ClientId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 
 /// Number of services in the directory, each with its own key.
 const SERVICES: usize = 1000;
@@ -56,7 +57,7 @@ pub(crate) fn benches(criterion: &mut Criterion) {
     let world = World::new();
     let service = Arc::clone(world.directory.service("acme--svc500").unwrap());
     let mut tokens = VerifiedTokens::default();
-    let check = |headers: &HeaderMap, tokens: &mut VerifiedTokens| {
+    let check = |headers: &Fields, tokens: &mut VerifiedTokens| {
         let checks = Checks {
             directory: &world.directory,
             issuer: ISSUER,
@@ -134,11 +135,11 @@ impl World {
     }
 }
 
-fn headers(name: &HeaderName, value: &str) -> HeaderMap {
-    let mut headers = HeaderMap::new();
+fn headers(name: &HeaderName, value: &str) -> Fields {
+    let mut headers = Fields::new();
     for name in ["accept", "accept-encoding", "accept-language", "cookie", "referer", "user-agent"] {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static("something of a caller"));
     }
-    headers.insert(name, HeaderValue::from_str(value).unwrap());
+    headers.insert(name.clone(), HeaderValue::from_str(value).unwrap());
     headers
 }

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use gw_shared::http::RequestHead;
+use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest};
 use gw_shared::identity::secret::Secret;
-use http::header::{self, HeaderMap};
+use http::header;
 use http::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -98,7 +98,7 @@ fn enrollment_id(request: &RequestHead) -> Option<String> {
 }
 
 /// `Authorization: Bearer {enrollment_secret}`
-fn enrollment_secret(headers: &HeaderMap) -> Option<Secret> {
+fn enrollment_secret(headers: &Fields) -> Option<Secret> {
     headers.get(header::AUTHORIZATION).and_then(bearer).map(|secret| Secret::new(secret.to_owned()))
 }
 

@@ -11,10 +11,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gw_shared::http::RequestHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
+use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::enrollment;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 pub(crate) use address_limits::{AddressCharge, AddressTables};
@@ -61,7 +61,7 @@ impl Apex {
     ) -> Outcome {
         // Bodies for the apex are small: they are asked for before any check.
         let go_on =
-            ResponseHead { status: StatusCode::CONTINUE, headers: HeaderMap::new(), has_body: false, upgrade: None };
+            ResponseHead { status: StatusCode::CONTINUE, headers: Fields::new(), has_body: false, upgrade: None };
         if request.expects_continue && response.interim(go_on).await.is_err() {
             return Outcome::CallerGone;
         }

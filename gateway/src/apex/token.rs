@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use gw_shared::http::RequestHead;
+use gw_shared::http::{Fields, RequestHead};
 use gw_shared::identity::secret::Secret;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ impl Apex {
 }
 
 /// Parses a token request from the body and `Authorization`.
-pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, Denial> {
+pub(crate) fn parse(headers: &Fields, body: &[u8]) -> Result<TokenRequest, Denial> {
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let mut request = match media_type.as_str() {
@@ -122,7 +122,7 @@ pub(crate) fn parse(headers: &HeaderMap, body: &[u8]) -> Result<TokenRequest, De
         field.take_if(|value| value.is_empty());
     }
     request.client_secret.take_if(|secret| secret.reveal().is_empty());
-    let mut authorizations = headers.get_all(header::AUTHORIZATION).iter();
+    let mut authorizations = headers.get_all(header::AUTHORIZATION);
     let (authorization, None) = (authorizations.next(), authorizations.next()) else {
         return Err(Denial::InvalidRequest("Authorization appears more than once".to_owned()));
     };
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     fn parse_as(content_type: &'static str, authorization: Option<&str>, body: &str) -> Result<TokenRequest, Denial> {
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(authorization) = authorization {
             headers.append(header::AUTHORIZATION, HeaderValue::from_str(authorization).unwrap());

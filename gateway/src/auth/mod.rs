@@ -5,9 +5,10 @@ pub(crate) mod service_key;
 
 use std::sync::Arc;
 
+use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{ClientId, KeyId};
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 
 pub use jwt::VerifiedTokens;
 
@@ -58,7 +59,7 @@ pub struct Checks<'a, Now, MayVerify> {
 pub fn authenticate(
     checks: Checks<'_, impl FnOnce() -> Timestamp, impl FnOnce() -> Result<(), Error>>,
     tokens: &mut VerifiedTokens,
-    headers: &HeaderMap,
+    headers: &Fields,
 ) -> Result<Authenticated, Error> {
     let service = checks.service;
     let token = single(headers, &X_GW_AUTHORIZATION)?;
@@ -81,8 +82,8 @@ pub(crate) fn bearer(value: &HeaderValue) -> Option<&str> {
 }
 
 /// The value of a field that may occur once. An empty field counts as absent; a repeated field is ambiguous.
-fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
-    let mut values = headers.get_all(name).iter();
+fn single<'a>(headers: &'a Fields, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Error> {
+    let mut values = headers.get_all(name);
     match (values.next(), values.next()) {
         (_, Some(_)) => Err(Error::AuthAmbiguous),
         (value, None) => Ok(value.filter(|value| !value.is_empty())),
@@ -160,9 +161,9 @@ mod tests {
         now: Timestamp,
         fields: &[(HeaderName, &str)],
     ) -> Result<Principal, Error> {
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         for (name, value) in fields {
-            headers.append(name, HeaderValue::from_str(value).unwrap());
+            headers.append(name.clone(), HeaderValue::from_str(value).unwrap());
         }
         let service = directory.service("acme--api").unwrap();
         let checks = Checks { directory, issuer: ISSUER, service, now: || now, may_verify: || Ok(()) };
@@ -402,7 +403,7 @@ mod tests {
     fn the_limit_on_verification_does_not_apply_to_cached_tokens() {
         let tokens = Tokens::new();
         let (directory, mut verified) = (directory_of(&tokens.records), VerifiedTokens::default());
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         headers.insert(X_GW_AUTHORIZATION, format!("Bearer {}", tokens.mint(|_| {})).parse().unwrap());
         let mut attempt = |may_verify: Result<(), Error>| {
             let service = directory.service("acme--api").unwrap();

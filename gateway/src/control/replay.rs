@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use gw_shared::http::InvalidHead;
+use gw_shared::http::{Fields, InvalidHead};
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::mask;
 use http::Method;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -33,7 +33,7 @@ pub(crate) struct Replay {
     pub(crate) hostname: Authority,
     pub(crate) method: Method,
     pub(crate) target: PathAndQuery,
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Fields,
     pub(crate) body: Bytes,
     /// Client address of the original.
     pub(crate) caller: IpAddr,
@@ -108,7 +108,7 @@ impl Control {
             return Err(ControlError::invalid("method", "must not be CONNECT, which opens a tunnel"));
         }
         let (target, headers) = edits.head(&target, request.headers)?;
-        let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), &headers);
+        let checked = limits::REQUEST_HEAD.check(&method, target.as_str(), headers.iter());
         checked.map_err(|invalid| {
             let field = if matches!(invalid, InvalidHead::TargetTooLong(_)) { "target" } else { "headers" };
             ControlError::invalid(field, invalid.to_string())
@@ -161,7 +161,7 @@ impl ReplayEdits {
 
     /// The target and fields to send. A value that was masked in the log must be given in the edits, because the
     /// original is not stored.
-    fn head(&self, target: &str, kept: HeaderMap) -> Result<(PathAndQuery, HeaderMap), ControlError> {
+    fn head(&self, target: &str, kept: Fields) -> Result<(PathAndQuery, Fields), ControlError> {
         let masked = |name: &str| {
             ControlError::Conflict(format!(
                 "a secret in {name} was masked when the request was captured; give {name} for the replay"
@@ -181,19 +181,18 @@ impl ReplayEdits {
         Ok((checked_target(self.target.as_deref().unwrap_or(target))?, self.headers(kept)?))
     }
 
-    fn headers(&self, kept: HeaderMap) -> Result<HeaderMap, ControlError> {
+    fn headers(&self, kept: Fields) -> Result<Fields, ControlError> {
         let mut headers = kept;
         if let Some(all) = &self.headers {
             headers.clear();
             for ReplayField { name, value } in all {
-                let added = headers.try_append(checked_name("headers", name)?, checked_value("headers", name, value)?);
-                added.map_err(|_| ControlError::invalid("headers", "has too many fields"))?;
+                headers.append(checked_name("headers", name)?, checked_value("headers", name, value)?);
             }
         }
         for (name, value) in &self.set_headers {
             let field = checked_name("set_headers", name)?;
             match value {
-                Some(value) => drop(headers.insert(field, checked_value("set_headers", name, value)?)),
+                Some(value) => headers.insert(field, checked_value("set_headers", name, value)?),
                 None => drop(headers.remove(field)),
             }
         }
@@ -222,7 +221,7 @@ fn checked_value(edit: &'static str, name: &str, value: &str) -> Result<HeaderVa
 mod tests {
     use super::*;
 
-    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
         let field = |(name, value): &(&'static str, &'static str)| {
             (HeaderName::from_static(name), HeaderValue::from_static(value))
         };
@@ -245,7 +244,7 @@ mod tests {
 
     #[test]
     fn invalid_edits_are_refused_by_field() {
-        let refusal = |edits: ReplayEdits| edits.headers(HeaderMap::new()).unwrap_err().to_string();
+        let refusal = |edits: ReplayEdits| edits.headers(Fields::new()).unwrap_err().to_string();
         let edits = ReplayEdits {
             headers: Some(vec![ReplayField { name: "a b".to_owned(), value: String::new() }]),
             ..Default::default()

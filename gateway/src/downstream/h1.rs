@@ -10,10 +10,9 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, RequestHead, Version};
-use gw_shared::http::{Connection, InvalidHeadParts, Part};
+use gw_shared::http::{Connection, Fields, InvalidHeadParts, Part};
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use http::header::HeaderMap;
 use http::{Method, StatusCode};
 
 use super::Refusals;
@@ -338,7 +337,7 @@ impl ResponseSink for H1ResponseSink<'_> {
         self.write(&data, last).await
     }
 
-    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
         if self.framing == Framing::Chunked && !self.body_ended {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }

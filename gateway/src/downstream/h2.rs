@@ -10,9 +10,9 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::Either;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
-use gw_shared::http::framing::{check_values_of_http2, content_length, set_content_length};
+use gw_shared::http::framing::{check_values_of_http2, content_length, length_of, set_content_length};
 use gw_shared::http::head::request_of_http2;
-use gw_shared::http::{Framing, InvalidHead, InvalidHeadParts, Part};
+use gw_shared::http::{Fields, Framing, InvalidHead, InvalidHeadParts, Part};
 use gw_shared::http2::incoming::Incoming;
 use gw_shared::http2::stream::{self, Received};
 use gw_shared::net::TlsStream;
@@ -20,7 +20,7 @@ use gw_shared::runtime;
 use gw_shared::tunnel::window;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::HeaderMap;
+use http::header::{self, HeaderMap};
 use http::{Method, Request, Response, StatusCode};
 
 use super::Refusals;
@@ -276,7 +276,7 @@ async fn serve_request(
 
 /// Whether a request announces an empty body. Bytes after an extended CONNECT are not a body.
 fn is_to_be_empty(method: &Method, headers: &HeaderMap) -> bool {
-    *method != Method::CONNECT && content_length(headers) == Ok(Some(0))
+    *method != Method::CONNECT && length_of(headers.get_all(header::CONTENT_LENGTH)) == Ok(Some(0))
 }
 
 /// Waits until a body that was announced as empty has ended, trailers aside, before the request is served: data would
@@ -461,7 +461,7 @@ impl ResponseSink for H2ResponseSink<'_> {
         Ok(())
     }
 
-    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -492,8 +492,12 @@ impl ResponseSink for H2ResponseSink<'_> {
     /// Does not wait for a caller without an open window.
     async fn whole(&mut self, response: Response<Vec<u8>>) -> Result<(), CallerGone> {
         let (parts, body) = response.into_parts();
-        let head =
-            ResponseHead { status: parts.status, headers: parts.headers, has_body: !body.is_empty(), upgrade: None };
+        let head = ResponseHead {
+            status: parts.status,
+            headers: parts.headers.into(),
+            has_body: !body.is_empty(),
+            upgrade: None,
+        };
         let sent = async {
             self.head(head).await?;
             self.data(body.into(), true).await?;
@@ -506,6 +510,6 @@ impl ResponseSink for H2ResponseSink<'_> {
 fn response(head: ResponseHead) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = head.status;
-    *response.headers_mut() = head.headers;
+    *response.headers_mut() = head.headers.into();
     response
 }

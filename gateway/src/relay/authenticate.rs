@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::HeaderMap;
+use gw_shared::http::Fields;
 
 use super::Relay;
 use crate::auth::{self, Authenticated};
@@ -40,7 +40,7 @@ impl Relay {
         scope: &RequestScope,
         directory: &Directory,
         service: &Arc<Service>,
-        headers: &HeaderMap,
+        headers: &Fields,
     ) -> Result<Authenticated, Error> {
         let AuthFailures { failures, forgeries } = &self.auth_failures;
         let authenticated = {

@@ -2,16 +2,13 @@
 
 use bytes::Bytes;
 use gw_shared::http::fields::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO, X_GW_REQUEST_ID};
-use gw_shared::http::{Framing, RequestHead, Version};
+use gw_shared::http::{Fields, Framing, RequestHead, Version};
 use gw_shared::id::RequestId;
 use gw_shared::tunnel::head::OutboundRequest;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 
 use crate::client_address::Peer;
 use crate::error::{Error, request_id_value};
-
-/// Fields that a request gets here, at most: four about its origin, its id, its trace.
-const ADDED_FIELDS: usize = 6;
 
 /// Removes the fields of this hop and adds those of the gateway (RFC 9110 §7.6).
 pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Result<OutboundRequest, Error> {
@@ -23,7 +20,7 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
         fields::is_own(name) && *name != X_GW_REQUEST_ID || name.as_str().contains('_') && fields::is_forwarding(name)
     };
     let ends_here = |name: &HeaderName| *name == header::HOST || is_forged(name);
-    let mut headers = fields::end_to_end(headers, ends_here, ADDED_FIELDS);
+    let mut headers = fields::end_to_end(headers, ends_here);
     fields::join_cookies(&mut headers);
     append_to_list(&mut headers, X_FORWARDED_FOR, peer.forwarded.clone());
     let via = match version {
@@ -42,12 +39,12 @@ pub(super) fn outbound(request: RequestHead, peer: &Peer, id: RequestId) -> Resu
 }
 
 /// Appends to a comma-separated field and keeps the values of earlier hops in front.
-fn append_to_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    if !headers.contains_key(&name) {
+fn append_to_list(headers: &mut Fields, name: HeaderName, value: HeaderValue) {
+    if !headers.contains(&name) {
         headers.insert(name, value);
         return;
     }
-    let mut list: Vec<u8> = headers.get_all(&name).iter().fold(Vec::new(), |mut list, value| {
+    let mut list: Vec<u8> = headers.get_all(&name).fold(Vec::new(), |mut list, value| {
         list.extend_from_slice(value.as_bytes());
         list.extend_from_slice(b", ");
         list

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use gw_shared::http::{Framing, Part, RequestHead, Version};
+use gw_shared::http::{Fields, Framing, Part, RequestHead, Version};
 use gw_shared::id::RequestId;
 use http::Response;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use tokio::sync::oneshot;
 
 use super::Relay;
@@ -107,7 +107,7 @@ impl ResponseSink for Discard {
         Ok(())
     }
 
-    async fn end(&mut self, _: Option<HeaderMap>) -> Result<(), CallerGone> {
+    async fn end(&mut self, _: Option<Fields>) -> Result<(), CallerGone> {
         Ok(())
     }
 

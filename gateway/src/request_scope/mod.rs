@@ -11,10 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use gw_shared::http::{InvalidHeadParts, RequestHead, Version};
+use gw_shared::http::{Fields, InvalidHeadParts, RequestHead, Version};
 use gw_shared::id::{RequestId, RequestIds};
 use gw_shared::telemetry::trace::{SpanContext, TraceContext};
-use http::header::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
@@ -177,7 +176,7 @@ impl RequestScope {
 
     fn new(
         observers: &Rc<Observers>,
-        headers: &HeaderMap,
+        headers: &Fields,
         protocol: Protocol,
         client: IpAddr,
         replayed_from: Option<RequestId>,
@@ -261,7 +260,7 @@ impl RequestScope {
     }
 
     /// Writes the trace context for the next hop (W3C Trace Context §2).
-    pub(crate) fn write_trace_context(&self, headers: &mut HeaderMap) {
+    pub(crate) fn write_trace_context(&self, headers: &mut Fields) {
         if let Some(span) = &self.span {
             span.write_to(headers);
         }

@@ -5,11 +5,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{self, Finished, KeyValue, Queue, Span, SpanContext, SpanKind, Tracer};
 use http::Method;
-use http::header::HeaderMap;
 use http::uri::Authority;
 
 use crate::telemetry::request_log::{Ended, Protocol, Timing};
@@ -38,7 +38,7 @@ impl Tracing {
     }
 
     /// Returns the trace context of a request with these fields, which [`SpanContext::write_to`] forwards.
-    pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<SpanContext> {
+    pub(crate) fn begin(&self, headers: &Fields) -> Option<SpanContext> {
         self.0.as_ref().map(|tracer| tracer.begin(headers))
     }
 
@@ -178,8 +178,8 @@ mod tests {
     use super::*;
 
     fn span(status: Option<u16>, code: Option<&'static str>, ended: Ended) -> GatewaySpan {
-        let mut headers = HeaderMap::new();
-        headers.insert("traceparent", TraceContext::root([1, 2, 3], true).to_value());
+        let mut headers = Fields::new();
+        headers.insert(http::HeaderName::from_static("traceparent"), TraceContext::root([1, 2, 3], true).to_value());
         let (queue, _) = Queue::bounded(1);
         let tracing = Tracing::new(Some(SpanDestination { queue, sample_ratio: 0.0, masker: Masker::default() }));
         GatewaySpan {
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn nothing_is_recorded_without_a_collector() {
-        assert_eq!(Tracing::default().begin(&HeaderMap::new()), None);
+        assert_eq!(Tracing::default().begin(&Fields::new()), None);
         Tracing::default().end(span(None, None, Ended::Complete));
     }
 }

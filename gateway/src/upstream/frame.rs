@@ -1,7 +1,7 @@
 //! Frames of a request or a response between two workers.
 
 use bytes::Bytes;
-use http::HeaderMap;
+use gw_shared::http::Fields;
 
 use super::Progress;
 use crate::error::Error;
@@ -20,7 +20,7 @@ pub(crate) enum Frame {
     /// First frame of a response.
     Head(Box<HeadResult>),
     Data(Bytes),
-    Trailers(HeaderMap),
+    Trailers(Fields),
     /// The body is complete.
     End,
     /// The response broke off; no frame follows.

@@ -16,11 +16,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
+use gw_shared::http::Fields;
 use gw_shared::tunnel::body::ReceivedBody;
 use gw_shared::tunnel::connection::StreamSender;
 use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
 use gw_shared::tunnel::timing::AgentTiming;
-use http::HeaderMap;
 
 pub(crate) use self::cross_core::CrossCoreRequest;
 pub(crate) use self::frame::{Frame, HeadResult};
@@ -153,7 +153,7 @@ impl Upload {
         }
     }
 
-    pub(crate) async fn finish(&mut self, trailers: Option<HeaderMap>) -> Result<(), Closed> {
+    pub(crate) async fn finish(&mut self, trailers: Option<Fields>) -> Result<(), Closed> {
         match self {
             Self::Tunnel(stream) => {
                 let finished = match trailers {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::fields;
-use gw_shared::http::{self as http1, Framing, UpgradeProtocol};
+use gw_shared::http::{self as http1, Fields, Framing, UpgradeProtocol};
 use gw_shared::tunnel::body::{BrokenBody, Received, ReceivedBody};
 use gw_shared::tunnel::connection::StreamReceiver;
 use gw_shared::tunnel::endpoint::{Closed, ReceivedPart};
@@ -14,7 +14,7 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, AgentResponse, OutboundRequest};
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::text::printable;
-use http::header::{self, HeaderMap};
+use http::header;
 use http::{Method, StatusCode};
 
 use super::{Frame, Progress, Source};
@@ -22,9 +22,6 @@ use crate::error::Error;
 use crate::http_message::ResponseHead;
 use crate::limits;
 use crate::tunnel::session::InFlight;
-
-/// Fields that a response gets on its way to the caller: its request id, and `Date` if absent.
-const ADDED_FIELDS: usize = 2;
 
 /// The parts of a request that decide how its response is read.
 #[derive(Debug)]
@@ -128,7 +125,7 @@ fn malformed() -> Error {
 fn interim_head(payload: &Bytes, budget: &mut InterimBudget) -> Result<ResponseHead, InvalidResponse> {
     let http1::ResponseHead { status, headers, .. } =
         head::parse_interim(payload).map_err(|_| InvalidResponse::Malformed)?;
-    let mut headers = fields::end_to_end(headers, fields::is_own, 0);
+    let mut headers = fields::end_to_end(headers, fields::is_own);
     budget.take(status, &mut headers)?;
     Ok(ResponseHead { status, headers, has_body: false, upgrade: None })
 }
@@ -147,7 +144,7 @@ fn final_head(
         status = StatusCode::OK;
     }
     check_status(status)?;
-    let mut headers = fields::end_to_end(headers, fields::is_own, ADDED_FIELDS);
+    let mut headers = fields::end_to_end(headers, fields::is_own);
     check_fields(&headers)?;
     // An upgraded stream has no length (RFC 9110 §8.6), and neither has a response without a body.
     if switches || status == StatusCode::NO_CONTENT {
@@ -163,9 +160,9 @@ fn final_head(
 }
 
 /// The protocol that the backend has switched to: the one that the request asked for.
-fn switched_to(headers: &HeaderMap, request: &RequestTraits) -> Result<UpgradeProtocol, InvalidResponse> {
+fn switched_to(headers: &Fields, request: &RequestTraits) -> Result<UpgradeProtocol, InvalidResponse> {
     let protocol = request.protocol.as_deref().ok_or(InvalidResponse::Unasked)?;
-    let mut named = headers.get_all(header::UPGRADE).iter();
+    let mut named = headers.get_all(header::UPGRADE);
     match (named.next(), named.next()) {
         (Some(value), None) if protocol.is(value.as_bytes()) => Ok(protocol.clone()),
         _ => Err(InvalidResponse::OtherProtocol),

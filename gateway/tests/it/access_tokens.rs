@@ -176,7 +176,7 @@ fn the_token_endpoint_reports_every_error() {
         assert!(!reply["error_description"].as_str().unwrap().is_empty(), "{what}");
         assert_eq!(response.header("cache-control"), "no-store", "{what}");
         assert_eq!(response.header("x-gw-request-id").len(), 36, "{what}");
-        let challenged = response.headers.contains_key("www-authenticate");
+        let challenged = response.headers.contains("www-authenticate");
         assert_eq!(challenged, *status == 401, "{what}");
     }
     for (line, fields, body, status) in [
@@ -457,7 +457,7 @@ fn unknown_paths_and_methods_of_the_apex_are_refused() {
         caller.send(format!("{line} HTTP/1.1\r\nHost: {APEX}\r\nContent-Length: 0\r\n\r\n"));
         let response = caller.response();
         assert_eq!((response.status.as_u16(), response.code().as_str()), (status, code), "{line}");
-        assert_eq!(response.headers.contains_key("allow"), status == 405, "{line}");
+        assert_eq!(response.headers.contains("allow"), status == 405, "{line}");
     }
     caller.send(format!("HEAD /.well-known/jwks.json HTTP/1.1\r\nHost: {APEX}\r\n\r\n"));
     let head = caller.response_to(&http::Method::HEAD);

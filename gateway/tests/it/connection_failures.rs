@@ -198,7 +198,7 @@ fn over_http1_a_response_that_breaks_after_its_head_is_an_error_or_is_cut() {
             let mut caller = connect(&demo);
             caller.send(get(&demo, path));
             let head = caller.response_head(&Method::GET).unwrap_or_else(|error| panic!("{path}: no head: {error}"));
-            assert!(head.headers.contains_key("x-gw-request-id"));
+            assert!(head.headers.contains("x-gw-request-id"));
             if head.status == 502 {
                 let (body, trailers) = caller.body(head.framing).unwrap();
                 let (status, headers, framing) = (head.status, head.headers, head.framing);

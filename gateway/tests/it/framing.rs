@@ -5,6 +5,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use bytes::Bytes;
 use gw_gateway::demo::Demo;
+use gw_shared::http::Fields;
 use h2::Reason;
 use h2::ext::Protocol;
 use http::{HeaderMap, HeaderValue, Method};
@@ -39,7 +40,7 @@ fn declining() -> (String, Receiver<Seen>) {
             peer.send(format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n{target}", target.len()));
             let Ok((body, _)) = peer.body(head.framing) else { return };
             let frames = |name: &&str| matches!(*name, "content-length" | "transfer-encoding" | "upgrade");
-            let framing = head.headers.keys().map(|name| name.as_str()).filter(frames).map(str::to_owned).collect();
+            let framing = head.headers.names().map(|name| name.as_str()).filter(frames).map(str::to_owned).collect();
             sender.send(Seen { connection, target, body: body.len(), framing }).unwrap();
         }
     });
@@ -171,7 +172,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
     let (sender, receiver) = mpsc::channel();
     let demo = demo(Some(backend::start(move |mut peer| {
         while let Ok((head, body, _)) = peer.request() {
-            let names: Vec<String> = head.headers.keys().map(|name| name.as_str().to_owned()).collect();
+            let names: Vec<String> = head.headers.names().map(|name| name.as_str().to_owned()).collect();
             let length = head.headers.get("content-length").cloned();
             sender.send((names, length, body)).unwrap();
             peer.send(
@@ -191,7 +192,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
             (&"1".parse().unwrap(), &"3".parse().unwrap(), &b"abc"[..])
         );
     };
-    check(&response.headers, &response.body);
+    check(&response.headers.into(), &response.body);
     on_a_reactor(async {
         let caller = http2_caller::connect(&demo).await;
         let request = caller.request(&Method::POST, "/").header("content_length", "1").header("x_own", "1");
@@ -199,7 +200,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
         let (response, mut upload) = caller.begin(request, false).await;
         upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
         let response = whole(response).await;
-        check(&response.headers, &response.body);
+        check(&response.headers.into(), &response.body);
     });
     for _ in 0..2 {
         let (names, length, body) = receiver.recv().unwrap();
@@ -329,7 +330,7 @@ fn framing_fields_in_trailers_are_dropped_in_both_directions() {
             );
         }
     })));
-    let only_sum = HeaderMap::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("1"))]);
+    let only_sum = Fields::from_iter([("x-sum".parse().unwrap(), HeaderValue::from_static("1"))]);
     let mut caller = connect(&demo);
     for _ in 0..2 {
         let body = "0\r\nContent-Length: 9\r\nTransfer-Encoding: chunked\r\nConnection: close\r\ncontent_length: 9\r\n\

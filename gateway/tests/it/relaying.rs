@@ -34,10 +34,10 @@ fn the_backend_gets_the_request_and_the_client_address() {
     assert_eq!((head.method.as_str(), head.target.as_str()), ("PATCH", "/a%2Fb//c?x=%00&y"));
     assert_eq!((head.authority.as_str(), body.as_slice()), (HOST, b"hello".as_slice()));
     assert_eq!(head.framing, Framing::Length(5));
-    let two: Vec<_> = head.headers.get_all("x-two").iter().collect();
+    let two: Vec<_> = head.headers.get_all("x-two").collect();
     assert_eq!(two, ["a", "b"]);
-    let names: Vec<&str> = head.headers.keys().map(http::HeaderName::as_str).collect();
-    let sent_order = ["authorization", "x-forwarded-for", "x-gw-request-id", "x-two", "via", "content-length"];
+    let names: Vec<&str> = head.headers.names().map(http::HeaderName::as_str).collect();
+    let sent_order = ["authorization", "x-forwarded-for", "x-gw-request-id", "x-two", "x-two", "via"];
     assert_eq!(names[..sent_order.len()], sent_order);
     let seen = fields(&head.headers);
     let expected = [

@@ -1,11 +1,11 @@
 //! Message bodies: decoding from a buffer that fills as bytes arrive, and chunked encoding (RFC 9112 §6, §7.1).
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 
 use super::framing::Framing;
 use super::write::write_trailers;
+use crate::http::Fields;
 
 /// Longest chunk-size line, extensions included, in bytes.
 const SIZE_LINE_MAX: usize = 4096;
@@ -18,7 +18,7 @@ const TRAILER_FIELDS_MAX: usize = 64;
 pub enum Part {
     Data(Bytes),
     /// Trailer fields of a chunked body; precede `End`, only if there are any.
-    Trailers(HeaderMap),
+    Trailers(Fields),
     /// End of the body. Bytes that remain in the buffer do not belong to it.
     End,
 }
@@ -182,7 +182,7 @@ fn parse_chunk_size(line: &[u8]) -> Result<u64, InvalidBody> {
 }
 
 /// Parses a trailer section of at most `FIELDS_MAX` fields: field lines and an empty line (RFC 9112 §7.1.2).
-pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result<HeaderMap, InvalidBody> {
+pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result<Fields, InvalidBody> {
     // As strict as for heads: some parsers read a bare CR or LF as a line end.
     let line_ends = section.windows(2).all(|pair| (pair[0] == b'\r') == (pair[1] == b'\n'));
     if !line_ends || section.first() == Some(&b'\n') || section.contains(&0) {
@@ -195,7 +195,7 @@ pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result
     if length != section.len() {
         return Err(InvalidBody::Trailers);
     }
-    let mut trailers = HeaderMap::with_capacity(fields.len());
+    let mut trailers = Fields::with_capacity(fields.len());
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidBody::Trailers)?;
         let value =
@@ -224,7 +224,7 @@ pub const LAST_CHUNK_END: &[u8] = b"\r\n0\r\n\r\n";
 
 /// Appends the empty chunk and the trailer section to `out`. Leaves out fields that frame
 /// ([`is_framing`](super::framing::is_framing)).
-pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&HeaderMap>) {
+pub fn write_last_chunk(out: &mut Vec<u8>, trailers: Option<&Fields>) {
     out.extend_from_slice(b"0\r\n");
     if let Some(trailers) = trailers {
         write_trailers(out, trailers);
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     /// Joined data, trailers, and the bytes after the body.
-    type Decoded = (Vec<u8>, Option<HeaderMap>, Vec<u8>);
+    type Decoded = (Vec<u8>, Option<Fields>, Vec<u8>);
 
     /// Decodes `input`, given in pieces of `step` bytes.
     fn decode_all(framing: Framing, input: &[u8], step: usize) -> Result<Decoded, InvalidBody> {

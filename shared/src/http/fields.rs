@@ -1,8 +1,9 @@
 //! Header fields: names, and the rules for relaying them (RFC 9110 §7.6).
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 
 use super::framing::is_of_connection;
+use crate::http::Fields;
 
 /// Prefix of the gateway's own field names. Neither clients nor backends can set them.
 const OWN_PREFIX: &str = "x-gw-";
@@ -16,68 +17,50 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
-/// Removes the fields that are not relayed, and keeps the order of the others: the fields of RFC 9110 §7.6.1, fields
-/// that `Connection` names, fields for which `drop` returns true, and names that some servers confuse with framing
-/// fields ([`is_framing`](super::framing::is_framing)).
+/// Removes the fields that are not relayed: the fields of RFC 9110 §7.6.1, fields that `Connection` names, fields for
+/// which `drop` returns true, and names that some servers confuse with framing fields
+/// ([`is_framing`](super::framing::is_framing)).
 ///
 /// Keeps `Content-Length`: over HTTP/2 the stream ends the body, and the field only describes it. Keeps `TE: trailers`,
-/// the only value that HTTP/2 allows (RFC 9113 §8.2.2). If a field is removed, the result has room for `added` more
-/// fields.
-pub fn end_to_end(headers: HeaderMap, drop: impl Fn(&HeaderName) -> bool, added: usize) -> HeaderMap {
-    let named: Vec<HeaderName> = headers
+/// the only value that HTTP/2 allows (RFC 9113 §8.2.2).
+pub fn end_to_end(mut headers: Fields, drop: impl Fn(&HeaderName) -> bool) -> Fields {
+    let named = named_by_connection(&headers);
+    // A sender of `TE` names it in `Connection`, but `trailers` is kept.
+    let trailers = accepts_trailers(&headers);
+    headers.retain(|name| !(is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name)));
+    if trailers {
+        headers.append(header::TE, HeaderValue::from_static("trailers"));
+    }
+    headers
+}
+
+/// Names in `Connection`, except those of fields that frame or address the message: a sender must not remove them.
+fn named_by_connection(headers: &Fields) -> Vec<HeaderName> {
+    headers
         .get_all(header::CONNECTION)
-        .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| HeaderName::from_bytes(name.trim().as_bytes()).ok())
-        // A sender must not remove the fields that frame or address the message.
         .filter(|name| *name != header::HOST && *name != header::CONTENT_LENGTH)
-        .collect();
-    let is_dropped =
-        |name: &HeaderName| is_of_connection(name) || *name == header::TE || named.contains(name) || drop(name);
-    if !headers.keys().any(&is_dropped) {
-        return headers;
-    }
-    // A sender of `TE` names it in `Connection`, but `trailers` is kept.
-    let trailers = accepts_trailers(&headers);
-    // A new map, since `HeaderMap::remove` moves the last field into the gap.
-    let mut kept = HeaderMap::with_capacity(headers.len() - 1 + added);
-    let mut keep = None;
-    for (name, value) in headers {
-        // Further values of a field come without its name.
-        if let Some(name) = name {
-            keep = (!is_dropped(&name)).then_some(name);
-        }
-        if let Some(name) = &keep {
-            kept.append(name, value);
-        }
-    }
-    if trailers {
-        kept.insert(header::TE, HeaderValue::from_static("trailers"));
-    }
-    kept
+        .collect()
 }
 
-fn accepts_trailers(headers: &HeaderMap) -> bool {
+fn accepts_trailers(headers: &Fields) -> bool {
     headers
         .get_all(header::TE)
-        .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
 }
 
 /// Joins `Cookie` fields, which HTTP/2 may split, into one for HTTP/1.1 (RFC 9113 §8.2.3).
-pub fn join_cookies(headers: &mut HeaderMap) {
-    let mut cookies = headers.get_all(header::COOKIE).iter();
-    let (Some(first), Some(_)) = (cookies.next(), cookies.next()) else { return };
-    let mut joined = first.as_bytes().to_vec();
-    for cookie in headers.get_all(header::COOKIE).iter().skip(1) {
-        joined.extend_from_slice(b"; ");
-        joined.extend_from_slice(cookie.as_bytes());
+pub fn join_cookies(headers: &mut Fields) {
+    if headers.get_all(header::COOKIE).nth(1).is_none() {
+        return;
     }
+    let cookies: Vec<&[u8]> = headers.get_all(header::COOKIE).map(HeaderValue::as_bytes).collect();
     // The joined value is valid, since its parts are.
-    if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(joined)) {
+    if let Ok(joined) = HeaderValue::from_maybe_shared(bytes::Bytes::from(cookies.join(&b"; "[..]))) {
         headers.insert(header::COOKIE, joined);
     }
 }
@@ -111,9 +94,9 @@ fn begins_as(name: &str, prefix: &str) -> bool {
 
 /// Removes the trailer fields that are not relayed: fields that a trailer section must not have (RFC 9110 §6.5.1),
 /// forwarding fields, and the gateway's own fields.
-pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
+pub fn end_to_end_trailers(trailers: Fields) -> Fields {
     const NEVER: [HeaderName; 4] = [header::CONTENT_LENGTH, header::HOST, header::TRAILER, header::AUTHORIZATION];
-    let mut kept = end_to_end(trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name), 0);
+    let mut kept = end_to_end(trailers, |name| is_own(name) || is_forwarding(name) || NEVER.contains(name));
     kept.remove(header::TE);
     kept
 }
@@ -122,7 +105,7 @@ pub fn end_to_end_trailers(trailers: HeaderMap) -> HeaderMap {
 mod tests {
     use super::*;
 
-    fn map(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn map(fields: &[(&'static str, &'static str)]) -> Fields {
         fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
@@ -146,17 +129,17 @@ mod tests {
         headers.append(header::CONNECTION, HeaderValue::from_static("content-length, proxy-authorization"));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from_static("3"));
         headers.insert(header::PROXY_AUTHORIZATION, HeaderValue::from_static("p"));
-        headers.append("x-second", HeaderValue::from_static("2b"));
-        let kept = end_to_end(headers, |name| name == "x-drop", 0);
+        headers.append(HeaderName::from_static("x-second"), HeaderValue::from_static("2b"));
+        let kept = end_to_end(headers, |name| name == "x-drop");
         let kept: Vec<(&str, &str)> =
             kept.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         let expected = [
             ("x-first", "1"),
             ("x-second", "2"),
-            ("x-second", "2b"),
             ("x-third", "3"),
             ("authorization", "Basic x"),
             ("content-length", "3"),
+            ("x-second", "2b"),
             ("te", "trailers"),
         ];
         assert_eq!(kept, expected);
@@ -171,7 +154,7 @@ mod tests {
             ("x-gw_anything", "1"),
             ("x-gwen", "stays"),
         ]);
-        assert_eq!(end_to_end(headers, is_own, 0), map(&[("x-gwen", "stays")]));
+        assert_eq!(end_to_end(headers, is_own), map(&[("x-gwen", "stays")]));
     }
 
     #[test]
@@ -217,7 +200,7 @@ mod tests {
         let mut headers = map(&[("a", "1"), ("cookie", "x=1"), ("b", "2"), ("cookie", "y=2; z=3")]);
         join_cookies(&mut headers);
         assert_eq!(headers, map(&[("a", "1"), ("cookie", "x=1; y=2; z=3"), ("b", "2")]));
-        let names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        let names: Vec<&str> = headers.names().map(HeaderName::as_str).collect();
         assert_eq!(names, ["a", "cookie", "b"]);
     }
 }

@@ -4,11 +4,12 @@
 //! writer ([`super::write`]) generates them from it. Over HTTP/2 the stream frames the body, and [`set_content_length`]
 //! makes `Content-Length` agree with it.
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 
 use super::limits::InvalidHead;
 use super::version::Version;
+use crate::http::Fields;
 
 /// Framing of a message body (RFC 9112 §6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Framing {
     }
 
     /// Framing of an HTTP/2 request with or without a body.
-    pub fn of_stream(headers: &HeaderMap, has_body: bool) -> Result<Self, InvalidHead> {
+    pub fn of_stream(headers: &Fields, has_body: bool) -> Result<Self, InvalidHead> {
         Ok(match content_length(headers)? {
             // An empty body may still have trailers.
             Some(0) => Self::Length(0),
@@ -87,13 +88,18 @@ pub(super) fn is_of_connection(name: &HeaderName) -> bool {
     )
 }
 
-/// Parses `Content-Length`.
+/// Parses `Content-Length` as [`length_of`] does.
+pub fn content_length(headers: &Fields) -> Result<Option<u64>, InvalidHead> {
+    length_of(headers.get_all(header::CONTENT_LENGTH))
+}
+
+/// Parses the values of `Content-Length` fields.
 ///
 /// Refuses equal duplicates, which RFC 9112 §6.3 lets a recipient merge: two hops could disagree about them. Accepts
 /// leading zeros, which are not relayed. Refuses more than 19 digits, as the h2 crate does.
-pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
+pub fn length_of<'a>(values: impl IntoIterator<Item = &'a HeaderValue>) -> Result<Option<u64>, InvalidHead> {
     const DIGITS_MAX: usize = 19;
-    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
+    let mut lengths = values.into_iter();
     let Some(length) = lengths.next() else { return Ok(None) };
     if lengths.next().is_some() {
         return Err(InvalidHead::Syntax("more than one Content-Length"));
@@ -109,30 +115,23 @@ pub fn content_length(headers: &HeaderMap) -> Result<Option<u64>, InvalidHead> {
 }
 
 /// Sets `Content-Length` according to `framing`, in the head of an HTTP/2 message.
-pub fn set_content_length(headers: &mut HeaderMap, framing: Framing) {
+pub fn set_content_length(headers: &mut Fields, framing: Framing) {
     let Some(length) = framing.content_length() else {
-        if headers.contains_key(header::CONTENT_LENGTH) {
-            headers.remove(header::CONTENT_LENGTH);
-        }
+        headers.remove(header::CONTENT_LENGTH);
         return;
     };
-    let mut values = headers.get_all(header::CONTENT_LENGTH).iter();
-    let is_set = match (values.next(), values.next()) {
-        (Some(value), None) => {
-            let digits = value.as_bytes();
-            content_length(headers) == Ok(Some(length)) && (digits.len() == 1 || !digits.starts_with(b"0"))
-        }
-        _ => false,
-    };
+    let is_canonical = |value: &HeaderValue| value.len() == 1 || !value.as_bytes().starts_with(b"0");
+    let is_set =
+        content_length(headers) == Ok(Some(length)) && headers.get(header::CONTENT_LENGTH).is_some_and(is_canonical);
     if !is_set {
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     }
 }
 
 /// Returns the framing that the fields of a message announce; refuses fields that contradict each other.
-pub(super) fn announced(headers: &HeaderMap, version: Version) -> Result<Option<Framing>, InvalidHead> {
+pub(super) fn announced(headers: &Fields, version: Version) -> Result<Option<Framing>, InvalidHead> {
     let length = content_length(headers)?;
-    if !headers.contains_key(header::TRANSFER_ENCODING) {
+    if !headers.contains(header::TRANSFER_ENCODING) {
         return Ok(length.map(Framing::Length));
     }
     if length.is_some() {
@@ -146,8 +145,8 @@ pub(super) fn announced(headers: &HeaderMap, version: Version) -> Result<Option<
 }
 
 /// Refuses every transfer coding but a single `chunked`: recipients read others differently.
-fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+fn check_chunked(headers: &Fields) -> Result<(), InvalidHead> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING);
     match (codings.next(), codings.next()) {
         (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
         _ => Err(InvalidHead::Syntax("Transfer-Encoding other than `chunked`")),
@@ -156,7 +155,7 @@ fn check_chunked(headers: &HeaderMap) -> Result<(), InvalidHead> {
 
 /// Checks that no field value of an HTTP/2 message begins or ends with white space (RFC 9113 §8.2.1), which the h2
 /// crate does not check.
-pub fn check_values_of_http2(headers: &HeaderMap) -> Result<(), InvalidHead> {
+pub fn check_values_of_http2(headers: &Fields) -> Result<(), InvalidHead> {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     let is_padded = |value: &HeaderValue| is_space(value.as_bytes().first()) || is_space(value.as_bytes().last());
     if headers.values().any(is_padded) {
@@ -169,7 +168,7 @@ pub fn check_values_of_http2(headers: &HeaderMap) -> Result<(), InvalidHead> {
 mod tests {
     use super::*;
 
-    fn lengths(values: &[&'static str]) -> HeaderMap {
+    fn lengths(values: &[&'static str]) -> Fields {
         values.iter().map(|value| (header::CONTENT_LENGTH, HeaderValue::from_static(value))).collect()
     }
 
@@ -184,11 +183,11 @@ mod tests {
         ] {
             assert_eq!(content_length(&lengths(&[text])), Ok(Some(length)), "{text}");
         }
-        assert_eq!(content_length(&HeaderMap::new()), Ok(None));
+        assert_eq!(content_length(&Fields::new()), Ok(None));
         for bad in
             [&["+5"][..], &["-5"], &["0x5"], &["5 5"], &["5, 5"], &[""], &["5", "5"], &["00000000000000000005"], &["٥"]]
         {
-            let headers: HeaderMap = bad
+            let headers: Fields = bad
                 .iter()
                 .map(|value| (header::CONTENT_LENGTH, HeaderValue::from_bytes(value.as_bytes()).unwrap()))
                 .collect();
@@ -215,7 +214,7 @@ mod tests {
             let mut headers = lengths(before);
             set_content_length(&mut headers, framing);
             let found: Vec<&str> =
-                headers.get_all(header::CONTENT_LENGTH).iter().map(|value| value.to_str().unwrap()).collect();
+                headers.get_all(header::CONTENT_LENGTH).map(|value| value.to_str().unwrap()).collect();
             assert_eq!(found, after.into_iter().collect::<Vec<_>>(), "{before:?} {framing:?}");
         }
     }

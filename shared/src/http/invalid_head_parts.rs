@@ -3,13 +3,14 @@
 use std::fmt::Write;
 
 use http::Method;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::HeaderValue;
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery};
 
 use super::fields::X_FORWARDED_FOR;
 use super::head;
 use super::version::Version;
+use crate::http::Fields;
 
 /// Longest kept target, in received bytes.
 const TARGET_MAX: usize = 8 * 1024;
@@ -24,7 +25,7 @@ pub struct InvalidHeadParts {
     /// Host and optional port, if the head has exactly one.
     pub authority: Option<Authority>,
     /// Fields; in HTTP/1 only `X-Forwarded-For`.
-    pub headers: HeaderMap,
+    pub headers: Fields,
 }
 
 impl InvalidHeadParts {
@@ -36,7 +37,7 @@ impl InvalidHeadParts {
         let target = words.next().unwrap_or_default();
         let version = if words.next() == Some(b"HTTP/1.0") { Version::Http10 } else { Version::Http11 };
         let mut hosts = Hosts::default();
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         for line in lines.filter_map(|line| line.strip_suffix(b"\n")) {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             let Some(colon) = memchr::memchr(b':', line) else { break };
@@ -46,7 +47,7 @@ impl InvalidHeadParts {
             } else if name.eq_ignore_ascii_case(X_FORWARDED_FOR.as_str().as_bytes())
                 && let Ok(value) = HeaderValue::from_bytes(value)
             {
-                headers.append::<HeaderName>(X_FORWARDED_FOR, value);
+                headers.append(X_FORWARDED_FOR, value);
             }
         }
         let authority = authority_of_target(target).or(hosts.only);
@@ -56,12 +57,13 @@ impl InvalidHeadParts {
     /// Reads a head that the h2 crate accepted.
     pub fn of_http2(parts: Parts) -> Self {
         let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
+        let headers = Fields::from(parts.headers);
         Self {
             version: Version::Http2,
             target: visible(target.as_bytes()),
-            authority: head::authority_of_http2(&parts.uri, &parts.headers).ok(),
+            authority: head::authority_of_http2(&parts.uri, &headers).ok(),
             method: Some(parts.method),
-            headers: parts.headers,
+            headers,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Bounds on message heads, and the error for a refused head.
 
 use http::Method;
-use http::header::{self, HeaderMap};
+use http::header::{self, HeaderName, HeaderValue};
 
 /// Bounds on a message head.
 #[derive(Debug, Clone, Copy)]
@@ -15,20 +15,27 @@ pub struct HeadLimits {
 
 impl HeadLimits {
     /// Checks a request of HTTP/2 as if it were written as HTTP/1.1.
-    pub fn check(&self, method: &Method, target: &str, headers: &HeaderMap) -> Result<(), InvalidHead> {
+    pub fn check<'a>(
+        &self,
+        method: &Method,
+        target: &str,
+        fields: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+    ) -> Result<(), InvalidHead> {
         /// Bytes of `: ` and CRLF in a field line.
         const FIELD_LINE_EXTRA: usize = 4;
         if target.len() > self.target {
             return Err(InvalidHead::TargetTooLong(self.target));
         }
-        let size: usize =
-            headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_LINE_EXTRA).sum();
-        if method.as_str().len() + target.len() + size > self.head {
+        let (mut size, mut cookies, mut others) = (method.as_str().len() + target.len(), 0, 0);
+        for (name, value) in fields {
+            size += name.as_str().len() + value.len() + FIELD_LINE_EXTRA;
+            *(if *name == header::COOKIE { &mut cookies } else { &mut others }) += 1;
+        }
+        if size > self.head {
             return Err(InvalidHead::HeadTooLarge(self.head));
         }
         // HTTP/2 may split one cookie field into many (RFC 9113 §8.2.3).
-        let cookies = headers.get_all(header::COOKIE).iter().count();
-        if headers.len() - cookies.saturating_sub(1) > self.fields {
+        if others + cookies.min(1) > self.fields {
             return Err(InvalidHead::TooManyFields(self.fields));
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! and reads responses.
 
 pub mod body;
+mod field_list;
 pub mod fields;
 pub mod framing;
 pub mod head;
@@ -13,6 +14,7 @@ mod version;
 pub mod write;
 
 pub use body::{BodyDecoder, InvalidBody, Part};
+pub use field_list::Fields;
 pub use framing::Framing;
 pub use head::{HeadScanner, RequestHead, ResponseHead};
 pub use invalid_head_parts::InvalidHeadParts;

@@ -5,12 +5,13 @@
 
 use std::io::Write;
 
-use http::header::{self, HeaderMap};
+use http::header;
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use super::framing::{Framing, is_framing};
 use super::upgrade::UpgradeProtocol;
+use crate::http::Fields;
 
 /// The `Connection` field of a head (RFC 9110 §7.6.1).
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +32,7 @@ pub fn write_request(
     method: &Method,
     target: &PathAndQuery,
     host: &[u8],
-    headers: &HeaderMap,
+    headers: &Fields,
     framing: Framing,
     connection: Connection<'_>,
 ) {
@@ -51,7 +52,7 @@ pub fn write_request(
 pub fn write_response(
     out: &mut Vec<u8>,
     status: StatusCode,
-    headers: &HeaderMap,
+    headers: &Fields,
     framing: Framing,
     connection: Connection<'_>,
 ) {
@@ -66,7 +67,7 @@ pub fn write_response(
 }
 
 /// Appends the fields of a trailer section as lines.
-pub(crate) fn write_trailers(out: &mut Vec<u8>, trailers: &HeaderMap) {
+pub(crate) fn write_trailers(out: &mut Vec<u8>, trailers: &Fields) {
     write_fields(out, trailers, Framing::None, Host::Skip);
 }
 
@@ -80,9 +81,9 @@ enum Host {
 }
 
 /// Appends fields as lines; replaces fields that frame by those of `framing`.
-fn write_fields(out: &mut Vec<u8>, headers: &HeaderMap, framing: Framing, host: Host) {
+fn write_fields(out: &mut Vec<u8>, headers: &Fields, framing: Framing, host: Host) {
     let mut length = framing.content_length();
-    for (name, value) in headers {
+    for (name, value) in headers.iter() {
         if *name == header::CONTENT_LENGTH {
             // At its place in the received head.
             length.take().into_iter().for_each(|length| write_length(out, length));
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     /// Every field that frames a message or belongs to a connection, with a false value.
-    fn hostile() -> HeaderMap {
+    fn hostile() -> Fields {
         let fields = [
             ("x-first", "1"),
             ("content-length", "34"),
@@ -142,7 +143,7 @@ mod tests {
             ("proxy-connection", "keep-alive"),
             ("x-last", "2"),
         ];
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         for (name, value) in fields {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
@@ -200,7 +201,7 @@ mod tests {
         }
         // A length that the received head did not have.
         let mut out = Vec::new();
-        write_response(&mut out, StatusCode::OK, &HeaderMap::new(), Framing::Length(3), persists);
+        write_response(&mut out, StatusCode::OK, &Fields::new(), Framing::Length(3), persists);
         assert_eq!(out, b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n");
     }
 

@@ -3,7 +3,8 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+
+use crate::http::Fields;
 
 /// Error of a stream that ended before its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,9 +49,9 @@ pub fn poll_send(
 }
 
 /// Ends the stream, with trailers if given.
-pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -> Result<(), StreamClosed> {
+pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<Fields>) -> Result<(), StreamClosed> {
     match trailers {
-        Some(trailers) => stream.send_trailers(trailers),
+        Some(trailers) => stream.send_trailers(trailers.into()),
         None => stream.send_data(Bytes::new(), true),
     }
     .map_err(StreamClosed::from)
@@ -61,7 +62,7 @@ pub fn finish(stream: &mut h2::SendStream<Bytes>, trailers: Option<HeaderMap>) -
 pub enum Received {
     /// Data; call [`release`] with its length after relaying it.
     Data(Bytes),
-    Trailers(HeaderMap),
+    Trailers(Fields),
     End,
 }
 
@@ -83,7 +84,7 @@ pub fn poll_receive(stream: &mut h2::RecvStream, cx: &mut Context<'_>) -> Poll<R
         }
     }
     Poll::Ready(match ready!(stream.poll_trailers(cx)) {
-        Ok(Some(trailers)) => Ok(Received::Trailers(trailers)),
+        Ok(Some(trailers)) => Ok(Received::Trailers(trailers.into())),
         Ok(None) => Ok(Received::End),
         Err(error) => Err(error.into()),
     })

@@ -3,11 +3,11 @@
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::HeaderMap;
 
 use super::connection::StreamReceiver;
 use super::endpoint::{Closed, ReceivedPart};
 use super::frame::RESPONSE_HEAD;
+use crate::http::Fields;
 use crate::http::Framing;
 use crate::http::body::parse_trailers;
 
@@ -16,7 +16,7 @@ use crate::http::body::parse_trailers;
 pub enum Received {
     /// Data; release it with its length after relaying it.
     Data(Bytes),
-    Trailers(HeaderMap),
+    Trailers(Fields),
     End,
 }
 

@@ -4,13 +4,13 @@ use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode};
 
 use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
-use crate::http::{Connection, Framing, UpgradeProtocol};
+use crate::http::{Connection, Fields, Framing, UpgradeProtocol};
 use crate::tunnel::text::printable;
 use crate::version::VERSION;
 
@@ -89,7 +89,7 @@ fn parameters(field: &str) -> Option<&str> {
 
 /// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was challenged.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
-    let mut headers = HeaderMap::new();
+    let mut headers = Fields::new();
     if let Some(proof) = proof {
         // Base64url and ASCII words are a valid value.
         headers.extend(HeaderValue::try_from(proof.field()).ok().map(|value| (header::AUTHORIZATION, value)));
@@ -119,7 +119,7 @@ pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
 /// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's clock, by which its
 /// certificate is issued and checked.
 pub fn acceptance() -> Vec<u8> {
-    let mut headers = HeaderMap::new();
+    let mut headers = Fields::new();
     let date = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()));
     headers.extend(date.ok().map(|date| (header::DATE, date)));
     let mut out = Vec::with_capacity(160);

@@ -5,14 +5,13 @@
 //! HTTP/1.1, with `connection: upgrade` and status 101.
 
 use bytes::{Buf, Bytes};
-use http::header::HeaderMap;
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
 use super::frame::{CODE_MAX, MESSAGE_TEXT_MAX, REQUEST_HEAD, RESPONSE_HEAD};
 use super::timing::AgentTiming;
 use crate::http::head::{self, InvalidHead, RequestHead, ResponseHead};
-use crate::http::{Connection, Framing, UpgradeProtocol, write};
+use crate::http::{Connection, Fields, Framing, UpgradeProtocol, write};
 
 /// Absent duration.
 const NONE: u32 = u32::MAX;
@@ -23,7 +22,7 @@ pub struct OutboundRequest {
     pub method: Method,
     pub target: PathAndQuery,
     pub authority: Authority,
-    pub headers: HeaderMap,
+    pub headers: Fields,
     pub framing: Framing,
     pub upgrade: Option<UpgradeProtocol>,
 }
@@ -57,7 +56,7 @@ pub fn write_response(
     out: &mut Vec<u8>,
     timing: AgentTiming,
     status: StatusCode,
-    headers: &HeaderMap,
+    headers: &Fields,
     framing: Framing,
     upgrade: Option<&UpgradeProtocol>,
 ) {
@@ -66,14 +65,14 @@ pub fn write_response(
 }
 
 /// Appends the payload of an INTERIM.
-pub fn write_interim(out: &mut Vec<u8>, status: StatusCode, headers: &HeaderMap) {
+pub fn write_interim(out: &mut Vec<u8>, status: StatusCode, headers: &Fields) {
     write_response_head(out, status, headers, Framing::None, None);
 }
 
 fn write_response_head(
     out: &mut Vec<u8>,
     status: StatusCode,
-    headers: &HeaderMap,
+    headers: &Fields,
     framing: Framing,
     upgrade: Option<&UpgradeProtocol>,
 ) {
@@ -142,7 +141,7 @@ fn read_timing(payload: &mut Bytes) -> AgentTiming {
 }
 
 /// Payload of TRAILERS: field lines and an empty line.
-pub fn write_trailers(trailers: &HeaderMap) -> Bytes {
+pub fn write_trailers(trailers: &Fields) -> Bytes {
     let mut lines = Vec::new();
     write::write_trailers(&mut lines, trailers);
     lines.extend_from_slice(b"\r\n");
@@ -156,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    fn fields(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn fields(fields: &[(&'static str, &'static str)]) -> Fields {
         fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 

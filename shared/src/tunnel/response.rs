@@ -1,8 +1,8 @@
 //! Bounds on responses. The agent applies them to its backends, and the gateway to its agents, which may be modified.
 
-use http::header::HeaderMap;
 use http::{StatusCode, header};
 
+use crate::http::Fields;
 use crate::http::HeadLimits;
 
 /// Bounds on a final or interim head, and on a trailer section. With the lines that the tunnel adds, a head fits into
@@ -39,7 +39,7 @@ pub enum InvalidResponse {
 }
 
 /// Checks the fields of a head or of a trailer section.
-pub fn check_fields(fields: &HeaderMap) -> Result<(), InvalidResponse> {
+pub fn check_fields(fields: &Fields) -> Result<(), InvalidResponse> {
     const SEPARATORS: usize = ": \r\n".len();
     if fields.len() > HEAD.fields {
         return Err(InvalidResponse::TooManyFields);
@@ -68,7 +68,7 @@ impl Default for InterimBudget {
 
 impl InterimBudget {
     /// Checks and counts an interim response, and removes its `Content-Length` (RFC 9110 §8.6).
-    pub fn take(&mut self, status: StatusCode, fields: &mut HeaderMap) -> Result<(), InvalidResponse> {
+    pub fn take(&mut self, status: StatusCode, fields: &mut Fields) -> Result<(), InvalidResponse> {
         if !status.is_informational() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Err(InvalidResponse::Status(status));
         }
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    fn fields(count: usize, value: &str) -> HeaderMap {
+    fn fields(count: usize, value: &str) -> Fields {
         let name = |number| HeaderName::try_from(format!("x-{number}")).unwrap();
         (0..count).map(|number| (name(number), HeaderValue::from_str(value).unwrap())).collect()
     }
@@ -116,9 +116,9 @@ mod tests {
     fn interim_responses_are_bounded_in_number_and_bytes() {
         let mut budget = InterimBudget::default();
         for _ in 0..INTERIM_MAX {
-            budget.take(StatusCode::PROCESSING, &mut HeaderMap::new()).unwrap();
+            budget.take(StatusCode::PROCESSING, &mut Fields::new()).unwrap();
         }
-        let refused = budget.take(StatusCode::PROCESSING, &mut HeaderMap::new());
+        let refused = budget.take(StatusCode::PROCESSING, &mut Fields::new());
         assert_eq!(refused, Err(InvalidResponse::TooManyInterim));
 
         let (mut budget, value) = (InterimBudget::default(), "v".repeat(20_000));
@@ -133,9 +133,9 @@ mod tests {
     fn interim_responses_with_101_are_refused_and_lose_their_length() {
         let mut budget = InterimBudget::default();
         for status in [StatusCode::SWITCHING_PROTOCOLS, StatusCode::OK] {
-            assert_eq!(budget.take(status, &mut HeaderMap::new()), Err(InvalidResponse::Status(status)));
+            assert_eq!(budget.take(status, &mut Fields::new()), Err(InvalidResponse::Status(status)));
         }
-        let mut framed = HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
+        let mut framed = Fields::from_iter([(header::CONTENT_LENGTH, HeaderValue::from_static("5"))]);
         budget.take(StatusCode::EARLY_HINTS, &mut framed).unwrap();
         assert!(framed.is_empty());
     }

@@ -137,7 +137,7 @@ fn http_2_field_values_with_padding_are_malformed() {
         }
         let mut sent = respond.send_response(response, false).unwrap();
         sent.send_data(Bytes::from_static(b"body"), false).unwrap();
-        sent.send_trailers(HeaderMap::from_iter([("x".parse().unwrap(), padded)])).unwrap();
+        sent.send_trailers(http::HeaderMap::from_iter([("x".parse().unwrap(), padded)])).unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         assert_eq!(gateway.send(get("/head")).error().await.0, "GW_BACKEND_INVALID_RESPONSE");

@@ -11,7 +11,7 @@ fn interim_responses_and_trailers_are_relayed() {
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         let text = read_body(&mut request.into_body()).await;
         sent.send_data(Bytes::from(text), false).unwrap();
-        sent.send_trailers(HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
+        sent.send_trailers(http::HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
             .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {

@@ -160,7 +160,7 @@ fn request(method: Method, path: &str) -> OutboundRequest {
         method,
         target: PathAndQuery::try_from(path).unwrap(),
         authority: Authority::from_static(HOST),
-        headers: HeaderMap::new(),
+        headers: Fields::new(),
         framing: Framing::None,
         upgrade: None,
     }
@@ -181,6 +181,6 @@ pub(super) fn upgrade(protocol: &'static str) -> OutboundRequest {
 
 /// `request` with one more field.
 pub(super) fn with_field(mut request: OutboundRequest, name: &'static str, value: &'static str) -> OutboundRequest {
-    request.headers.append(name, HeaderValue::from_static(value));
+    request.headers.append(http::HeaderName::from_static(name), HeaderValue::from_static(value));
     request
 }

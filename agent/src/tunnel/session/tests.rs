@@ -8,15 +8,15 @@ use std::thread;
 use bytes::Bytes;
 use futures_util::join;
 use gw_shared::error_code::AgentErrorCode;
-use gw_shared::http::Framing;
+use gw_shared::http::{Fields, Framing};
 use gw_shared::net::Socket;
 use gw_shared::runtime::Driver;
 use gw_shared::tunnel::control::{self, ToAgent, ToGateway};
 use gw_shared::tunnel::endpoint::ReceivedPart;
 use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest};
+use http::Method;
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderMap, Method};
 use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::PrivateKeyDer;
@@ -108,7 +108,7 @@ fn get(tunnel: &Tunnel) -> (StreamSender, StreamReceiver) {
         method: Method::GET,
         target: PathAndQuery::from_static("/"),
         authority: Authority::from_static(HOSTNAME),
-        headers: HeaderMap::new(),
+        headers: Fields::new(),
         framing: Framing::None,
         upgrade: None,
     };

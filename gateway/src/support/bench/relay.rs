@@ -13,13 +13,12 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use gw_shared::http::body::{self, BodyDecoder};
 use gw_shared::http::head::{self, Framing, HeadScanner};
-use gw_shared::http::{Connection, Part};
+use gw_shared::http::{Connection, Fields, Part};
 use gw_shared::id::{AccountId, AgentId, KeyId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use gw_shared::net::Socket;
 use gw_shared::runtime;
 use gw_shared::tunnel::transport::Transport;
-use http::header::HeaderMap;
 use http::{Method, Request};
 
 use crate::client_address::Peer;
@@ -233,7 +232,7 @@ impl ResponseSink for Http1Sink<'_> {
         Ok(())
     }
 
-    async fn end(&mut self, trailers: Option<HeaderMap>) -> Result<(), CallerGone> {
+    async fn end(&mut self, trailers: Option<Fields>) -> Result<(), CallerGone> {
         if self.framing == Framing::Chunked && !self.ended {
             body::write_last_chunk(&mut self.out, trailers.as_ref());
         }
@@ -273,7 +272,7 @@ impl ResponseSink for Http2Sink {
         Ok(())
     }
 
-    async fn end(&mut self, _: Option<HeaderMap>) -> Result<(), CallerGone> {
+    async fn end(&mut self, _: Option<Fields>) -> Result<(), CallerGone> {
         Ok(())
     }
 

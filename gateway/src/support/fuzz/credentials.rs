@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ::http::header::{HeaderMap, HeaderName, HeaderValue};
+use ::http::header::{HeaderName, HeaderValue};
 use aws_lc_rs::signature::KeyPair;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use gw_shared::http::Fields;
 use gw_shared::http::fields::{X_GW_AUTHORIZATION, X_GW_SERVICE_KEY};
 use gw_shared::id::{ClientId, KeyId, ServiceId, SigningKeyId};
 use gw_shared::identity::secret::{Secret, SecretHash};
@@ -78,7 +79,7 @@ fn authenticate(name: HeaderName, value: &[u8]) -> Option<Result<Principal, Erro
     thread_local! {
         static VERIFIED: RefCell<VerifiedTokens> = RefCell::default();
     }
-    let headers = HeaderMap::from_iter([(name, HeaderValue::from_bytes(value).ok()?)]);
+    let headers = Fields::from_iter([(name, HeaderValue::from_bytes(value).ok()?)]);
     let Callers { directory, service, issuer, .. } = &*CALLERS;
     let checks = Checks { directory, issuer, service, now: || NOW, may_verify: || Ok(()) };
     let outcome = VERIFIED.with_borrow_mut(|verified| auth::authenticate(checks, verified, &headers));

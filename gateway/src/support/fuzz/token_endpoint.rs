@@ -1,6 +1,7 @@
 //! The token endpoint: its requests and their scope.
 
-use ::http::header::{self, HeaderMap, HeaderValue};
+use ::http::header::{self, HeaderValue};
+use gw_shared::http::Fields;
 use gw_shared::identity::secret::Secret;
 
 use crate::apex::scope::Scope;
@@ -13,7 +14,7 @@ pub fn token_body(data: &[u8]) {
         return;
     };
     let Ok(content_type) = HeaderValue::from_bytes(content_type) else { return };
-    let without_authorization = HeaderMap::from_iter([(header::CONTENT_TYPE, content_type)]);
+    let without_authorization = Fields::from_iter([(header::CONTENT_TYPE, content_type)]);
     let mut headers = without_authorization.clone();
     for authorization in authorizations.split(|byte| *byte == b'|').filter(|value| !value.is_empty()) {
         let Ok(authorization) = HeaderValue::from_bytes(authorization) else { return };
@@ -35,9 +36,9 @@ pub fn token_body(data: &[u8]) {
     }
     match token::parse(&headers, body) {
         // The credentials in `Authorization` may be empty.
-        Ok(request) if headers.contains_key(header::AUTHORIZATION) => {
+        Ok(request) if headers.contains(header::AUTHORIZATION) => {
             let in_body = in_body.expect("a body is valid without Authorization if it is valid with it");
-            assert_eq!(headers.get_all(header::AUTHORIZATION).iter().count(), 1);
+            assert_eq!(headers.get_all(header::AUTHORIZATION).count(), 1);
             assert!(request.client_id.is_some() && request.client_secret.is_some());
             assert!(in_body.client_secret.is_none(), "one way to authenticate");
             assert!(in_body.client_id.is_none() || in_body.client_id == request.client_id);
@@ -57,12 +58,12 @@ fn fields(request: &TokenRequest) -> [(&'static str, Option<&str>); 4] {
     ]
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+fn is_json(headers: &Fields) -> bool {
     headers[header::CONTENT_TYPE].as_bytes().trim_ascii_start().to_ascii_lowercase().starts_with(b"application/json")
 }
 
 /// Asserts that a second `name` field is refused (RFC 6749 §3.2).
-fn assert_repetition_is_refused(name: &str, headers: &HeaderMap, body: &[u8]) {
+fn assert_repetition_is_refused(name: &str, headers: &Fields, body: &[u8]) {
     let body = match body.trim_ascii_start().strip_prefix(b"{") {
         Some(members) if is_json(headers) => [format!("{{\"{name}\":\"again\",").as_bytes(), members].concat(),
         _ => [body, format!("&{name}=again").as_bytes()].concat(),

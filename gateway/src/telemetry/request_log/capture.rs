@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use gw_shared::http::Fields;
 use gw_shared::telemetry::mask::Masker;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use zstd::bulk::Compressor;
 
@@ -96,8 +97,8 @@ impl<'a> Head<'a> {
         Some(String::from_utf8_lossy(value).into_owned())
     }
 
-    pub(super) fn header_map(&self) -> Result<HeaderMap, LogError> {
-        let mut map = HeaderMap::with_capacity(self.headers.len());
+    pub(super) fn header_map(&self) -> Result<Fields, LogError> {
+        let mut map = Fields::with_capacity(self.headers.len());
         for (name, value) in &self.headers {
             let name = HeaderName::from_bytes(name.as_bytes()).ok();
             let value = HeaderValue::from_bytes(value).ok();

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use bytes::{Bytes, BytesMut};
-use gw_shared::http::fields;
-use http::header::{HeaderMap, HeaderValue};
+use gw_shared::http::{Fields, fields};
+use http::header::HeaderValue;
 
 use super::record::{BodyCapture, CAPTURE_MAX, Capture, MessageCapture, Truncation};
 use crate::store::Captures;
@@ -42,7 +42,7 @@ struct Halves {
 }
 
 struct Half {
-    headers: HeaderMap,
+    headers: Fields,
     body: BytesMut,
     /// Reason for which the rest of the body was left out.
     cut: Option<Truncation>,
@@ -53,12 +53,12 @@ struct Half {
 
 impl Capturing {
     /// Begins to capture the `wanted` messages, with `headers` as the fields of the request.
-    pub(crate) fn begin(&self, wanted: Captures, budget: &Rc<CaptureBudget>, headers: &HeaderMap) {
+    pub(crate) fn begin(&self, wanted: Captures, budget: &Rc<CaptureBudget>, headers: &Fields) {
         if wanted != Captures::default() {
             let half = |headers| Half::new(headers, budget);
             self.0.replace(Some(Box::new(Halves {
                 request: wanted.requests.then(|| half(without_credentials(headers))),
-                response: wanted.responses.then(|| half(HeaderMap::new())),
+                response: wanted.responses.then(|| half(Fields::new())),
             })));
         }
     }
@@ -83,7 +83,7 @@ impl Capturing {
         self.of_request(|half| half.whole = true);
     }
 
-    pub(crate) fn response_head(&self, headers: &HeaderMap) {
+    pub(crate) fn response_head(&self, headers: &Fields) {
         self.of_response(|half| half.headers = without_credentials(headers));
     }
 
@@ -113,7 +113,7 @@ impl Capturing {
 }
 
 impl Half {
-    fn new(headers: HeaderMap, budget: &Rc<CaptureBudget>) -> Self {
+    fn new(headers: Fields, budget: &Rc<CaptureBudget>) -> Self {
         Self { headers, body: BytesMut::new(), cut: None, whole: false, budget: Rc::clone(budget) }
     }
 
@@ -152,7 +152,7 @@ impl Drop for Half {
 }
 
 /// Copies all fields except those with credentials.
-fn without_credentials(headers: &HeaderMap) -> HeaderMap {
+fn without_credentials(headers: &Fields) -> Fields {
     let kept = headers.iter().filter(|(name, _)| !fields::is_credential(name));
     // A shared value would keep the whole receive buffer alive.
     kept.filter_map(|(name, value)| Some((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?))).collect()
@@ -166,14 +166,14 @@ mod tests {
 
     const BOTH: Captures = Captures { requests: true, responses: true };
 
-    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+    fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
         fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
     #[test]
     fn nothing_is_captured_unless_wanted() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(100));
-        capturing.begin(Captures::default(), &budget, &HeaderMap::new());
+        capturing.begin(Captures::default(), &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"x"));
         assert!(capturing.finish(true).is_none());
     }
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn captures_are_bounded_by_size_and_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(CAPTURE_MAX + 10));
-        capturing.begin(BOTH, &budget, &HeaderMap::new());
+        capturing.begin(BOTH, &budget, &Fields::new());
         let piece = Bytes::from(vec![0; CAPTURE_MAX - 1]);
         capturing.request_data(&piece);
         capturing.request_data(&piece);
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn truncated_capture_has_no_gap_when_memory_is_free_again() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(4));
-        capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
+        capturing.begin(Captures { requests: true, responses: false }, &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"abcdef"));
         budget.give_back(100);
         capturing.request_data(&Bytes::from_static(b"ghi"));
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn request_that_was_not_relayed_leaves_no_capture_and_frees_its_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
-        capturing.begin(BOTH, &budget, &HeaderMap::new());
+        capturing.begin(BOTH, &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"abc"));
         capturing.request_not_relayed();
         assert_eq!(budget.0.get(), 10);
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn dropped_capture_frees_its_budget() {
         let (capturing, budget) = (Capturing::default(), CaptureBudget::new(10));
-        capturing.begin(Captures { requests: true, responses: false }, &budget, &HeaderMap::new());
+        capturing.begin(Captures { requests: true, responses: false }, &budget, &Fields::new());
         capturing.request_data(&Bytes::from_static(b"abc"));
         drop(capturing);
         assert_eq!(budget.0.get(), 10);

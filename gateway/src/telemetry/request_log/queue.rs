@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use http::HeaderMap;
+use gw_shared::http::Fields;
 
 use super::record::{Batch, RequestRecord};
 use crate::limits;
@@ -137,7 +137,7 @@ fn bytes_of(record: &RequestRecord) -> usize {
 }
 
 /// Approximate memory of names and values, with the map's cost per field and in total.
-fn bytes_of_headers(headers: &HeaderMap) -> usize {
+fn bytes_of_headers(headers: &Fields) -> usize {
     const EACH: usize = 128;
     const MAP: usize = 256;
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + EACH).sum::<usize>() + MAP

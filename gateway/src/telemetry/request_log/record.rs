@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
-use http::{HeaderMap, Method};
+use http::Method;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -98,7 +99,7 @@ impl Capture {
 /// Captured message: fields without credentials, and the beginning of the body.
 #[derive(Debug, Clone, Default)]
 pub struct MessageCapture {
-    pub headers: HeaderMap,
+    pub headers: Fields,
     pub body: BodyCapture,
 }
 

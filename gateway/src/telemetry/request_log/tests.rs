@@ -7,9 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
+use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
-use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use rusqlite::Connection;
 
@@ -76,7 +76,7 @@ fn of_service() -> SearchQuery {
 fn message(fields: &[(&'static str, &[u8])], body: &[u8], truncated: bool) -> MessageCapture {
     let fields =
         fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap()));
-    let mut headers = HeaderMap::new();
+    let mut headers = Fields::new();
     for (name, value) in fields {
         headers.append(name, value);
     }
@@ -200,7 +200,7 @@ fn request_is_shown_as_recorded_without_secrets() {
     assert_eq!(captured.target, "/a/b?key=gw_sk_abc.***&c");
     let request = captured.request.unwrap();
     assert_eq!((&request.body.bytes[..], request.body.truncated), (&body[..], true));
-    assert_eq!(request.headers.get_all("x-a").iter().nth(1).unwrap().as_bytes(), b"\xff");
+    assert_eq!(request.headers.get_all("x-a").nth(1).unwrap().as_bytes(), b"\xff");
 
     // A record without captured messages, and an unknown id.
     let (plain, unknown) = (id(NOON_MS, 2), id(NOON_MS, 3));

@@ -5,8 +5,8 @@ use std::io::{self, Read, Write};
 
 use bytes::BytesMut;
 use gw_shared::http::head::{self, Framing, HeadLimits, HeadScanner, RequestHead, ResponseHead};
-use gw_shared::http::{BodyDecoder, Part};
-use http::{HeaderMap, Method, StatusCode};
+use gw_shared::http::{BodyDecoder, Fields, Part};
+use http::{Method, StatusCode};
 
 const LIMITS: HeadLimits = HeadLimits { head: 1 << 20, fields: 128, target: 1 << 20 };
 
@@ -20,9 +20,9 @@ pub(crate) struct Peer<S> {
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
+    pub(crate) headers: Fields,
     pub(crate) body: Vec<u8>,
-    pub(crate) trailers: HeaderMap,
+    pub(crate) trailers: Fields,
     pub(crate) framing: Framing,
 }
 
@@ -62,7 +62,7 @@ impl<S: Read + Write> Peer<S> {
     }
 
     /// Reads a request with its body.
-    pub(crate) fn request(&mut self) -> io::Result<(RequestHead, Vec<u8>, HeaderMap)> {
+    pub(crate) fn request(&mut self) -> io::Result<(RequestHead, Vec<u8>, Fields)> {
         let head = self.request_head()?;
         let (body, trailers) = self.body(head.framing)?;
         Ok((head, body, trailers))
@@ -88,8 +88,8 @@ impl<S: Read + Write> Peer<S> {
         Ok(Response { status: head.status, headers: head.headers, body, trailers, framing: head.framing })
     }
 
-    pub(crate) fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, HeaderMap)> {
-        let (mut decoder, mut body, mut trailers) = (BodyDecoder::new(framing), Vec::new(), HeaderMap::new());
+    pub(crate) fn body(&mut self, framing: Framing) -> io::Result<(Vec<u8>, Fields)> {
+        let (mut decoder, mut body, mut trailers) = (BodyDecoder::new(framing), Vec::new(), Fields::new());
         loop {
             match decoder.decode(&mut self.buffer).unwrap() {
                 Some(Part::Data(data)) => body.extend_from_slice(&data),
@@ -145,6 +145,6 @@ impl<S: Read + Write> Peer<S> {
 }
 
 /// Fields as a sorted map, for comparison.
-pub(crate) fn fields(headers: &HeaderMap) -> BTreeMap<String, String> {
+pub(crate) fn fields(headers: &Fields) -> BTreeMap<String, String> {
     headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
 }

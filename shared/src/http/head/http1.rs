@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderName, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
 
@@ -11,6 +11,7 @@ use super::{
     BARE_LINE_FEED, CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, ResponseHead, USERINFO, Version,
     expects_continue,
 };
+use crate::http::Fields;
 use crate::http::framing::announced;
 use crate::http::upgrade::UpgradeProtocol;
 
@@ -19,7 +20,6 @@ const FIELDS_MAX: usize = 128;
 
 /// Parses a request head. `head` ends with the empty line.
 pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, InvalidHead> {
-    check_line_ends(head)?;
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Request::new(&mut []);
     match parsed.parse_with_uninit_headers(head, &mut fields) {
@@ -29,11 +29,12 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
             let at = memchr::memchr(b'\r', head).and_then(|end| end.checked_sub(VERSION_LENGTH));
             return match at.and_then(|at| as_http11(head, at)) {
                 Some(head) => parse_request(&head, limits),
-                None => Err(syntax(httparse::Error::Version, limits)),
+                None => Err(syntax(head, httparse::Error::Version, limits)),
             };
         }
-        Err(error) => return Err(syntax(error, limits)),
+        Err(error) => return Err(syntax(head, error, limits)),
     }
+    check_line_feeds(head)?;
     let (Some(method), Some(target), Some(version)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(InvalidHead::Syntax("request line"));
     };
@@ -69,7 +70,6 @@ pub fn parse_request(head: &Bytes, limits: HeadLimits) -> Result<RequestHead, In
 
 /// Parses the head of a response to a request with `method`. `head` ends with the empty line.
 pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Result<ResponseHead, InvalidHead> {
-    check_line_ends(head)?;
     let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
     let mut parsed = httparse::Response::new(&mut []);
     match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, head, &mut fields) {
@@ -78,11 +78,12 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
         Err(httparse::Error::Version) => {
             return match as_http11(head, 0) {
                 Some(head) => parse_response(&head, method, limits),
-                None => Err(syntax(httparse::Error::Version, limits)),
+                None => Err(syntax(head, httparse::Error::Version, limits)),
             };
         }
-        Err(error) => return Err(syntax(error, limits)),
+        Err(error) => return Err(syntax(head, error, limits)),
     }
+    check_line_feeds(head)?;
     let (Some(status), Some(version)) = (parsed.code, parsed.version) else {
         return Err(InvalidHead::Syntax("status line"));
     };
@@ -95,22 +96,32 @@ pub fn parse_response(head: &Bytes, method: &Method, limits: HeadLimits) -> Resu
     Ok(ResponseHead { status, version, headers, framing, keep_alive })
 }
 
-/// Refuses bare CR, bare LF and NUL, which parsers read differently.
-fn check_line_ends(head: &[u8]) -> Result<(), InvalidHead> {
-    for at in memchr::memchr3_iter(b'\r', b'\n', 0, head) {
-        match head[at] {
-            0 => return Err(InvalidHead::Syntax("NUL")),
-            b'\r' if head.get(at + 1) != Some(&b'\n') => {
-                return Err(InvalidHead::Syntax("carriage return without line feed"));
-            }
-            b'\n' if at == 0 || head[at - 1] != b'\r' => return Err(BARE_LINE_FEED),
-            _ => {}
+/// Refuses bare LF, which some parsers read as a line end. Bare CR and NUL are errors of httparse.
+fn check_line_feeds(head: &[u8]) -> Result<(), InvalidHead> {
+    for at in memchr::memchr_iter(b'\n', head) {
+        if at == 0 || head[at - 1] != b'\r' {
+            return Err(BARE_LINE_FEED);
         }
     }
     Ok(())
 }
 
-fn syntax(error: httparse::Error, limits: HeadLimits) -> InvalidHead {
+/// The bytes of `head` that are an error wherever they are.
+fn forbidden_bytes(head: &[u8]) -> Option<InvalidHead> {
+    let is_bare_return = |at: usize| head.get(at + 1) != Some(&b'\n');
+    if memchr::memchr(0, head).is_some() {
+        Some(InvalidHead::Syntax("NUL"))
+    } else if memchr::memchr_iter(b'\r', head).any(is_bare_return) {
+        Some(InvalidHead::Syntax("carriage return without line feed"))
+    } else {
+        check_line_feeds(head).err()
+    }
+}
+
+fn syntax(head: &[u8], error: httparse::Error, limits: HeadLimits) -> InvalidHead {
+    if let Some(forbidden) = forbidden_bytes(head) {
+        return forbidden;
+    }
     match error {
         httparse::Error::TooManyHeaders => InvalidHead::TooManyFields(limits.fields),
         httparse::Error::HeaderName => {
@@ -198,12 +209,14 @@ fn split_off_host<'a, 'b>(
     (fields.iter().filter(is_host), fields.iter().filter(|field| !is_host(field)))
 }
 
+/// Room for the fields that an intermediary adds.
+const ROOM: usize = 8;
+
 fn collect_fields<'a, 'b: 'a>(
     head: &Bytes,
     fields: impl Iterator<Item = &'a httparse::Header<'b>>,
-) -> Result<HeaderMap, InvalidHead> {
-    // Room for a usual request and the fields that an intermediary adds.
-    let mut headers = HeaderMap::with_capacity(24);
+) -> Result<Fields, InvalidHead> {
+    let mut headers = Fields::with_capacity(fields.size_hint().1.unwrap_or_default() + ROOM);
     for field in fields {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| InvalidHead::Syntax("field name"))?;
         let value = HeaderValue::from_maybe_shared(head.slice_ref(field.value))
@@ -213,25 +226,24 @@ fn collect_fields<'a, 'b: 'a>(
     Ok(headers)
 }
 
-fn keeps_alive(headers: &HeaderMap, version: Version) -> bool {
+fn keeps_alive(headers: &Fields, version: Version) -> bool {
     match version {
         Version::Http11 | Version::Http2 => !has_connection_option(headers, "close"),
         Version::Http10 => has_connection_option(headers, "keep-alive") && !has_connection_option(headers, "close"),
     }
 }
 
-fn has_connection_option(headers: &HeaderMap, name: &str) -> bool {
+fn has_connection_option(headers: &Fields, name: &str) -> bool {
     headers
         .get_all(header::CONNECTION)
-        .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .any(|option| option.trim().eq_ignore_ascii_case(name))
 }
 
 /// Returns the requested protocol if it can be relayed. A list of protocols is ignored (RFC 9110 §7.8).
-fn upgrade(headers: &HeaderMap) -> Option<UpgradeProtocol> {
-    let mut offered = headers.get_all(header::UPGRADE).iter();
+fn upgrade(headers: &Fields) -> Option<UpgradeProtocol> {
+    let mut offered = headers.get_all(header::UPGRADE);
     let (Some(protocol), None) = (offered.next(), offered.next()) else { return None };
     if has_connection_option(headers, "upgrade") { UpgradeProtocol::parse(protocol) } else { None }
 }
@@ -258,7 +270,7 @@ mod tests {
         assert_eq!(head.method.as_str(), "PoST");
         assert_eq!(head.target.as_str(), "/a%2F//b?x=1&y=%00");
         assert_eq!(head.authority.as_str(), "A.b:80");
-        let values: Vec<_> = head.headers.get_all("x-one").iter().collect();
+        let values: Vec<_> = head.headers.get_all("x-one").collect();
         assert_eq!(values, ["1", "2"]);
         assert!(head.keep_alive && !head.expects_continue && head.framing == Framing::None);
     }
@@ -419,14 +431,14 @@ mod tests {
 
     #[test]
     fn written_heads_parse_back() {
-        let mut headers = HeaderMap::new();
-        headers.append("x", HeaderValue::from_static("1"));
-        headers.append("x", HeaderValue::from_static("2"));
+        let mut headers = Fields::new();
+        headers.append(HeaderName::from_static("x"), HeaderValue::from_static("1"));
+        headers.append(HeaderName::from_static("x"), HeaderValue::from_static("2"));
         let mut out = Vec::new();
         let target = PathAndQuery::from_static("/a?b");
         write_request(&mut out, &Method::PUT, &target, b"h", &headers, Framing::Chunked, Connection::Persists);
         let head = parse_request(&Bytes::from(out), LIMITS).unwrap();
-        assert_eq!((head.framing, head.headers.get_all("x").iter().count()), (Framing::Chunked, 2));
+        assert_eq!((head.framing, head.headers.get_all("x").count()), (Framing::Chunked, 2));
         let mut out = Vec::new();
         write_response(&mut out, StatusCode::OK, &headers, Framing::Length(3), Connection::Close);
         let head = parse_response(&Bytes::from(out), &Method::GET, LIMITS).unwrap();

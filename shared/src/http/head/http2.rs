@@ -2,11 +2,12 @@
 
 use h2::ext::Protocol;
 use http::Method;
-use http::header::{self, HeaderMap};
+use http::header;
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Uri};
 
 use super::{CONNECT, Framing, HeadLimits, InvalidHead, RequestHead, USERINFO, Version, expects_continue};
+use crate::http::Fields;
 use crate::http::framing::check_values_of_http2;
 use crate::http::upgrade::UpgradeProtocol;
 
@@ -16,16 +17,24 @@ const PROTOCOL: InvalidHead = InvalidHead::Syntax(":protocol is not the name of 
 /// and equals the authority. `has_body` tells whether data or trailers may follow. Returns a refused head with the
 /// error.
 pub fn request_of_http2(
-    parts: Parts,
+    mut parts: Parts,
     has_body: bool,
     limits: HeadLimits,
 ) -> Result<RequestHead, Box<(InvalidHead, Parts)>> {
-    let checked = match check_http2(&parts, has_body, limits) {
+    let target = parts.uri.path_and_query().map_or("", PathAndQuery::as_str);
+    if let Err(too_large) = limits.check(&parts.method, target, parts.headers.iter()) {
+        return Err(Box::new((too_large, parts)));
+    }
+    let headers = Fields::from(std::mem::take(&mut parts.headers));
+    let checked = match check_http2(&parts, &headers, has_body) {
         Ok(checked) => checked,
-        Err(invalid) => return Err(Box::new((invalid, parts))),
+        Err(invalid) => {
+            parts.headers = headers.into();
+            return Err(Box::new((invalid, parts)));
+        }
     };
     let (target, authority, framing, upgrade) = checked;
-    let Parts { method, headers, .. } = parts;
+    let method = parts.method;
     let expects_continue = expects_continue(&headers, framing);
     Ok(RequestHead {
         method: if upgrade.is_some() { Method::GET } else { method },
@@ -42,14 +51,13 @@ pub fn request_of_http2(
 
 type CheckedHttp2 = (PathAndQuery, Authority, Framing, Option<UpgradeProtocol>);
 
-fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<CheckedHttp2, InvalidHead> {
-    let Parts { method, uri, headers, extensions, .. } = parts;
+fn check_http2(parts: &Parts, headers: &Fields, has_body: bool) -> Result<CheckedHttp2, InvalidHead> {
+    let Parts { method, uri, extensions, .. } = parts;
     check_values_of_http2(headers)?;
     if uri.scheme_str() == Some("") {
         return Err(InvalidHead::Malformed(":scheme is empty"));
     }
     let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
-    limits.check(method, target, headers)?;
     let upgrade = match extensions.get::<Protocol>() {
         Some(protocol) => Some(UpgradeProtocol::parse_str(protocol.as_str()).ok_or(PROTOCOL)?),
         None if *method == Method::CONNECT => return Err(CONNECT),
@@ -65,8 +73,8 @@ fn check_http2(parts: &Parts, has_body: bool, limits: HeadLimits) -> Result<Chec
     Ok((target, authority, framing, upgrade))
 }
 
-pub(in crate::http) fn authority_of_http2(uri: &Uri, headers: &HeaderMap) -> Result<Authority, InvalidHead> {
-    let mut hosts = headers.get_all(header::HOST).iter();
+pub(in crate::http) fn authority_of_http2(uri: &Uri, headers: &Fields) -> Result<Authority, InvalidHead> {
+    let mut hosts = headers.get_all(header::HOST);
     let authority = match (uri.authority(), hosts.next(), hosts.next()) {
         (_, _, Some(_)) => return Err(InvalidHead::Syntax("more than one Host field")),
         (Some(authority), None, None) => authority.clone(),

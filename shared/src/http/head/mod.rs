@@ -3,16 +3,20 @@
 mod http1;
 mod http2;
 
+use std::sync::LazyLock;
+
 use bytes::{Buf, BytesMut};
-use http::header::{self, HeaderMap, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::uri::{Authority, PathAndQuery};
 use http::{Method, StatusCode};
+use memchr::memmem;
 
 pub use super::framing::{Framing, content_length, set_content_length};
 pub use super::limits::{HeadLimits, InvalidHead};
 use super::upgrade::UpgradeProtocol;
 pub use super::version::Version;
 pub use super::write::{Connection, write_request, write_response};
+use crate::http::Fields;
 pub use http1::{parse_request, parse_response};
 pub(super) use http2::authority_of_http2;
 pub use http2::request_of_http2;
@@ -29,7 +33,7 @@ pub struct RequestHead {
     pub version: Version,
     /// Fields in order of arrival, without `Host` in HTTP/1.1. Includes fields that frame the message;
     /// [`write_request`] skips them.
-    pub headers: HeaderMap,
+    pub headers: Fields,
     pub framing: Framing,
     /// Whether the connection persists after this message (RFC 9112 §9.3).
     pub keep_alive: bool,
@@ -46,7 +50,7 @@ pub struct ResponseHead {
     pub status: StatusCode,
     pub version: Version,
     /// Fields in order of arrival; see [`RequestHead::headers`].
-    pub headers: HeaderMap,
+    pub headers: Fields,
     pub framing: Framing,
     pub keep_alive: bool,
 }
@@ -75,7 +79,7 @@ impl HeadScanner {
         }
         // Reads may split the empty line that ends the head.
         let from = self.scanned.saturating_sub(3);
-        let end = memchr::memmem::find(&buffer[from..], b"\r\n\r\n").map(|at| from + at + 4);
+        let end = END_OF_HEAD.find(&buffer[from..]).map(|at| from + at + 4);
         self.scanned = buffer.len();
         match end {
             Some(end) if end > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
@@ -85,17 +89,19 @@ impl HeadScanner {
             }
             None if buffer.len() > limits.head => Err(InvalidHead::HeadTooLarge(limits.head)),
             // A sender of bare line feeds would wait for a response while this end waits for the head's end.
-            None if memchr::memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
+            None if memmem::find(&buffer[from..], b"\n\n").is_some() => Err(BARE_LINE_FEED),
             None => Ok(None),
         }
     }
 }
 
+static END_OF_HEAD: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"\r\n\r\n"));
+
 const BARE_LINE_FEED: InvalidHead = InvalidHead::Syntax("line feed without carriage return");
 const CONNECT: InvalidHead = InvalidHead::Syntax("CONNECT: this server is not a forward proxy");
 const USERINFO: InvalidHead = InvalidHead::Syntax("userinfo in Host");
 
-fn expects_continue(headers: &HeaderMap, framing: Framing) -> bool {
+fn expects_continue(headers: &Fields, framing: Framing) -> bool {
     let expects = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
     framing.has_body() && headers.get(header::EXPECT).is_some_and(expects)
 }

@@ -3,7 +3,9 @@
 use std::fmt;
 
 use http::HeaderValue;
-use http::header::{HeaderMap, HeaderName};
+use http::header::HeaderName;
+
+use crate::http::Fields;
 
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
@@ -26,8 +28,8 @@ const RANDOM: u8 = 2;
 
 impl TraceContext {
     /// Reads `traceparent` from `headers`; `None` if it is absent, invalid, or there are several.
-    pub fn of(headers: &HeaderMap) -> Option<Self> {
-        let mut values = headers.get_all(TRACEPARENT).iter();
+    pub fn of(headers: &Fields) -> Option<Self> {
+        let mut values = headers.get_all(TRACEPARENT);
         match (values.next(), values.next()) {
             (Some(value), None) => Self::parse(value.as_bytes()),
             _ => None,
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn several_fields_are_ignored() {
-        let mut headers = HeaderMap::new();
+        let mut headers = Fields::new();
         assert_eq!(TraceContext::of(&headers), None);
         headers.append(TRACEPARENT, HeaderValue::from_static(EXAMPLE));
         assert_eq!(TraceContext::of(&headers), Some(example()));

@@ -249,7 +249,7 @@ mod tests {
     impl Finished for Named {
         fn into_span(self) -> Span {
             let (queue, _) = Queue::<()>::bounded(1);
-            let context = Tracer::new(queue, 1.0).begin(&http::HeaderMap::new());
+            let context = Tracer::new(queue, 1.0).begin(&crate::http::Fields::new());
             Span {
                 context,
                 kind: SpanKind::Server,
@@ -368,9 +368,9 @@ mod tests {
     #[test]
     fn span_data_keeps_trace_and_parent() {
         let (queue, _) = Queue::<()>::bounded(1);
-        let mut headers = http::HeaderMap::new();
+        let mut headers = crate::http::Fields::new();
         let caller = TraceContext::root([1, 2, 3], true);
-        headers.insert("traceparent", caller.to_value());
+        headers.insert(http::HeaderName::from_static("traceparent"), caller.to_value());
         let context = Tracer::new(queue, 0.0).begin(&headers);
         let span = Span { context, failure: Some("GW_X".to_owned()), ..Named("GET".to_owned()).into_span() };
         let data = span.into_data(&InstrumentationScope::builder("test").build());

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use http::header::HeaderMap;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::context::{TRACEPARENT, TRACESTATE, TraceContext};
 use super::export::Queue;
+use crate::http::Fields;
 use crate::runtime;
 
 /// Spans sent to the exporting thread together.
@@ -45,7 +45,7 @@ impl SpanContext {
     }
 
     /// Sets the trace fields of the forwarded request. Removes `tracestate` if the trace begins here.
-    pub fn write_to(&self, headers: &mut HeaderMap) {
+    pub fn write_to(&self, headers: &mut Fields) {
         if self.origin == Origin::Passing {
             return;
         }
@@ -78,7 +78,7 @@ impl<T> Tracer<T> {
 
     /// Returns the context of a request with these fields. The originator of its trace has decided whether it is recorded;
     /// traces that begin here are sampled at random.
-    pub fn begin(&self, headers: &HeaderMap) -> SpanContext {
+    pub fn begin(&self, headers: &Fields) -> SpanContext {
         let mut random = self.random.borrow_mut();
         match TraceContext::of(headers) {
             Some(caller) if caller.sampled => {
@@ -131,16 +131,16 @@ fn is_sampled(random: u64, ratio: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderName, HeaderValue};
 
     use super::*;
 
     const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
+    fn headers(fields: &[(&'static str, &'static str)]) -> Fields {
+        let mut headers = Fields::new();
         for (name, value) in fields {
-            headers.append(*name, HeaderValue::from_static(value));
+            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         headers
     }
@@ -158,7 +158,7 @@ mod tests {
         assert!(first.is_recorded() && first.context.span_id != second.context.span_id);
         assert_eq!(first.parent, TraceContext::parse(CALLER.as_bytes()).map(|caller| caller.span_id));
         first.write_to(&mut headers);
-        let names: Vec<_> = headers.keys().map(|name| name.as_str()).collect();
+        let names: Vec<_> = headers.names().map(|name| name.as_str()).collect();
         assert_eq!(names, ["a", "traceparent", "tracestate", "b"]);
         assert_eq!(
             (TraceContext::of(&headers), &headers["tracestate"]),
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn new_traces_are_sampled_at_the_configured_ratio() {
-        let nothing = HeaderMap::new();
+        let nothing = Fields::new();
         let (all, _batches) = tracer(1.0);
         let (none, _batches) = tracer(0.0);
         let (some, _batches) = tracer(0.25);

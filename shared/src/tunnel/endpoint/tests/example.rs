@@ -3,9 +3,10 @@
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::uri::{Authority, PathAndQuery};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 
 use super::util::*;
+use crate::http::Fields;
 use crate::http::Framing;
 use crate::tunnel::endpoint::{Endpoint, ReceivedPart};
 use crate::tunnel::frame::Kind;
@@ -37,7 +38,7 @@ fn the_documented_example_is_what_both_ends_send() {
         method: Method::GET,
         target: PathAndQuery::from_static("/a?b=1"),
         authority: Authority::from_static("acme--api.eu1.example.com"),
-        headers: HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
+        headers: Fields::from_iter([(ACCEPT, HeaderValue::from_static("*/*"))]),
         framing: Framing::None,
         upgrade: None,
     };
@@ -51,7 +52,7 @@ fn the_documented_example_is_what_both_ends_send() {
     assert_eq!((kind, head::parse_request(&head.into(), true).unwrap().method), (Kind::Request, Method::GET));
 
     let timing = AgentTiming { agent_us: 120, backend_first_byte_us: Some(4000) };
-    let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/plain"))]);
+    let headers = Fields::from_iter([(CONTENT_TYPE, HeaderValue::from_static("text/plain"))]);
     let write = |out: &mut Vec<u8>| {
         head::write_response(out, timing, StatusCode::OK, &headers, Framing::Length(5), None);
     };
