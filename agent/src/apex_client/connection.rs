@@ -13,7 +13,8 @@ use gw_shared::net::{TlsStream, resolve};
 use gw_shared::tunnel::handshake::HEAD_LIMITS;
 use http::header;
 use http::{Method, StatusCode};
-use rustls::{ClientConfig, ClientConnection};
+use rustls::ClientConfig;
+use rustls::client::UnbufferedClientConnection;
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::error::{GatewayError, Refusal};
@@ -38,7 +39,8 @@ pub(crate) async fn open(
 ) -> Result<TlsStream, GatewayError> {
     let name = ServerName::try_from(name.to_owned())
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
-    let session = ClientConnection::new(config, name).map_err(|error| GatewayError::Certificates(error.to_string()))?;
+    let session =
+        UnbufferedClientConnection::new(config, name).map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let addresses = resolve::resolve(host, port).await.map_err(GatewayError::Connect)?;
     let socket = resolve::connect_any(&addresses, None).await.map_err(GatewayError::Connect)?;
     let stream = TlsStream::new(socket, session);

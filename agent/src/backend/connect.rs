@@ -6,7 +6,8 @@ use std::time::Duration;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::net::{Socket, TlsStream, resolve};
 use gw_shared::runtime;
-use rustls::{AlertDescription, CertificateError, ClientConnection};
+use rustls::client::UnbufferedClientConnection;
+use rustls::{AlertDescription, CertificateError};
 
 use super::buffers;
 use super::config::{Address, BackendProtocol, Backends, Endpoint, H2};
@@ -56,7 +57,7 @@ pub(super) async fn dial(endpoint: &Endpoint, offer: Offer) -> Result<Dialled, C
         BackendProtocol::Tls(tls) => tls,
     };
     let config = if offer == Offer::Any { &tls.any } else { &tls.http1 };
-    let session = ClientConnection::new(config.clone(), tls.server_name.clone())
+    let session = UnbufferedClientConnection::new(config.clone(), tls.server_name.clone())
         .map_err(|error| ConnectError::tls(&io::Error::other(error)))?;
     let stream = TlsStream::new(socket, session);
     stream.handshake().await.map_err(|error| ConnectError::tls(&error))?;

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput};
 use gw_shared::net::{Socket, TlsStream};
 use gw_shared::runtime::{self, Driver};
+use rustls::client::UnbufferedClientConnection;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::server::UnbufferedServerConnection;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 const SMALL: usize = 100;
 const LARGE: usize = 64 * 1024;
@@ -127,7 +129,7 @@ async fn connect() -> (Rc<TlsStream>, Rc<TlsStream>) {
 }
 
 /// TLS 1.3 sessions as used by gateway and agent, with a new certificate.
-fn sessions() -> (ClientConnection, ServerConnection) {
+fn sessions() -> (UnbufferedClientConnection, UnbufferedServerConnection) {
     let issued = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(issued.signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -145,5 +147,6 @@ fn sessions() -> (ClientConnection, ServerConnection) {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
-    (ClientConnection::new(Arc::new(client), name).unwrap(), ServerConnection::new(Arc::new(server)).unwrap())
+    let client = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
+    (client, UnbufferedServerConnection::new(Arc::new(server)).unwrap())
 }

@@ -20,7 +20,7 @@ fn tls(alpn: &[&[u8]], file: &std::path::Path) -> Arc<ServerConfig> {
 /// Serves the HTTP version that ALPN selected: upgrades HTTP/1.1 to an echo protocol, and echoes bodies over HTTP/2.
 async fn speak_either(connection: TcpStream, config: Arc<ServerConfig>) {
     let socket = Socket::from_fd(connection.into()).unwrap();
-    let stream = TlsStream::new(socket, ServerConnection::new(config).unwrap());
+    let stream = TlsStream::new(socket, UnbufferedServerConnection::new(config).unwrap());
     if stream.handshake().await.is_err() {
         return;
     }

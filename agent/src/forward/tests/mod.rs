@@ -26,7 +26,8 @@ use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{HeaderValue, Request, Response};
 use rcgen::{CertificateParams, KeyPair};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::ServerConfig;
+use rustls::server::UnbufferedServerConnection;
 use rustls_pki_types::PrivateKeyDer;
 
 use self::tunnel::{get, post, upgrade, with_field, with_tunnel, with_tunnel_to};

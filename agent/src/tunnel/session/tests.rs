@@ -17,8 +17,10 @@ use gw_shared::tunnel::frame::Kind;
 use gw_shared::tunnel::head::{self, OutboundRequest};
 use http::Method;
 use http::uri::{Authority, PathAndQuery};
+use rustls::client::UnbufferedClientConnection;
 use rustls::crypto::aws_lc_rs;
-use rustls::{ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use rustls::server::UnbufferedServerConnection;
+use rustls::{RootCertStore, ServerConfig};
 use rustls_pki_types::PrivateKeyDer;
 
 use super::*;
@@ -45,9 +47,9 @@ async fn connect() -> (TlsStream, TlsStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
     let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
-    let client = ClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
+    let client = UnbufferedClientConnection::new(Arc::new(client), "gateway".try_into().unwrap()).unwrap();
     let agent = TlsStream::new(socket, client);
-    let gateway = TlsStream::new(accepted, ServerConnection::new(Arc::new(server)).unwrap());
+    let gateway = TlsStream::new(accepted, UnbufferedServerConnection::new(Arc::new(server)).unwrap());
     let (agents, gateways) = join!(agent.handshake(), gateway.handshake());
     agents.and(gateways).unwrap();
     (agent, gateway)

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gw_gateway::demo::{About, Demo};
+use rustls::client::UnbufferedClientConnection;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -42,6 +43,13 @@ pub(crate) fn session(
     let config = client_config(&about.ca_file, alpn, identity);
     let name = ServerName::try_from(server_name.to_owned()).unwrap();
     ClientConnection::new(Arc::new(config), name).unwrap()
+}
+
+/// A TLS session for a `TlsStream`.
+pub(crate) fn unbuffered_session(about: &About, server_name: &str, alpn: &[&[u8]]) -> UnbufferedClientConnection {
+    let config = client_config(&about.ca_file, alpn, None);
+    let name = ServerName::try_from(server_name.to_owned()).unwrap();
+    UnbufferedClientConnection::new(Arc::new(config), name).unwrap()
 }
 
 /// A TCP connection to the gateway.

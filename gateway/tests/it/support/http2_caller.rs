@@ -52,7 +52,7 @@ impl Response {
 pub(crate) async fn tls(about: &About) -> TlsStream {
     let port: u16 = about.base_url.rsplit(':').next().unwrap().parse().unwrap();
     let socket = Socket::connect(SocketAddr::from(([127, 0, 0, 1], port)), None).await.unwrap();
-    let stream = TlsStream::new(socket, caller::session(about, HOST, &[b"h2"], None));
+    let stream = TlsStream::new(socket, caller::unbuffered_session(about, HOST, &[b"h2"]));
     stream.handshake().await.unwrap();
     assert!(stream.speaks(b"h2"));
     stream

@@ -1,11 +1,13 @@
 //! Reading a ClientHello before the TLS configuration is chosen.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Write};
 use std::task::{Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use rustls::server::UnbufferedServerConnection;
 
-use super::stream::{NonBlocking, SCRATCH_BUFFER, TlsStream};
+use super::session::invalid;
+use super::stream::{SCRATCH_BUFFER, TlsStream};
 use crate::net::socket::Socket;
 
 /// Server name and ALPN protocols of a ClientHello (RFC 6066 §3, RFC 7301).
@@ -57,7 +59,7 @@ impl Greeting {
                     } else {
                         drop(alert.write_all(&mut NonBlocking(&socket)));
                     }
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                    return Err(invalid(error));
                 }
             }
         }
@@ -65,21 +67,25 @@ impl Greeting {
 
     /// Completes the handshake as a server with `config`.
     pub async fn accept(self, config: std::sync::Arc<rustls::ServerConfig>) -> io::Result<TlsStream> {
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let Ok(Some(accepted)) = parse_client_hello(&self.received) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a ClientHello"));
-        };
-        match accepted.into_connection(config) {
-            Ok(session) => {
-                let stream = TlsStream::new(self.socket, session);
-                stream.handshake().await?;
-                Ok(stream)
-            }
-            Err((error, mut alert)) => {
-                drop(alert.write_all(&mut NonBlocking(&self.socket)));
-                Err(invalid(error))
-            }
-        }
+        let session = UnbufferedServerConnection::new(config).map_err(invalid)?;
+        let stream = TlsStream::new(self.socket, session);
+        // The session decrypts in place. Nothing else refers to the bytes, so this does not copy them.
+        stream.start(&mut BytesMut::from(self.received))?;
+        stream.handshake().await?;
+        Ok(stream)
+    }
+}
+
+/// Lets rustls write an alert to a socket without waiting.
+struct NonBlocking<'a>(&'a Socket);
+
+impl Write for NonBlocking<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_send(&[IoSlice::new(bytes)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! TLS connections.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, BufRead, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -9,6 +9,7 @@ use bytes::{Buf, BytesMut};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::session::{self, Session};
 use crate::net::socket::{Closer, Socket};
 
 /// Most ciphertext received in one system call, in bytes.
@@ -17,8 +18,6 @@ const SCRATCH: usize = 64 * 1024;
 const SCRATCH_SMALL: usize = 2 * 1024;
 /// Most ciphertext in a row without plaintext: a handshake with its certificates has this much.
 const CONTENTLESS_MAX: usize = 128 * 1024;
-/// Most encrypted, unsent bytes of a session before writers wait.
-pub const SEND_BUFFER: usize = 128 * 1024;
 
 thread_local! {
     pub(super) static SCRATCH_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH]);
@@ -28,11 +27,9 @@ thread_local! {
 pub struct TlsStream {
     socket: Socket,
     /// Boxed, since it is large and every future that the stream moves through would contain it.
-    session: Box<RefCell<rustls::Connection>>,
+    session: Box<RefCell<Session>>,
     /// Plaintext of the last receive that its reader had no room for; at most `SCRATCH` bytes, empty while idle.
     surplus: RefCell<BytesMut>,
-    /// The peer's `close_notify` (RFC 8446 §6.1) was read: the end of the stream is authentic.
-    closed_by_peer: Cell<bool>,
     /// The peer's records are mostly overhead: it gets one small receive per turn.
     receives_small: Cell<bool>,
     /// Bytes of ciphertext since the last plaintext.
@@ -41,17 +38,24 @@ pub struct TlsStream {
 
 impl TlsStream {
     /// Creates a stream; call [`Self::handshake`] before any other method.
-    pub fn new(socket: Socket, session: impl Into<rustls::Connection>) -> Self {
-        let mut session = session.into();
-        session.set_buffer_limit(Some(SEND_BUFFER));
+    pub fn new(socket: Socket, session: impl Into<Session>) -> Self {
         Self {
             socket,
-            session: Box::new(RefCell::new(session)),
+            session: Box::new(RefCell::new(session.into())),
             surplus: RefCell::default(),
-            closed_by_peer: Cell::new(false),
             receives_small: Cell::new(false),
             contentless: Cell::new(0),
         }
+    }
+
+    /// Starts the handshake with bytes that have already been received. On failure, sends an alert as
+    /// [`Self::handshake`] does.
+    pub(super) fn start(&self, received: &mut [u8]) -> io::Result<()> {
+        let result = self.decrypt(received, &mut |chunk| self.surplus.borrow_mut().extend_from_slice(chunk));
+        if result.is_err() {
+            self.send_at_once();
+        }
+        result
     }
 
     /// Completes the handshake. On failure, sends an alert if the socket accepts it at once.
@@ -84,12 +88,13 @@ impl TlsStream {
 
     /// The peer's verified certificate, if it sent one.
     pub fn peer_certificate(&self) -> Option<CertificateDer<'static>> {
-        self.session.borrow().peer_certificates().and_then(|chain| chain.first()).map(|leaf| leaf.clone().into_owned())
+        let session = self.session.borrow();
+        session.common().peer_certificates()?.first().cloned()
     }
 
     /// Whether the handshake selected `protocol` (ALPN, RFC 7301).
     pub fn speaks(&self, protocol: &[u8]) -> bool {
-        self.session.borrow().alpn_protocol() == Some(protocol)
+        self.session.borrow().common().alpn_protocol() == Some(protocol)
     }
 
     /// Whether there is nothing to read, not even the end of the stream.
@@ -142,7 +147,7 @@ impl TlsStream {
     fn poll_decrypted(&self, cx: &mut Context<'_>, sink: &mut dyn FnMut(&[u8])) -> Poll<io::Result<usize>> {
         let mut decrypted = 0;
         loop {
-            if self.closed_by_peer.get() {
+            if self.session.borrow().is_closed_by_peer() {
                 return Poll::Ready(Ok(0));
             }
             let received = ready!(self.poll_receive(cx, &mut |chunk| {
@@ -173,7 +178,7 @@ impl TlsStream {
             return Poll::Ready(Ok(0));
         }
         loop {
-            let taken = self.session.borrow_mut().writer().write_vectored(pieces)?;
+            let taken = self.session.borrow_mut().write(pieces)?;
             if taken > 0 {
                 return Poll::Ready(Ok(taken));
             }
@@ -187,7 +192,7 @@ impl TlsStream {
 
     /// Sends all encrypted bytes.
     pub fn poll_send(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.session.borrow().wants_write() {
+        while self.session.borrow().has_unsent() {
             ready!(self.poll_send_some(cx))?;
         }
         Poll::Ready(Ok(()))
@@ -195,8 +200,7 @@ impl TlsStream {
 
     /// Sends `close_notify` after all written bytes, then ends the sending direction.
     pub fn poll_close(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // rustls sends it only once.
-        self.session.borrow_mut().send_close_notify();
+        self.session.borrow_mut().close();
         ready!(self.poll_send(cx))?;
         self.socket.shutdown_write();
         Poll::Ready(Ok(()))
@@ -223,9 +227,9 @@ impl TlsStream {
 
     fn poll_send_some(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let sent = self.session.borrow_mut().write_tls(&mut NonBlocking(&self.socket));
+            let sent = self.session.borrow_mut().send_with(|pieces| self.socket.try_send(pieces));
             match sent {
-                Ok(_) => return Poll::Ready(Ok(())),
+                Ok(()) => return Poll::Ready(Ok(())),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(self.socket.poll_writable(cx))?,
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -240,7 +244,7 @@ impl TlsStream {
             let room = if small { SCRATCH_SMALL } else { SCRATCH };
             let received = ready!(self.socket.poll_recv(cx, &mut scratch[..room]))?;
             let mut plaintext = 0;
-            let decrypted = self.decrypt(&scratch[..received], &mut |chunk| {
+            let decrypted = self.decrypt(&mut scratch[..received], &mut |chunk| {
                 plaintext += chunk.len();
                 sink(chunk);
             });
@@ -259,50 +263,21 @@ impl TlsStream {
             if received == room {
                 self.receives_small.set(mostly_overhead);
             }
-            if self.session.borrow().wants_write() {
-                // An alert, a key update or a session ticket. The next flush sends what the socket does not accept now.
-                drop(self.session.borrow_mut().write_tls(&mut NonBlocking(&self.socket)));
-            }
+            self.send_at_once();
             Poll::Ready(decrypted.map(|()| received))
         })
     }
 
-    fn decrypt(&self, mut ciphertext: &[u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+    /// Sends an alert, a key update or a session ticket. The next flush sends what the socket does not accept now.
+    fn send_at_once(&self) {
         let mut session = self.session.borrow_mut();
-        while !ciphertext.is_empty() && session.read_tls(&mut ciphertext)? > 0 {
-            let state =
-                session.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-            // The session reads no further with more than 16 KiB of undelivered plaintext: take all of it now.
-            let mut available = state.plaintext_bytes_to_read();
-            while available > 0 {
-                let chunk = session.reader().into_first_chunk()?;
-                sink(chunk);
-                let taken = chunk.len();
-                session.reader().consume(taken);
-                available -= taken;
-            }
-            if state.peer_has_closed() {
-                self.closed_by_peer.set(true);
-            }
+        if session.has_unsent() {
+            drop(session.send_with(|pieces| self.socket.try_send(pieces)));
         }
-        Ok(())
-    }
-}
-
-/// Lets rustls write its records to a socket without waiting.
-pub(super) struct NonBlocking<'a>(pub(super) &'a Socket);
-
-impl Write for NonBlocking<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.try_send(&[IoSlice::new(bytes)])
     }
 
-    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_send(pieces)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    fn decrypt(&self, ciphertext: &mut [u8], sink: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        self.session.borrow_mut().receive(ciphertext, sink).map_err(session::invalid)
     }
 }
 
@@ -346,7 +321,8 @@ mod tests {
     use std::sync::Arc;
     use std::task::Waker;
 
-    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, SupportedProtocolVersion};
+    use rustls::client::UnbufferedClientConnection;
+    use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
     use rustls_pki_types::PrivateKeyDer;
 
     use super::*;
@@ -371,7 +347,7 @@ mod tests {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let session = ClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
+        let session = UnbufferedClientConnection::new(Arc::new(client), "h".try_into().unwrap()).unwrap();
 
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();

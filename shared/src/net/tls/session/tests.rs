@@ -1,0 +1,523 @@
+//! Sessions against rustls' buffered connections, in memory.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use rustls::client::ClientConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::crypto::cipher::{OutboundChunks, OutboundPlainMessage};
+use rustls::server::ServerConfig;
+use rustls::{
+    AlertDescription, ClientConnection, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, InvalidMessage,
+    PeerMisbehaved, ProtocolVersion, RootCertStore, ServerConnection, SupportedCipherSuite, SupportedProtocolVersion,
+};
+use rustls_pki_types::PrivateKeyDer;
+
+use super::*;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Client,
+    Server,
+}
+
+struct Pair {
+    session: Session,
+    /// The other side.
+    peer: rustls::Connection,
+}
+
+/// A session that is the `side` of a connection, and its peer, whose records have at most `fragment` bytes. Nothing is
+/// sent yet.
+fn unconnected(side: Side, version: &'static SupportedProtocolVersion, fragment: Option<usize>) -> Pair {
+    let certified = rcgen::generate_simple_self_signed(["h".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .unwrap();
+    server.alpn_protocols = vec![b"p".to_vec()];
+    let mut roots = RootCertStore::empty();
+    roots.add(certified.cert.der().clone()).unwrap();
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![b"p".to_vec()];
+    let name = "h".try_into().unwrap();
+    let (session, mut peer): (Session, rustls::Connection) = match side {
+        Side::Client => {
+            server.max_fragment_size = fragment;
+            server.enable_secret_extraction = true;
+            let session = UnbufferedClientConnection::new(Arc::new(client), name).unwrap();
+            (session.into(), ServerConnection::new(Arc::new(server)).unwrap().into())
+        }
+        Side::Server => {
+            client.max_fragment_size = fragment;
+            client.enable_secret_extraction = true;
+            let session = UnbufferedServerConnection::new(Arc::new(server)).unwrap();
+            (session.into(), ClientConnection::new(Arc::new(client), name).unwrap().into())
+        }
+    };
+    peer.set_buffer_limit(None);
+    Pair { session, peer }
+}
+
+fn connected(side: Side, version: &'static SupportedProtocolVersion) -> Pair {
+    let mut pair = unconnected(side, version, None);
+    pair.shake_hands(usize::MAX);
+    pair
+}
+
+fn on_each_side_and_version(test: impl Fn(Side, &'static SupportedProtocolVersion)) {
+    for side in [Side::Client, Side::Server] {
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            test(side, version);
+        }
+    }
+}
+
+impl Pair {
+    /// Completes the handshake, with inputs of at most `size` bytes for the session.
+    fn shake_hands(&mut self, size: usize) {
+        loop {
+            let sent = self.sent();
+            self.peer_receives(&sent).unwrap();
+            let received = self.peer_sent();
+            for input in received.chunks(size) {
+                assert!(self.receive(input).unwrap().is_empty());
+            }
+            if sent.is_empty() && received.is_empty() {
+                break;
+            }
+        }
+        assert!(!self.session.is_handshaking() && !self.peer.is_handshaking());
+        assert_eq!(self.session.common().alpn_protocol(), Some(&b"p"[..]));
+        self.assert_no_memory();
+    }
+
+    fn receive(&mut self, ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut plaintext = Vec::new();
+        self.session.receive(&mut ciphertext.to_vec(), &mut |chunk| plaintext.extend_from_slice(chunk))?;
+        Ok(plaintext)
+    }
+
+    /// All that the session sends.
+    fn sent(&mut self) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while self.session.has_unsent() {
+            let send = |pieces: &[IoSlice<'_>]| {
+                pieces.iter().for_each(|piece| sent.extend_from_slice(piece));
+                Ok(pieces.iter().map(|piece| piece.len()).sum())
+            };
+            self.session.send_with(send).unwrap();
+        }
+        sent
+    }
+
+    fn write(&mut self, pieces: &[&[u8]]) -> io::Result<usize> {
+        self.session.write(&pieces.iter().map(|piece| IoSlice::new(piece)).collect::<Vec<_>>())
+    }
+
+    fn peer_receives(&mut self, mut ciphertext: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut plaintext = Vec::new();
+        while !ciphertext.is_empty() && self.peer.read_tls(&mut ciphertext).unwrap() > 0 {
+            self.peer.process_new_packets()?;
+            // An error is no more than the end of what has arrived.
+            let _ = self.peer.reader().read_to_end(&mut plaintext);
+        }
+        Ok(plaintext)
+    }
+
+    /// All that the peer sends.
+    fn peer_sent(&mut self) -> Vec<u8> {
+        let mut sent = Vec::new();
+        while self.peer.wants_write() {
+            self.peer.write_tls(&mut sent).unwrap();
+        }
+        sent
+    }
+
+    fn peer_writes(&mut self, plaintext: &[u8]) -> Vec<u8> {
+        io::Write::write_all(&mut self.peer.writer(), plaintext).unwrap();
+        self.peer_sent()
+    }
+
+    /// Checks that both directions carry bytes, in one input each.
+    fn assert_alive(&mut self) {
+        let ciphertext = self.peer_writes(b"to the session");
+        assert_eq!(self.receive(&ciphertext).unwrap(), b"to the session");
+        assert_eq!(self.write(&[b"to ", b"the ", b"", b"peer"]).unwrap(), 11);
+        let sent = self.sent();
+        assert_eq!(self.peer_receives(&sent).unwrap(), b"to the peer");
+        self.assert_no_memory();
+    }
+
+    fn assert_no_memory(&self) {
+        assert_eq!((self.session.incomplete.capacity(), self.session.outgoing.capacity()), (0, 0));
+    }
+}
+
+/// Lengths of the records in `ciphertext`, with their headers.
+fn records(mut ciphertext: &[u8]) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    while !ciphertext.is_empty() {
+        let length = 5 + usize::from(u16::from_be_bytes([ciphertext[3], ciphertext[4]]));
+        lengths.push(length);
+        ciphertext = &ciphertext[length..];
+    }
+    lengths
+}
+
+/// Bytes that do not repeat at the length of a record.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 % 251) as u8).collect()
+}
+
+#[test]
+fn handshakes_complete_in_inputs_of_every_size_and_in_small_records() {
+    on_each_side_and_version(|side, version| {
+        for fragment in [None, Some(64)] {
+            for size in [1, 2, 3, 4, 5, 6, 7, 30, 100, 1000, usize::MAX] {
+                let mut pair = unconnected(side, version, fragment);
+                pair.shake_hands(size);
+                pair.assert_alive();
+            }
+        }
+    });
+}
+
+#[test]
+fn records_cut_at_every_place_arrive_whole() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        let plaintext = pattern(90);
+        let length = plaintext.chunks(30).map(|part| pair.peer_writes(part).len()).sum::<usize>();
+        let mut pair = connected(side, version);
+        for cut in 0..=length {
+            let ciphertext = plaintext.chunks(30).flat_map(|part| pair.peer_writes(part)).collect::<Vec<_>>();
+            assert_eq!(ciphertext.len(), length);
+            let (first, second) = ciphertext.split_at(cut);
+            let mut received = pair.receive(first).unwrap();
+            assert_eq!(received.len(), cut / (length / 3) * 30, "the complete records before the cut at {cut}");
+            // No more is kept than the incomplete record.
+            assert!(pair.session.incomplete.capacity() < length / 3);
+            received.extend(pair.receive(second).unwrap());
+            assert_eq!(received, plaintext);
+            pair.assert_no_memory();
+        }
+        let ciphertext = pair.peer_writes(&plaintext);
+        let received = ciphertext.iter().flat_map(|byte| pair.receive(&[*byte]).unwrap()).collect::<Vec<_>>();
+        assert_eq!(received, plaintext);
+        pair.assert_alive();
+    });
+}
+
+#[test]
+fn one_input_has_many_records_behind_the_rest_of_one() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        let plaintext = pattern(100_000);
+        let ciphertext = plaintext.chunks(97).flat_map(|part| pair.peer_writes(part)).collect::<Vec<_>>();
+        assert_eq!(records(&ciphertext).len(), plaintext.len().div_ceil(97));
+        let mut received = pair.receive(&ciphertext[..20]).unwrap();
+        let mut chunks = Vec::new();
+        let mut input = ciphertext[20..ciphertext.len() - 20].to_vec();
+        pair.session.receive(&mut input, &mut |chunk| chunks.push(chunk.to_vec())).unwrap();
+        received.extend(chunks.concat());
+        // Only the incomplete record was copied.
+        assert!(pair.session.incomplete.capacity() < 200);
+        received.extend(pair.receive(&ciphertext[ciphertext.len() - 20..]).unwrap());
+        assert!(received == plaintext);
+        pair.assert_alive();
+
+        // Full records, received as a socket delivers them.
+        let plaintext = pattern(1_000_000);
+        let ciphertext = pair.peer_writes(&plaintext);
+        let received = ciphertext.chunks(65_536).flat_map(|input| pair.receive(input).unwrap()).collect::<Vec<_>>();
+        assert!(received == plaintext);
+        pair.assert_no_memory();
+    });
+}
+
+#[test]
+fn the_pieces_of_a_write_share_records() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        let (head, body) = (pattern(150), pattern(100));
+        assert_eq!(pair.write(&[&head, b"", &body]).unwrap(), 250);
+        let sent = pair.sent();
+        assert_eq!(records(&sent).len(), 1);
+        assert_eq!(pair.peer_receives(&sent).unwrap(), [&head[..], &body].concat());
+
+        // Three full records and a smaller one, as rustls divides one piece.
+        let body = pattern(3 * FRAGMENT_MAX);
+        assert_eq!(pair.write(&[&head[..100], &head[100..], &body]).unwrap(), 150 + body.len());
+        let sent = pair.sent();
+        let lengths = records(&sent);
+        assert_eq!(lengths.len(), 4);
+        assert!(lengths[..3].iter().all(|length| *length > FRAGMENT_MAX), "{lengths:?}");
+        assert!(pair.peer_receives(&sent).unwrap() == [&head[..], &body].concat());
+
+        // Pieces that end with a record.
+        let piece = pattern(FRAGMENT_MAX);
+        assert_eq!(pair.write(&[&piece, &piece]).unwrap(), 2 * FRAGMENT_MAX);
+        let sent = pair.sent();
+        assert_eq!(records(&sent).len(), 2);
+        assert!(pair.peer_receives(&sent).unwrap() == [&piece[..], &piece].concat());
+        pair.assert_no_memory();
+    });
+}
+
+#[test]
+fn a_writer_gets_no_room_beyond_the_bound() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        let plaintext = pattern(1 << 20);
+        assert_eq!(pair.write(&[&plaintext]).unwrap(), SEND_BUFFER);
+        assert_eq!(pair.write(&[&plaintext]).unwrap(), 0);
+        let overhead = SEND_BUFFER / FRAGMENT_MAX * RECORD_OVERHEAD;
+        assert!(pair.session.outgoing.len() <= SEND_BUFFER + overhead);
+        assert!(pair.session.outgoing.capacity() <= SEND_BUFFER + overhead + 4 * 1024);
+
+        // Sent in parts that end inside of records.
+        let (mut sent, mut written) = (Vec::new(), SEND_BUFFER);
+        while pair.session.has_unsent() {
+            let send = |pieces: &[IoSlice<'_>]| {
+                let part = pieces[0].len().min(10_000);
+                sent.extend_from_slice(&pieces[0][..part]);
+                Ok(part)
+            };
+            pair.session.send_with(send).unwrap();
+            written += pair.write(&[&plaintext[written..]]).unwrap();
+            assert!(pair.session.outgoing.len() <= SEND_BUFFER + overhead);
+        }
+        assert_eq!(written, plaintext.len());
+        assert!(pair.peer_receives(&sent).unwrap() == plaintext);
+        pair.assert_no_memory();
+
+        // A socket that accepts nothing.
+        pair.write(&[b"later"]).unwrap();
+        let refused = pair.session.send_with(|_| Err(io::ErrorKind::WouldBlock.into())).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        let sent = pair.sent();
+        assert_eq!(pair.peer_receives(&sent).unwrap(), b"later");
+        pair.assert_no_memory();
+    });
+}
+
+#[test]
+fn small_writes_share_memory() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        for _ in 0..50 {
+            assert_eq!(pair.write(&[b"frame"]).unwrap(), 5);
+        }
+        assert!(pair.session.outgoing.capacity() < 4200);
+        let sent = pair.sent();
+        assert_eq!(pair.peer_receives(&sent).unwrap(), b"frame".repeat(50));
+    });
+}
+
+#[test]
+fn writing_has_to_wait_for_the_handshake() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = unconnected(side, version, None);
+        assert!(pair.session.is_handshaking());
+        pair.write(&[b"early"]).unwrap_err();
+        pair.session.close();
+        pair.shake_hands(usize::MAX);
+        pair.assert_alive();
+    });
+}
+
+#[test]
+fn keys_are_updated_when_the_peer_asks_for_it() {
+    for side in [Side::Client, Side::Server] {
+        let mut pair = connected(side, &rustls::version::TLS13);
+        for _ in 0..3 {
+            pair.peer.refresh_traffic_keys().unwrap();
+            let update = pair.peer_sent();
+            assert!(pair.receive(&update).unwrap().is_empty());
+            // The session's own update leaves with its next bytes.
+            pair.write(&[&pattern(FRAGMENT_MAX)]).unwrap();
+            let sent = pair.sent();
+            assert_eq!(records(&sent).len(), 2);
+            assert!(pair.peer_receives(&sent).unwrap() == pattern(FRAGMENT_MAX));
+            pair.assert_alive();
+        }
+    }
+}
+
+#[test]
+fn writes_continue_while_a_session_ticket_is_incomplete() {
+    let mut pair = unconnected(Side::Client, &rustls::version::TLS13, Some(32));
+    let hello = pair.sent();
+    pair.peer_receives(&hello).unwrap();
+    let flight = pair.peer_sent();
+    pair.receive(&flight).unwrap();
+    let finished = pair.sent();
+    pair.peer_receives(&finished).unwrap();
+    let tickets = pair.peer_sent();
+    assert!(records(&tickets).len() > 4, "each ticket has several records");
+    for byte in &tickets {
+        pair.receive(&[*byte]).unwrap();
+        pair.write(&[b"x"]).unwrap();
+    }
+    let sent = pair.sent();
+    assert_eq!(pair.peer_receives(&sent).unwrap(), b"x".repeat(tickets.len()));
+    pair.assert_alive();
+}
+
+#[test]
+fn a_bad_record_ends_the_session_with_an_alert() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        let mut ciphertext = pair.peer_writes(b"genuine");
+        let genuine = ciphertext.len();
+        ciphertext.extend(pair.peer_writes(b"changed"));
+        *ciphertext.last_mut().unwrap() ^= 1;
+        ciphertext.extend(pair.peer_writes(b"behind"));
+        let mut plaintext = Vec::new();
+        let later = pair.peer_writes(b"later");
+        let cut = genuine + 7;
+        let (first, second) = ciphertext.split_at_mut(cut);
+        pair.session.receive(first, &mut |chunk| plaintext.extend_from_slice(chunk)).unwrap();
+        let received = pair.session.receive(second, &mut |chunk| plaintext.extend_from_slice(chunk));
+        assert_eq!(received, Err(Error::DecryptError));
+        assert_eq!(plaintext, b"genuine");
+
+        let alert = pair.sent();
+        let error = pair.peer_receives(&alert).unwrap_err();
+        assert_eq!(error, Error::AlertReceived(AlertDescription::BadRecordMac));
+        // The session stays failed, and sends nothing more.
+        assert_eq!(pair.receive(&later), Err(Error::DecryptError));
+        assert_eq!(pair.write(&[b"more"]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        pair.session.close();
+        assert!(!pair.session.has_unsent() && !pair.session.is_closed_by_peer());
+        pair.assert_no_memory();
+    });
+}
+
+#[test]
+fn a_bad_header_ends_the_session_before_its_record() {
+    on_each_side_and_version(|side, version| {
+        for header in [b"HTTP/", &[23, 3, 3, 0xff, 0xff]] {
+            for size in [1, 5] {
+                let mut pair = connected(side, version);
+                let result = header.chunks(size).map(|input| pair.receive(input)).last().unwrap();
+                assert!(matches!(result, Err(Error::InvalidMessage(_))), "{result:?}");
+                assert!(pair.session.has_unsent(), "an alert");
+            }
+        }
+    });
+}
+
+#[test]
+fn close_notify_ends_both_directions_once() {
+    on_each_side_and_version(|side, version| {
+        for whole in [true, false] {
+            let mut pair = connected(side, version);
+            pair.peer.send_close_notify();
+            let mut ciphertext = pair.peer_sent();
+            let alert = ciphertext.len();
+            ciphertext.extend(pair.peer_writes(b"after the end"));
+            assert!(ciphertext.len() > alert);
+            let inputs = if whole { ciphertext.chunks(usize::MAX) } else { ciphertext.chunks(alert - 1) };
+            for input in inputs {
+                assert!(pair.receive(input).unwrap().is_empty());
+            }
+            assert!(pair.session.is_closed_by_peer());
+            pair.assert_no_memory();
+
+            // The other direction stays open.
+            assert_eq!(pair.write(&[b"answer"]).unwrap(), 6);
+            let sent = pair.sent();
+            assert_eq!(pair.peer_receives(&sent).unwrap(), b"answer");
+            pair.session.close();
+            let sent = pair.sent();
+            assert_eq!(records(&sent).len(), 1);
+            pair.peer_receives(&sent).unwrap();
+            assert!(pair.peer.process_new_packets().unwrap().peer_has_closed());
+            pair.session.close();
+            assert!(!pair.session.has_unsent());
+            assert_eq!(pair.write(&[b"more"]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+            pair.assert_no_memory();
+        }
+    });
+}
+
+#[test]
+fn a_closed_session_still_receives() {
+    on_each_side_and_version(|side, version| {
+        let mut pair = connected(side, version);
+        pair.session.close();
+        let sent = pair.sent();
+        pair.peer_receives(&sent).unwrap();
+        let ciphertext = pair.peer_writes(b"answer");
+        assert_eq!(pair.receive(&ciphertext).unwrap(), b"answer");
+        pair.peer.send_close_notify();
+        let alert = pair.peer_sent();
+        assert!(pair.receive(&alert).unwrap().is_empty());
+        assert!(pair.session.is_closed_by_peer());
+        pair.assert_no_memory();
+    });
+}
+
+/// An endless sequence of empty records, which rustls itself does not send, with the keys of a TLS 1.3 connection.
+fn empty_records(peer: rustls::Connection) -> impl Iterator<Item = Vec<u8>> {
+    let Some(SupportedCipherSuite::Tls13(suite)) = peer.negotiated_cipher_suite() else { panic!("not TLS 1.3") };
+    let ExtractedSecrets { tx: (next, secrets), .. } = peer.dangerous_extract_secrets().unwrap();
+    let mut encrypter = match secrets {
+        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => suite.aead_alg.encrypter(key, iv),
+        _ => panic!("another cipher suite"),
+    };
+    let encrypt = move |sequence| {
+        let (typ, version) = (ContentType::ApplicationData, ProtocolVersion::TLSv1_2);
+        let record = OutboundPlainMessage { typ, version, payload: OutboundChunks::Single(&[]) };
+        encrypter.encrypt(record, sequence).unwrap().encode()
+    };
+    // The first record of a key has number 0.
+    (0..).map(encrypt).skip(usize::try_from(next).unwrap())
+}
+
+#[test]
+fn a_flood_of_empty_records_ends_the_session() {
+    for side in [Side::Client, Side::Server] {
+        let Pair { mut session, peer } = connected(side, &rustls::version::TLS13);
+        for (count, mut record) in empty_records(peer).take(33).enumerate() {
+            let received = session.receive(&mut record, &mut |chunk| assert!(chunk.is_empty()));
+            let too_many = if count < 32 { Ok(()) } else { Err(PeerMisbehaved::TooManyEmptyFragments.into()) };
+            assert_eq!(received, too_many);
+            assert_eq!((session.incomplete.capacity(), session.outgoing.capacity()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_handshake_fragments_is_bounded() {
+    // A ClientHello of 65,535 bytes, one byte per record.
+    let message = [1, 0, 0xff, 0xff].into_iter().chain(std::iter::repeat(0));
+    let records = message.take(4 + 0xffff).flat_map(|byte| [22, 3, 3, 0, 1, byte]).collect::<Vec<u8>>();
+    for size in [7, 4096, 65_536] {
+        let mut pair = unconnected(Side::Server, &rustls::version::TLS13, None);
+        let mut failed = None;
+        for (count, input) in records.chunks(size).enumerate() {
+            if let Err(error) = pair.receive(input) {
+                failed = Some((count * size, error));
+                break;
+            }
+            assert!(pair.session.incomplete.capacity() <= 128 * 1024);
+        }
+        let (received, error) = failed.unwrap();
+        assert!(received <= 64 * 1024, "{received} bytes were kept");
+        assert_eq!(error, Error::InvalidMessage(InvalidMessage::HandshakePayloadTooLarge));
+        pair.assert_no_memory();
+    }
+}
