@@ -1,9 +1,10 @@
 //! TLS client configurations and the certificates in them.
 
+use std::cell::RefCell;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Weak};
 
-use rustls::crypto::aws_lc_rs;
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -21,7 +22,8 @@ pub(crate) fn client_config(
     auth: Option<ClientAuth>,
     alpn: &[&[u8]],
 ) -> Result<ClientConfig, rustls::Error> {
-    let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| Arc::new(aws_lc_rs::default_provider()));
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&PROVIDER))
         .with_protocol_versions(versions)?
         .with_root_certificates(roots);
     let mut config = match auth {
@@ -37,6 +39,22 @@ pub(crate) fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     roots
+}
+
+/// Returns the store of the last call if it has the same roots. Every tunnel keeps the store that it was opened with, and
+/// that of the system has a hundred roots.
+pub(crate) fn shared(roots: RootCertStore) -> Arc<RootCertStore> {
+    thread_local! {
+        static LAST: RefCell<Weak<RootCertStore>> = const { RefCell::new(Weak::new()) };
+    }
+    LAST.with_borrow_mut(|last| match last.upgrade() {
+        Some(same) if same.roots == roots.roots => same,
+        _ => {
+            let roots = Arc::new(roots);
+            *last = Arc::downgrade(&roots);
+            roots
+        }
+    })
 }
 
 /// A store that holds `authorities` only.

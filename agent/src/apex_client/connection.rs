@@ -14,7 +14,7 @@ use gw_shared::tunnel::handshake::HEAD_LIMITS;
 use http::header;
 use http::{Method, StatusCode};
 use rustls::ClientConfig;
-use rustls::client::UnbufferedClientConnection;
+use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::error::{GatewayError, Refusal};
@@ -56,7 +56,12 @@ pub(crate) fn client_config(
     alpn: &[u8],
 ) -> Result<Arc<ClientConfig>, GatewayError> {
     let roots = authorities.map_or_else(|| Ok(tls::system_roots()), tls::private_roots);
-    let config = roots.and_then(|roots| tls::client_config(&[&rustls::version::TLS13], Arc::new(roots), auth, &[alpn]));
+    let config = roots.and_then(|roots| {
+        let mut config = tls::client_config(&[&rustls::version::TLS13], tls::shared(roots), auth, &[alpn])?;
+        // Each connection has a configuration of its own, and keeps it: a cache of sessions would never be used.
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    });
     config.map(Arc::new).map_err(|error| GatewayError::Certificates(error.to_string()))
 }
 

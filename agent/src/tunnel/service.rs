@@ -38,7 +38,8 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
     while !*stop.borrow() {
         service.ending.retain(|phase| *phase.borrow() != Phase::Ended);
         service.successes.ignore_past();
-        let dialled = agent.reconnects.attempt(dial::dial(&agent, &service.hostname));
+        // Boxed: an open tunnel does not keep the memory of an attempt.
+        let dialled = agent.reconnects.attempt(Box::pin(dial::dial(&agent, &service.hostname)));
         let pause = match unless_stopped(&stop, dialled).await {
             None => break,
             Some(Err(error)) => service.dial_failed(&error),

@@ -21,6 +21,10 @@ impl UploadWindow {
     }
 
     /// Adjusts the windows once an interval. Called before the connection is polled.
+    ///
+    /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20 reduces the window of each
+    /// open stream and does not check whether a WINDOW_UPDATE is due. A stream whose bytes were all released could then
+    /// have no window and never get another. The window of the connection bounds the memory.
     pub(super) fn look(&mut self, connection: &mut h2::server::Connection<Metered, Bytes>, streams: usize) {
         let now = Instant::now();
         if now < self.next_look {
@@ -34,7 +38,7 @@ impl UploadWindow {
         let demand = Demand { streams, unread: &[] };
         let wanted = self.tuner.look(now, traffic, &demand, limits::HTTP2_CONNECTION_WINDOW as usize);
         // Fails until the caller has acknowledged the last change; retried at a later interval.
-        if wanted != self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {
+        if wanted > self.tuner.window() && connection.set_initial_window_size(wanted).is_ok() {
             self.tuner.set(wanted);
         }
     }

@@ -11,6 +11,7 @@ use gw_shared::http::{Connection, RequestHead};
 use gw_shared::id::{AgentId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
+use gw_shared::runtime;
 use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS, Proof};
 use http::header;
 use rustls::CertificateError;
@@ -29,7 +30,7 @@ use crate::limits;
 use crate::store::Service;
 use crate::tls::pki;
 
-/// Serves a connection of an agent, from the upgrade request to the end of the tunnel.
+/// Serves the upgrade request on a connection of an agent, and starts the tunnel.
 pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketAddr, guard: ConnectionGuard) {
     guard.expect_by(Instant::now() + limits::HEAD);
     let begin = |agent| {
@@ -78,7 +79,8 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
     stream.unread(&buffer);
     // From here on the heartbeat replaces the deadline.
     drop(guard);
-    session::run(tunnels, stream, agent, service, opening).await;
+    // A new task: the tunnel does not keep the memory of the handshake.
+    runtime::spawn(session::run(tunnels, stream, agent, service, opening));
 }
 
 /// Reads the head of an upgrade request. `None` if the agent has closed the connection.

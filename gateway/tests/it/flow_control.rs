@@ -132,25 +132,34 @@ fn the_memory_limit_of_a_worker_shrinks_windows_before_it_refuses_requests() {
     const MEMORY: usize = 4 * STREAMS * LEAST as usize;
     let demo = start(256, |config| config.relay_memory = MEMORY);
     let mut callers = stalled_downloads(&demo, STREAMS);
-    eventually("the windows reach their minimum", || (tunnels(&demo)[0].window == LEAST).then_some(()));
+    // How far depends on the time at which each stream began.
+    eventually("the windows shrink", || (tunnels(&demo)[0].window < FIRST).then_some(()));
     let held = held_once_full(&demo, MIB);
     // Each stream got at most its share at its start, and the shares of the first streams were larger.
     assert!(held <= MEMORY, "{} KiB", held / 1024);
 
-    let mut late = loop {
+    // A few more than half of the memory has room for: bytes still move on into the callers' sockets.
+    let mut late = connect(&demo);
+    loop {
         let mut caller = connect(&demo);
         caller.send(get(&demo, "/endless"));
         let head = caller.response_head(&Method::GET).unwrap();
-        if head.status != 200 {
-            assert_eq!((head.status.as_u16(), &head.headers["x-gw-status"]), (503, &"Overloaded".parse().unwrap()));
-            break connect(&demo);
+        if head.status == 200 {
+            callers.push(caller);
+            assert!(callers.len() <= 4 * STREAMS, "one account has more than its share");
+            continue;
         }
-        callers.push(caller);
-        assert!(callers.len() <= 2 * STREAMS, "one account has more than its share");
-    };
-    assert_eq!(tunnels(&demo)[0].window, LEAST);
-    late.send(get(&demo, "/"));
-    assert_eq!(late.response().code(), "GW_OVERLOADED");
+        assert_eq!((head.status.as_u16(), &head.headers["x-gw-status"]), (503, &"Overloaded".parse().unwrap()));
+        late.send(get(&demo, "/"));
+        let response = late.response();
+        if response.status != 200 {
+            assert_eq!(response.code(), "GW_OVERLOADED");
+            break;
+        }
+    }
+    assert!(tunnels(&demo)[0].window < FIRST);
+    let held = tunnels(&demo)[0].held_bytes;
+    assert!(held <= MEMORY, "{} KiB", held / 1024);
     callers.pop();
     eventually("a request is admitted again", || {
         late.send(get(&demo, "/"));

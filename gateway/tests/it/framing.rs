@@ -200,7 +200,7 @@ fn framing_fields_with_underscores_are_dropped_in_both_directions() {
         let (response, mut upload) = caller.begin(request, false).await;
         upload.send_data(Bytes::from_static(b"hello"), true).unwrap();
         let response = whole(response).await;
-        check(&response.headers.into(), &response.body);
+        check(&response.headers, &response.body);
     });
     for _ in 0..2 {
         let (names, length, body) = receiver.recv().unwrap();

@@ -2,7 +2,8 @@
 //!
 //! All streams of a tunnel have the same window, in both directions. The window grows while it limits the tunnel: while
 //! about a window of bytes is in flight (rate × round-trip time). It shrinks as soon as the open streams could have
-//! more unread bytes than the budget if all of them stalled.
+//! more unread bytes than the budget if all of them stalled. On a short path, several streams share a small number of
+//! bytes: bytes that wait in the connection delay the responses of all other streams.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,11 @@ pub const LEAST: u32 = 64 * KIB;
 pub const MOST: u32 = 8 * MIB;
 /// Budget for unread bytes of all streams of a tunnel in each direction, in bytes: 128 windows of the first size.
 pub const TUNNEL_BUDGET: usize = 64 * MIB as usize;
+
+/// Bytes that several streams share on a short path.
+const SHARED: usize = FIRST as usize;
+/// Round-trip time from which every stream has at least the first window, however many there are.
+const LONG_PATH: Duration = Duration::from_millis(20);
 
 /// Shortest interval between two measurements.
 pub const INTERVAL: Duration = Duration::from_millis(50);
@@ -65,13 +71,15 @@ impl Demand<'_> {
 pub struct WindowTuner {
     window: u32,
     before: Option<(Instant, Traffic)>,
+    /// Bytes in flight as of the last measurement.
+    in_flight: u64,
     /// Time when a window of this size was last needed.
     needed: Option<Instant>,
 }
 
 impl Default for WindowTuner {
     fn default() -> Self {
-        Self { window: FIRST, before: None, needed: None }
+        Self { window: FIRST, before: None, in_flight: 0, needed: None }
     }
 }
 
@@ -102,7 +110,20 @@ impl WindowTuner {
         if self.window < FIRST && demand.committed(self.window * 2) <= budget / 2 {
             wanted = self.window * 2;
         }
-        demand.fit(wanted, budget)
+        demand.fit(wanted.min(self.share(traffic.rtt, demand.streams)), budget)
+    }
+
+    /// Largest window with which `streams` streams do not delay each other by more than the path needs. A power of two,
+    /// so that it changes rarely.
+    fn share(&self, rtt: Duration, streams: usize) -> u32 {
+        if streams < 2 || rtt >= LONG_PATH {
+            return MOST;
+        }
+        let shared = (SHARED / streams) as u64;
+        let of_path = u64::from(FIRST) * rtt.as_micros() as u64 / LONG_PATH.as_micros() as u64;
+        // One of the streams may carry all that is in flight, and needs room to grow.
+        let share = shared.max(of_path).max(2 * self.in_flight).next_power_of_two();
+        share.clamp(LEAST.into(), MOST.into()) as u32
     }
 
     /// Records that `window` is in force.
@@ -208,8 +229,31 @@ mod tests {
     }
 
     #[test]
+    fn streams_share_the_bytes_of_a_short_path() {
+        let mut path = Path::new(1, 100);
+        for (streams, window) in
+            [(1, FIRST), (2, FIRST / 2), (3, FIRST / 2), (4, FIRST / 4), (8, LEAST), (100, LEAST), (1, FIRST)]
+        {
+            assert_eq!(path.run(5, true, &Demand { streams, unread: &[] }), window, "{streams}");
+        }
+        let mut long = Path::new(20, 100);
+        for streams in [1, 8, 100] {
+            assert_eq!(long.run(5, true, &Demand { streams, unread: &[] }), FIRST, "{streams}");
+        }
+    }
+
+    #[test]
+    fn one_busy_stream_among_many_fills_a_short_path() {
+        for (rtt, mbit) in [(1, 10_000), (5, 10_000), (10, 1_000), (19, 100)] {
+            let window = u64::from(Path::new(rtt, mbit).run(5, true, &Demand { streams: 50, unread: &[] }));
+            let product = mbit * 125 * rtt;
+            assert!(window >= product.min(TUNNEL_BUDGET as u64 / 64), "{rtt} ms, {mbit} Mbit/s: {window} of {product}");
+        }
+    }
+
+    #[test]
     fn streams_that_come_and_go_at_a_limit_change_nothing() {
-        let mut path = Path::new(1, 1);
+        let mut path = Path::new(20, 1);
         path.run(1, false, &Demand { streams: 129, unread: &[] });
         let changes = path.changes;
         for streams in (0..100).map(|turn| 120 + turn % 16) {

@@ -11,8 +11,11 @@ fn interim_responses_and_trailers_are_relayed() {
         let mut sent = respond.send_response(Response::new(()), false).unwrap();
         let text = read_body(&mut request.into_body()).await;
         sent.send_data(Bytes::from(text), false).unwrap();
-        sent.send_trailers(http::HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]))
-            .unwrap();
+        sent.send_trailers(http::HeaderMap::from_iter([(
+            "grpc-status".parse().unwrap(),
+            HeaderValue::from_static("0"),
+        )]))
+        .unwrap();
     });
     with_tunnel(&urls, |gateway| async move {
         let exchange = gateway.send(with_field(post(Framing::Chunked), "te", "trailers"));
