@@ -20,7 +20,9 @@ pub const MOST: u32 = 8 * MIB;
 pub const TUNNEL_BUDGET: usize = 64 * MIB as usize;
 
 /// Bytes that several streams share on a short path.
-const SHARED: usize = FIRST as usize;
+const SHARED: usize = MIB as usize;
+/// Smallest share of a stream, in bytes. With less, a caller that is slow to read for a moment gets less than others.
+const SHARE_LEAST: u32 = 2 * LEAST;
 /// Round-trip time from which every stream has at least the first window, however many there are.
 const LONG_PATH: Duration = Duration::from_millis(20);
 
@@ -92,7 +94,9 @@ impl WindowTuner {
     /// Decides the window. The caller applies it and then calls [`Self::set`].
     pub fn look(&mut self, now: Instant, traffic: Traffic, demand: &Demand<'_>, budget: usize) -> u32 {
         let mut wanted = self.window;
-        match self.in_flight(now, traffic) {
+        let measured = self.measure(now, traffic);
+        self.in_flight = measured.unwrap_or(self.in_flight);
+        match measured {
             // Two thirds, since window updates keep a window from being quite full.
             Some(in_flight) if in_flight * 3 >= u64::from(self.window) * 2 => {
                 self.needed = Some(now);
@@ -123,7 +127,7 @@ impl WindowTuner {
         let of_path = u64::from(FIRST) * rtt.as_micros() as u64 / LONG_PATH.as_micros() as u64;
         // One of the streams may carry all that is in flight, and needs room to grow.
         let share = shared.max(of_path).max(2 * self.in_flight).next_power_of_two();
-        share.clamp(LEAST.into(), MOST.into()) as u32
+        share.clamp(SHARE_LEAST.into(), MOST.into()) as u32
     }
 
     /// Records that `window` is in force.
@@ -132,7 +136,7 @@ impl WindowTuner {
     }
 
     /// Bytes in flight in the busier direction; `None` before a measurement over at least a round trip.
-    fn in_flight(&mut self, now: Instant, traffic: Traffic) -> Option<u64> {
+    fn measure(&mut self, now: Instant, traffic: Traffic) -> Option<u64> {
         let Some((at, before)) = self.before else {
             self.before = Some((now, traffic));
             return None;
@@ -232,7 +236,7 @@ mod tests {
     fn streams_share_the_bytes_of_a_short_path() {
         let mut path = Path::new(1, 100);
         for (streams, window) in
-            [(1, FIRST), (2, FIRST / 2), (3, FIRST / 2), (4, FIRST / 4), (8, LEAST), (100, LEAST), (1, FIRST)]
+            [(1, FIRST), (2, FIRST), (4, FIRST / 2), (8, FIRST / 4), (9, FIRST / 4), (100, FIRST / 4), (1, FIRST)]
         {
             assert_eq!(path.run(5, true, &Demand { streams, unread: &[] }), window, "{streams}");
         }
