@@ -23,8 +23,8 @@ impl UploadWindow {
     /// Adjusts the windows once an interval. Called before the connection is polled.
     ///
     /// The windows only grow. When the caller acknowledges a smaller initial window, h2 0.4.20 reduces the window of each
-    /// open stream and does not check whether a WINDOW_UPDATE is due. A stream whose bytes were all released could then
-    /// have no window and never get another. The window of the connection bounds the memory.
+    /// open stream and does not check whether a WINDOW_UPDATE is due. The upload of such a stream could stall for ever. The
+    /// window of the connection bounds the memory.
     pub(super) fn look(&mut self, connection: &mut h2::server::Connection<Metered, Bytes>, streams: usize) {
         let now = Instant::now();
         if now < self.next_look {

@@ -40,7 +40,7 @@ fn is_assignment(word: &str) -> bool {
     })
 }
 
-/// Returns what is wrong with the simple command of these words.
+/// Returns the faults of a simple command, given as words.
 fn mistake(words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let unknown = words.iter().find_map(|word| unknown_variable(word).or_else(|| missing_file(word)));
@@ -206,7 +206,7 @@ fn missing_file(word: &str) -> Option<String> {
     (!exists).then(|| format!("no such file: {word}"))
 }
 
-/// What is wrong with the commands of a block, with their lines.
+/// Faults of the commands of a block, with their lines.
 fn mistakes(page: &str, block: &Block) -> Vec<String> {
     let at = format!("{page}:{}", block.line);
     let syntax = Command::new("bash").args(["-n", "-c", &block.text]).output().unwrap();

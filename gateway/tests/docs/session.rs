@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::markdown::Block;
 use crate::repository;
 
-/// What runs before the first block of a page.
+/// Commands that run before the first block of a page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Given {
     /// A backend, and a certificate for the region.

@@ -262,7 +262,7 @@ fn content_lengths_of_responses_are_enforced_and_normalized() {
         tunnel.0.send(body(stream));
         match caller.body(begun.framing) {
             Err(_) => {}
-            // All that was announced has arrived, and what is behind it never.
+            // The announced bytes have arrived, and those behind them have not.
             Ok((body, trailers)) => {
                 assert!(what.starts_with("more") && trailers.is_empty(), "{what}");
                 assert_eq!(body, b"12345", "{what}");

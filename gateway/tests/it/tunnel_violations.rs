@@ -16,7 +16,7 @@ use crate::support::tunnel_frames::{
     trailers,
 };
 
-/// Streams of one tunnel: of a request without a response, of one whose response has begun, and of one that is over.
+/// Streams of one tunnel: one without a response, one with the beginning of a response, and one that is over.
 #[derive(Clone, Copy)]
 struct Streams {
     open: StreamId,

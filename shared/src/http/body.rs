@@ -3,6 +3,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::header::{HeaderName, HeaderValue};
 
+use super::fields::has_too_many_connection_options;
 use super::framing::Framing;
 use super::write::write_trailers;
 use crate::http::Fields;
@@ -201,6 +202,9 @@ pub(crate) fn parse_trailers<const FIELDS_MAX: usize>(section: &Bytes) -> Result
         let value =
             HeaderValue::from_maybe_shared(section.slice_ref(field.value)).map_err(|_| InvalidBody::Trailers)?;
         trailers.append(name, value);
+    }
+    if has_too_many_connection_options(&trailers) {
+        return Err(InvalidBody::Trailers);
     }
     Ok(trailers)
 }

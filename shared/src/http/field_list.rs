@@ -88,7 +88,7 @@ impl Fields {
         Some(value)
     }
 
-    /// Keeps the fields for whose name `keep` returns true.
+    /// Keeps a field if `keep` returns true for its name.
     pub fn retain(&mut self, mut keep: impl FnMut(&HeaderName) -> bool) {
         self.0.retain(|(name, _)| keep(name));
     }

@@ -45,6 +45,15 @@ fn named_by_connection(headers: &Fields) -> Vec<HeaderName> {
         .collect()
 }
 
+/// Most options in the `Connection` fields of a message. Each is compared with the name of every field.
+const CONNECTION_OPTIONS_MAX: usize = 64;
+
+/// Whether the `Connection` fields have more options than a sender has use for.
+pub(super) fn has_too_many_connection_options(headers: &Fields) -> bool {
+    let options = |value: &HeaderValue| memchr::memchr_iter(b',', value.as_bytes()).count() + 1;
+    headers.get_all(header::CONNECTION).map(options).sum::<usize>() > CONNECTION_OPTIONS_MAX
+}
+
 fn accepts_trailers(headers: &Fields) -> bool {
     headers
         .get_all(header::TE)

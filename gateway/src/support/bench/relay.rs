@@ -1,4 +1,4 @@
-//! Relaying in memory: a worker of the gateway with one service and one tunnel, whose callers and transport are memory.
+//! Relaying in memory: a worker of the gateway with one service and one tunnel. Callers and transport are in memory.
 //!
 //! Everything between the bytes of a request and the bytes of its response runs as in the product: head, route, directory,
 //! service key, bucket, tunnel, response, counters, and the record for the request log. Not included: TLS, sockets, the

@@ -12,6 +12,7 @@ use super::{
     expects_continue,
 };
 use crate::http::Fields;
+use crate::http::fields::has_too_many_connection_options;
 use crate::http::framing::announced;
 use crate::http::upgrade::UpgradeProtocol;
 
@@ -223,6 +224,9 @@ fn collect_fields<'a, 'b: 'a>(
             .map_err(|_| InvalidHead::Syntax("field value"))?;
         headers.append(name, value);
     }
+    if has_too_many_connection_options(&headers) {
+        return Err(InvalidHead::Syntax("too many options in Connection"));
+    }
     Ok(headers)
 }
 
@@ -414,6 +418,20 @@ mod tests {
         ] {
             assert!(response(bad, &Method::GET).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn options_in_connection_are_bounded() {
+        let with = |first: usize, second: usize| {
+            let (first, second) = (vec!["x"; first].join(","), vec!["y"; second].join(", "));
+            let fields = format!("Connection: {first}\r\nConnection: {second}\r\n\r\n");
+            let request = request(&format!("GET / HTTP/1.1\r\nHost: h\r\n{fields}")).map(drop);
+            let response = response(&format!("HTTP/1.1 200 OK\r\n{fields}"), &Method::GET).map(drop);
+            (request, response)
+        };
+        assert_eq!(with(1, 63), (Ok(()), Ok(())));
+        let refused = Err(InvalidHead::Syntax("too many options in Connection"));
+        assert_eq!(with(32, 33), (refused.clone(), refused));
     }
 
     #[test]
