@@ -1,4 +1,3 @@
 //! Bodies on streams of the h2 crate, for HTTP/2 callers and backends.
 
-pub mod incoming;
 pub mod stream;

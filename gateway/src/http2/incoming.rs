@@ -9,36 +9,35 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::{Either, select};
+use gw_shared::http2::stream::{self, Received, StreamClosed};
 use h2::RecvStream;
 
-use super::stream::{self, Received, StreamClosed};
-
 /// A received body, with the data that waits for the next hop.
-pub struct Incoming {
+pub(crate) struct Incoming {
     stream: RecvStream,
     /// `None` until the next hop was waited for.
     waiting: Option<Box<Waiting>>,
 }
 
 impl Incoming {
-    pub fn new(stream: RecvStream) -> Self {
+    pub(crate) fn new(stream: RecvStream) -> Self {
         Self { stream, waiting: None }
     }
 
     /// Receives the next piece, waiting data first. An error means that the body was cut off.
-    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
+    pub(crate) fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received, StreamClosed>> {
         match self.waiting.as_mut().and_then(|waiting| waiting.next()) {
             Some(data) => Poll::Ready(Ok(Received::Data(data))),
             None => stream::poll_receive(&mut self.stream, cx),
         }
     }
 
-    pub async fn receive(&mut self) -> Result<Received, StreamClosed> {
+    pub(crate) async fn receive(&mut self) -> Result<Received, StreamClosed> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
     /// Waits for `next_hop`; takes data that arrives meanwhile out of h2 without releasing its window.
-    pub async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
+    pub(crate) async fn gather_while<T>(&mut self, next_hop: impl Future<Output = T>) -> T {
         let gather = std::pin::pin!(std::future::poll_fn(|cx| self.poll_gather(cx)));
         // Polled second, so that a next hop that is ready costs nothing.
         match select(std::pin::pin!(next_hop), gather).await {
@@ -58,12 +57,12 @@ impl Incoming {
     }
 
     /// Whether the body is known to have ended and no data waits.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.waiting.as_ref().is_none_or(|waiting| waiting.is_empty()) && self.stream.is_end_stream()
     }
 
     /// Returns `bytes` to the sender's window after they were relayed.
-    pub fn release(&mut self, bytes: usize) {
+    pub(crate) fn release(&mut self, bytes: usize) {
         stream::release(&mut self.stream, bytes);
     }
 }
