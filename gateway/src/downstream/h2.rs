@@ -111,7 +111,7 @@ pub(crate) fn serve(
                 Either::Right(Some(error)) => {
                     if error.is_go_away() && error.is_library() {
                         router.observers.counters.abused("http2");
-                        ending.abuse = true;
+                        ending = Ending { goodbye: true, abuse: true };
                     }
                     tracing::debug!(%peer, %error, "HTTP/2 ended");
                     break;
@@ -120,8 +120,9 @@ pub(crate) fn serve(
         }
         connection.guard.closes();
         drop(http2);
-        if ending.abuse {
-            // More bytes were received than read: deliver the GOAWAY before the close resets the connection.
+        if ending.goodbye {
+            // The caller may still send its own GOAWAY, or bytes that were not read. A socket that is closed before
+            // they arrive resets the connection, and the caller may lose the GOAWAY (RFC 9113 §9.1).
             connection.guard.expect_by(Instant::now() + limits::LINGER);
             Box::pin(peer_end.linger(limits::LINGER_BYTES)).await;
         }
