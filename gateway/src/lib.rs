@@ -30,6 +30,7 @@ mod pipe;
 pub mod process;
 pub mod rate;
 pub mod rate_limit;
+pub mod region;
 mod relay;
 mod request_scope;
 mod route;

@@ -14,6 +14,14 @@ pub fn owner(name: impl AsRef<[u8]>, workers: usize) -> WorkerId {
     WorkerId((0..workers).max_by_key(|worker| weight(*worker)).unwrap_or(0))
 }
 
+/// Index of the node, out of the slots of the members, that owns `name`; `None` without members. Independent of
+/// [`owner`], so that the services of one node are spread over all its workers.
+pub(crate) fn owner_node(name: impl AsRef<[u8]>, slots: impl Iterator<Item = u64>) -> Option<usize> {
+    const SALT: u64 = 0x6e6f_6465_735f_6777;
+    let key = mix(fnv1a(name.as_ref()) ^ SALT);
+    slots.enumerate().max_by_key(|(_, slot)| (mix(key ^ mix(slot + 1)), *slot)).map(|(index, _)| index)
+}
+
 /// FNV-1a, 64 bits.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))

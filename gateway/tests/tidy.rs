@@ -47,6 +47,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "http_message",
             "error",
             "limits",
+            "region",
             "ownership",
             "hostname",
             "page",
