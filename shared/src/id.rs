@@ -99,6 +99,13 @@ text_id!(
     }
 );
 
+impl ServiceId {
+    /// A lower bound for ranges of ids: sorts before every valid id, and is none itself.
+    pub fn lower_bound() -> Self {
+        Self("".into())
+    }
+}
+
 text_id!(
     /// Id of an agent, made by the gateway: `ag_` and 20 characters of base62.
     AgentId,

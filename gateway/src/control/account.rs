@@ -65,7 +65,7 @@ impl Control {
                 return Ok(Plan::already((record.into(), false)));
             }
             let capture_allowed = new.capture_allowed.unwrap_or(false);
-            let record = AccountRecord { id, capture_allowed, created_at: now };
+            let record = AccountRecord { id: id.clone(), capture_allowed, created_at: now };
             Ok(Plan {
                 action: "account.create",
                 account: Some(record.id.clone()),
@@ -115,7 +115,7 @@ impl Control {
         self.change(actor, |records, _| {
             let id = &find(records, id)?.id;
             let left = [
-                ("services", records.services.values().any(|record| record.account == *id)),
+                ("services", records.services_of(id).next().is_some()),
                 ("credentials", records.credentials.values().any(|record| record.access.account == *id)),
                 ("service keys", records.service_keys.values().any(|record| record.access.account == *id)),
                 ("agents", records.agents.values().any(|record| record.account == *id)),

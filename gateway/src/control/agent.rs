@@ -94,12 +94,12 @@ impl Control {
         changes: &AgentChanges,
     ) -> Result<AgentView, ControlError> {
         let name = changes.name.as_deref().map(checked_name).transpose()?;
-        self.edit_agent(actor, account, id, "agent.change", json!(changes), |records, record| {
+        self.edit_agent(actor, account, id, "agent.change", &json!(changes), |records, record| {
             if let Some(services) = &changes.services {
                 record.services = checked_list(records, &record.account, "services", services)?;
             }
-            if let Some(name) = name {
-                record.name = name;
+            if let Some(name) = &name {
+                record.name.clone_from(name);
             }
             Ok(())
         })
@@ -107,7 +107,7 @@ impl Control {
 
     /// Approves a pending agent, which can then get its certificate.
     pub fn approve_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        self.edit_agent(actor, account, id, "agent.approve", json!({}), |_, record| {
+        self.edit_agent(actor, account, id, "agent.approve", &json!({}), |_, record| {
             if record.status == EnrollmentStatus::Revoked {
                 return Err(ControlError::Conflict("this agent is revoked; enroll it again".to_owned()));
             }
@@ -118,7 +118,7 @@ impl Control {
 
     /// Revokes an agent permanently: its tunnels end, and its certificate and key are refused.
     pub fn revoke_agent(&self, actor: &Actor, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        self.edit_agent(actor, account, id, "agent.revoke", json!({}), |_, record| {
+        self.edit_agent(actor, account, id, "agent.revoke", &json!({}), |_, record| {
             record.status = EnrollmentStatus::Revoked;
             Ok(())
         })
@@ -144,8 +144,8 @@ impl Control {
         account: &str,
         id: &str,
         action: &'static str,
-        detail: serde_json::Value,
-        edit: impl FnOnce(&Records, &mut AgentRecord) -> Result<(), ControlError>,
+        detail: &serde_json::Value,
+        edit: impl Fn(&Records, &mut AgentRecord) -> Result<(), ControlError>,
     ) -> Result<AgentView, ControlError> {
         let edited = self.change(actor, |records, _| {
             let record = find(records, account, id)?;
@@ -159,7 +159,7 @@ impl Control {
                 action,
                 account: Some(edited.account.clone()),
                 target: edited.id.to_string(),
-                detail,
+                detail: detail.clone(),
                 output: edited,
             })
         })?;

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{Actor, Control, ControlError, ReplayEdits};
+use super::{Actor, COMMIT_ATTEMPTS, Control, ControlError, ReplayEdits};
 use crate::clock::Timestamp;
 use crate::page::Page;
-use crate::store::{AuditEntry, AuditQuery, NumberedEntry};
+use crate::store::{AuditEntry, AuditQuery, NumberedEntry, StoreError};
 use crate::telemetry::request_log::{RequestView, Side};
 
 /// One change: its actor, object and time.
@@ -42,7 +42,7 @@ impl Control {
     pub fn audit_log(&self, query: &AuditQuery) -> Result<Page<AuditEntryView>, ControlError> {
         // One more entry than the page has tells whether another page follows.
         let one_more = AuditQuery { limit: query.limit.saturating_add(1), ..query.clone() };
-        let mut entries = self.state().store.as_ref().ok_or(ControlError::HandedOver)?.audit_log(&one_more)?;
+        let mut entries = self.store().as_mut().ok_or(ControlError::HandedOver)?.audit_log(&one_more)?;
         let has_more = entries.len() > query.limit;
         entries.truncate(query.limit);
         let next_cursor = entries.last().filter(|_| has_more).map(|last| last.number.to_string());
@@ -86,8 +86,15 @@ impl Control {
             target: request.id.clone(),
             detail,
         };
-        self.state().store.as_mut().ok_or(ControlError::HandedOver)?.commit(&[], &entry)?;
-        tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
-        Ok(())
+        let mut store = self.store();
+        for _ in 0..COMMIT_ATTEMPTS {
+            let after = self.state().revision;
+            if let Some(revision) = self.commit(&mut store, after, &[], &entry)? {
+                tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
+                self.apply(vec![(revision, Vec::new())]);
+                return Ok(());
+            }
+        }
+        Err(StoreError::Stale.into())
     }
 }

@@ -268,7 +268,7 @@ impl Control {
             let secret = fresh_secret::<K>();
             let access = SecretAccess {
                 account: account.clone(),
-                name,
+                name: name.clone(),
                 secret: SecretHash::of(secret.reveal()),
                 allowed_services,
                 enabled,
@@ -323,7 +323,7 @@ impl Control {
                 access.allowed_services = checked_list(records, account, "allowed_services", list)?;
             }
             access.enabled = changes.enabled.unwrap_or(access.enabled);
-            access.name = name.or(access.name.take());
+            access.name = name.clone().or(access.name.take());
             if changed == *record {
                 return Ok(Plan::already(K::view(&changed)));
             }

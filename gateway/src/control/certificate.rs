@@ -60,7 +60,7 @@ impl Control {
             let mut agent = entitled(records, proof, now)?.clone();
             check_key(&agent, proof, &key)?;
             if agent.key.as_ref() != Some(&key) {
-                agent.previous_key = agent.key.replace(key);
+                agent.previous_key = agent.key.replace(key.clone());
             }
             agent.certificate_not_after = Some(not_after);
             if let (Some(enrollment), AgentProof::Enrollment { .. }) = (&mut agent.enrollment, proof) {
@@ -68,7 +68,7 @@ impl Control {
             }
             let services = agent.services.iter().filter_map(|id| self.region.tenant_hostname(&agent.account, id));
             let reply = CertificateReply {
-                certificate,
+                certificate: certificate.clone(),
                 chain: self.agents.certificate_pem().to_owned(),
                 not_after: not_after.to_string(),
                 agent_id: agent.id.clone(),

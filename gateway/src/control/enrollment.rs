@@ -158,7 +158,7 @@ impl Control {
                     enrollment_token: (&record).into(),
                     token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
                     gateway_url: self.region.base_url(),
-                    ca_certificate,
+                    ca_certificate: ca_certificate.clone(),
                 },
                 steps: vec![Step::Put(StoredRecord::EnrollmentToken(record))],
             })
@@ -240,7 +240,7 @@ impl Control {
             let agent = AgentRecord {
                 id: agent_id,
                 account: token.account.clone(),
-                name,
+                name: name.clone(),
                 services: token.services.clone(),
                 status,
                 version: Some(request.version.clone()),

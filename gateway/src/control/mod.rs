@@ -56,7 +56,9 @@ use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
-use crate::store::{AuditEntry, Directory, Records, SqliteStore, Step, Store, StoreError, StoredRecord};
+use crate::store::{
+    AuditEntry, Directory, History, Records, Revision, Snapshot, SqliteStore, Step, Store, StoreError, StoredRecord,
+};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
 use crate::tls::pki::{Authority, PkiError};
@@ -65,6 +67,9 @@ use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 /// Length of every generated secret: 43 base62 characters hold 256 bits.
 pub(crate) const SECRET_LENGTH: usize = 43;
 
+/// How often a change is planned again after changes of other nodes, before it is refused.
+const COMMIT_ATTEMPTS: usize = 32;
+
 /// Administration of one gateway process.
 pub struct Control {
     store_path: PathBuf,
@@ -72,6 +77,8 @@ pub struct Control {
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
     certificate_lifetime: Duration,
+    /// Makes the changes of this process one at a time. Locked before `state`, never after it.
+    store: Mutex<Option<Box<dyn Store>>>,
     state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
@@ -80,11 +87,12 @@ pub struct Control {
     workers: Arc<dyn Workers>,
 }
 
-/// The records and the store. Both always hold the same data.
+/// The records as of one revision of the store.
 struct ControlState {
+    revision: Revision,
     records: Records,
-    /// `None` while another process has the store open.
-    store: Option<Box<dyn Store>>,
+    /// Indexes `records`.
+    directory: Directory,
     /// Certificates that each agent may still request. Limited because each one costs a synced write to the disk.
     issuance: HashMap<AgentId, Bucket>,
     /// The last snapshots published to the workers. Kept alive here so that a worker that keeps up never frees a whole
@@ -201,13 +209,43 @@ impl<T> Plan<T> {
     }
 }
 
+impl ControlState {
+    fn new(snapshot: Snapshot, region: &Region, workers: usize) -> Self {
+        let mut state = Self {
+            revision: Revision::default(),
+            records: Records::default(),
+            directory: Directory::default(),
+            issuance: HashMap::new(),
+            published: Default::default(),
+            watcher: None,
+        };
+        state.replace(snapshot, region, workers);
+        state
+    }
+
+    fn replace(&mut self, snapshot: Snapshot, region: &Region, workers: usize) {
+        self.directory = Directory::new(&snapshot.records, region, workers);
+        self.records = snapshot.records;
+        self.revision = snapshot.revision;
+    }
+
+    fn apply(&mut self, revision: Revision, steps: &[Step], region: &Region, workers: usize) {
+        for step in steps {
+            self.records.apply(step.clone());
+        }
+        self.directory.apply(steps, &self.records, region, workers);
+        self.revision = revision;
+    }
+}
+
 impl Control {
     /// Opens the data folder with records, authority and admin token, and creates what is missing.
     pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
         files::create_private_dir(&config.data_dir)?;
         // Must come first: it fails if another process uses the folder.
         let store_path = config.data_dir.join("gw.sqlite");
-        let store = SqliteStore::open(&store_path)?;
+        let mut store = SqliteStore::open(&store_path)?;
+        let state = ControlState::new(store.load()?, &config.region, workers.count());
         let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
         let tls = TlsMaterial::new(
             config.certificate.clone(),
@@ -221,13 +259,8 @@ impl Control {
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
-            state: Mutex::new(ControlState {
-                records: store.load()?,
-                store: Some(Box::new(store)),
-                issuance: HashMap::new(),
-                published: Default::default(),
-                watcher: None,
-            }),
+            store: Mutex::new(Some(Box::new(store))),
+            state: Mutex::new(state),
             agents,
             tls,
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
@@ -247,7 +280,7 @@ impl Control {
 
     /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
-        Ok((Arc::new(self.directory(&self.state().records)), Arc::new(self.tls.load()?)))
+        Ok((Arc::new(self.state().directory.clone()), Arc::new(self.tls.load()?)))
     }
 
     pub fn region(&self) -> &Region {
@@ -280,11 +313,11 @@ impl Control {
 
     /// Stores a record as it is, without the checks of the other methods. For tests.
     #[doc(hidden)]
-    pub fn put(&self, record: StoredRecord) -> Result<(), ControlError> {
+    pub fn put(&self, record: &StoredRecord) -> Result<(), ControlError> {
         self.change(&Actor::Admin, |_, _| {
             Ok(Plan {
                 target: format!("{:?}", record.id()),
-                steps: vec![Step::Put(record)],
+                steps: vec![Step::Put(record.clone())],
                 action: "put",
                 account: None,
                 detail: serde_json::Value::Null,
@@ -301,39 +334,89 @@ impl Control {
     }
 
     /// Makes a change: plans it, stores it with its audit entry, publishes it to every worker. On success the change is
-    /// durable and the workers apply it at once; on an error nothing has changed.
+    /// durable and the workers apply it at once; on an error nothing has changed. `plan` runs again if another node has
+    /// changed the records meanwhile. Only other changes wait for the store.
     fn change<T>(
         &self,
         actor: &Actor,
-        plan: impl FnOnce(&Records, Timestamp) -> Result<Plan<T>, ControlError>,
+        plan: impl Fn(&Records, Timestamp) -> Result<Plan<T>, ControlError>,
     ) -> Result<T, ControlError> {
         let now = Timestamp::now();
+        let mut store = self.store();
+        for _ in 0..COMMIT_ATTEMPTS {
+            let (plan, after) = {
+                let state = self.state();
+                (plan(&state.records, now)?, state.revision)
+            };
+            if plan.steps.is_empty() {
+                return Ok(plan.output);
+            }
+            let entry = AuditEntry {
+                at: now,
+                actor: actor.to_string(),
+                action: plan.action.into(),
+                account: plan.account,
+                target: plan.target,
+                detail: plan.detail,
+            };
+            if let Some(revision) = self.commit(&mut store, after, &plan.steps, &entry)? {
+                tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
+                self.apply(vec![(revision, plan.steps)]);
+                return Ok(plan.output);
+            }
+        }
+        Err(StoreError::Stale.into())
+    }
+
+    /// Commits steps that were planned on revision `after`. `None` if another node has committed a change since: its
+    /// change is applied here, and the caller has to plan again.
+    fn commit(
+        &self,
+        store: &mut Option<Box<dyn Store>>,
+        after: Revision,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Option<Revision>, ControlError> {
+        let store = store.as_mut().ok_or(ControlError::HandedOver)?;
+        match store.commit(after, steps, entry) {
+            Ok(revision) => Ok(Some(revision)),
+            Err(StoreError::Stale) => {
+                match store.changes_after(self.state().revision)? {
+                    History::Changes(changes) => self.apply(changes),
+                    History::Lost => self.replace(store.load()?),
+                }
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Applies committed changes and publishes them. Skips those that were applied before.
+    pub(crate) fn apply(&self, changes: Vec<(Revision, Vec<Step>)>) {
         let mut state = self.state();
-        let plan = plan(&state.records, now)?;
-        if plan.steps.is_empty() {
-            return Ok(plan.output);
+        let mut has_steps = false;
+        for (revision, steps) in changes {
+            if revision > state.revision {
+                has_steps |= !steps.is_empty();
+                state.apply(revision, &steps, &self.region, self.workers.count());
+            }
         }
-        let entry = AuditEntry {
-            at: now,
-            actor: actor.to_string(),
-            action: plan.action.into(),
-            account: plan.account,
-            target: plan.target,
-            detail: plan.detail,
-        };
-        state.store.as_mut().ok_or(ControlError::HandedOver)?.commit(&plan.steps, &entry)?;
-        tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
-        for step in plan.steps {
-            state.records.apply(step);
+        if has_steps {
+            self.publish(&mut state);
         }
+    }
+
+    /// Replaces all records and publishes them.
+    pub(crate) fn replace(&self, snapshot: Snapshot) {
+        let mut state = self.state();
+        state.replace(snapshot, &self.region, self.workers.count());
         self.publish(&mut state);
-        Ok(plan.output)
     }
 
     /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their
     /// changes.
     fn publish(&self, state: &mut ControlState) {
-        let directory = Arc::new(self.directory(&state.records));
+        let directory = Arc::new(state.directory.clone());
         state.published.rotate_right(1);
         state.published[0] = Arc::clone(&directory);
         self.workers.publish_directory(&directory);
@@ -358,30 +441,28 @@ impl Control {
 
     /// Publishes the records received from the process that now has the store.
     pub(crate) fn follow(&self, records: Vec<StoredRecord>) {
-        let mut state = self.state();
-        if state.store.is_none() {
-            state.records = records.into_iter().collect();
-            self.publish(&mut state);
+        if !self.has_store() {
+            let revision = self.state().revision;
+            self.replace(Snapshot { revision, records: records.into_iter().collect() });
         }
     }
 
     /// Closes the store, so that another process can open it. Until it is reopened, no change is possible here.
     pub(crate) fn close_store(&self) {
-        self.state().store = None;
+        *self.store() = None;
     }
 
     /// Reopens the store and loads changes made by another process.
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
-        let store = SqliteStore::open(&self.store_path)?;
-        let mut state = self.state();
-        state.records = store.load()?;
-        state.store = Some(Box::new(store));
-        self.publish(&mut state);
+        let mut reopened = SqliteStore::open(&self.store_path)?;
+        let mut store = self.store();
+        self.replace(reopened.load()?);
+        *store = Some(Box::new(reopened));
         Ok(())
     }
 
     pub(crate) fn has_store(&self) -> bool {
-        self.state().store.is_some()
+        self.store().is_some()
     }
 
     /// Reloads the server certificate. On failure the old one stays in use.
@@ -412,14 +493,14 @@ impl Control {
         self.workers.count()
     }
 
-    fn state(&self) -> MutexGuard<'_, ControlState> {
-        // A panic that poisons the lock leaves the store consistent (SQLite transactions); records are applied after
-        // the commit.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn store(&self) -> MutexGuard<'_, Option<Box<dyn Store>>> {
+        // A panic that poisons the lock leaves the store consistent, because changes are transactions.
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn directory(&self, records: &Records) -> Directory {
-        Directory::new(records, &self.region, self.workers.count())
+    fn state(&self) -> MutexGuard<'_, ControlState> {
+        // A panic under this lock can only occur between whole changes.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

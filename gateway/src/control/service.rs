@@ -218,7 +218,7 @@ impl Control {
             }
             let record = settings.applied_to(&ServiceRecord {
                 account: account.clone(),
-                id,
+                id: id.clone(),
                 modes: Modes { jwt: true, service_key: true },
                 enabled: true,
                 rate: self.default_rate,
@@ -242,8 +242,12 @@ impl Control {
     pub fn services(&self, account: &str, query: &PageQuery) -> Result<Page<ServiceView>, ControlError> {
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let services = state.records.services.values().filter(|record| record.account == *account);
-        Ok(Page::of(services, |record| record.id.as_str(), query, |record| ServiceView::new(record, &self.region))?)
+        Ok(Page::of(
+            state.records.services_of(account),
+            |record| record.id.as_str(),
+            query,
+            |record| ServiceView::new(record, &self.region),
+        )?)
     }
 
     pub fn service(&self, account: &str, id: &str) -> Result<ServiceView, ControlError> {

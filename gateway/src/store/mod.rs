@@ -2,6 +2,7 @@
 //! read instead of a database.
 
 mod directory;
+mod document;
 mod records;
 mod signing_key;
 mod sqlite;
@@ -9,6 +10,7 @@ mod sqlite;
 use std::borrow::Cow;
 
 use gw_shared::id::AccountId;
+use serde::{Deserialize, Serialize};
 
 pub use directory::{Agent, Captures, Directory, Service};
 pub use records::{
@@ -23,11 +25,35 @@ use crate::clock::Timestamp;
 /// Durable storage of records and of the audit log.
 pub trait Store: Send {
     /// Loads all records in one consistent read.
-    fn load(&self) -> Result<Records, StoreError>;
-    /// Applies all steps and appends the entry to the audit log, in one durable transaction.
-    fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError>;
+    fn load(&mut self) -> Result<Snapshot, StoreError>;
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its revision.
+    /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
+    fn commit(&mut self, after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError>;
+    /// The changes after `revision` that are committed, in their order.
+    fn changes_after(&mut self, revision: Revision) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
-    fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
+    fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
+}
+
+/// Number of a committed change. It is also the number of the change's entry in the audit log.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Revision(pub i64);
+
+/// All records as of one revision.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub revision: Revision,
+    pub records: Records,
+}
+
+/// The changes after a revision.
+#[derive(Debug)]
+pub enum History {
+    /// Each with its revision, without gaps.
+    Changes(Vec<(Revision, Vec<Step>)>),
+    /// The changes are not stored any more, or the revision is not of this store: load all records.
+    Lost,
 }
 
 /// An entry of the audit log: one change or one read of captured data.
@@ -68,6 +94,8 @@ pub enum StoreError {
     Sqlite(rusqlite::Error),
     #[error("store: another process has the database open; each gateway needs its own data folder")]
     InUse,
+    #[error("store: another node has changed the records; nothing was changed, try again")]
+    Stale,
     #[error("store: the disk is full; nothing was changed")]
     Full,
     #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]
@@ -84,5 +112,11 @@ impl From<rusqlite::Error> for StoreError {
             Some(rusqlite::ErrorCode::DiskFull) => Self::Full,
             _ => Self::Sqlite(error),
         }
+    }
+}
+
+impl StoreError {
+    fn corrupt(error: impl std::fmt::Display) -> Self {
+        Self::Corrupt(error.to_string())
     }
 }

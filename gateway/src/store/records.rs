@@ -229,6 +229,12 @@ impl Records {
         all
     }
 
+    /// The services of an account, by id.
+    pub fn services_of(&self, account: &AccountId) -> impl Iterator<Item = &ServiceRecord> {
+        let of_account = self.services.range((account.clone(), ServiceId::lower_bound())..);
+        of_account.map(|(_, record)| record).take_while(|record| record.account == *account)
+    }
+
     pub fn apply(&mut self, step: Step) {
         match step {
             Step::Put(record) => self.put(record),

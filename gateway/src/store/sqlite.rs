@@ -1,16 +1,16 @@
 //! The store on SQLite: write-ahead log, every commit synced, one process at a time.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
-use serde::de::DeserializeOwned;
 
-use super::{AuditEntry, AuditQuery, NumberedEntry, RecordId, Records, Step, Store, StoreError, StoredRecord};
+use super::{
+    AuditEntry, AuditQuery, History, NumberedEntry, Records, Revision, Snapshot, Step, Store, StoreError, document,
+};
 use crate::clock::Timestamp;
 
 /// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only.
@@ -127,29 +127,31 @@ impl SqliteStore {
 }
 
 impl Store for SqliteStore {
-    fn load(&self) -> Result<Records, StoreError> {
+    fn load(&mut self) -> Result<Snapshot, StoreError> {
         let mut statement = self.0.prepare("SELECT kind, document FROM records")?;
         let mut rows = statement.query([])?;
         let mut records = Records::default();
         while let Some(row) = rows.next()? {
             let (kind, document): (String, String) = (row.get(0)?, row.get(1)?);
-            records.put(read_record(&kind, &document)?);
+            records.put(document::read(&kind, &document)?);
         }
-        Ok(records)
+        let revision = self.0.query_row("SELECT coalesce(max(number), 0) FROM audit", [], |row| row.get(0))?;
+        Ok(Snapshot { revision: Revision(revision), records })
     }
 
-    fn commit(&mut self, steps: &[Step], entry: &AuditEntry) -> Result<(), StoreError> {
+    /// `after` is always the newest revision, because one process has the database open.
+    fn commit(&mut self, _after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for step in steps {
             match step {
                 Step::Put(record) => {
-                    let (kind, id) = key(&record.id());
+                    let (kind, id) = document::key(&record.id());
                     transaction
                         .prepare_cached("INSERT OR REPLACE INTO records VALUES (?1, ?2, ?3)")?
-                        .execute(params![kind, id, document(record)?])?;
+                        .execute(params![kind, id, document::write(record)?])?;
                 }
                 Step::Delete(record) => {
-                    let (kind, id) = key(record);
+                    let (kind, id) = document::key(record);
                     transaction
                         .prepare_cached("DELETE FROM records WHERE kind = ?1 AND id = ?2")?
                         .execute(params![kind, id])?;
@@ -168,11 +170,17 @@ impl Store for SqliteStore {
                 entry.target,
                 entry.detail.to_string(),
             ])?;
+        let revision = Revision(transaction.last_insert_rowid());
         transaction.commit()?;
-        Ok(())
+        Ok(revision)
     }
 
-    fn audit_log(&self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
+    fn changes_after(&mut self, _revision: Revision) -> Result<History, StoreError> {
+        // No other process changes the records while this one has the database open.
+        Ok(History::Changes(Vec::new()))
+    }
+
+    fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
         let mut statement = self.0.prepare_cached(
             "SELECT number, at, actor, action, account, target, detail FROM audit
              WHERE (?1 IS NULL OR account = ?1) AND number < ?2 ORDER BY number DESC LIMIT ?3",
@@ -187,60 +195,14 @@ impl Store for SqliteStore {
                 at: Timestamp(row.get(1)?),
                 actor: row.get(2)?,
                 action: Cow::Owned(row.get(3)?),
-                account: account.map(|id| AccountId::new(&id)).transpose().map_err(corrupt)?,
+                account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
                 target: row.get(5)?,
-                detail: serde_json::from_str(&detail).map_err(corrupt)?,
+                detail: serde_json::from_str(&detail).map_err(StoreError::corrupt)?,
             };
             entries.push(NumberedEntry { number: row.get(0)?, entry });
         }
         Ok(entries)
     }
-}
-
-fn corrupt(error: impl fmt::Display) -> StoreError {
-    StoreError::Corrupt(error.to_string())
-}
-
-/// The columns `kind` and `id` of a record.
-fn key(id: &RecordId) -> (&'static str, String) {
-    match id {
-        RecordId::Account(id) => ("account", id.to_string()),
-        RecordId::Service(account, id) => ("service", format!("{account}/{id}")),
-        RecordId::Credential(id) => ("credential", id.to_string()),
-        RecordId::ServiceKey(id) => ("service_key", id.to_string()),
-        RecordId::EnrollmentToken(id) => ("enrollment_token", id.to_string()),
-        RecordId::Agent(id) => ("agent", id.to_string()),
-        RecordId::SigningKey(id) => ("signing_key", id.to_string()),
-    }
-}
-
-fn document(record: &StoredRecord) -> Result<String, StoreError> {
-    match record {
-        StoredRecord::Account(record) => serde_json::to_string(record),
-        StoredRecord::Service(record) => serde_json::to_string(record),
-        StoredRecord::Credential(record) => serde_json::to_string(record),
-        StoredRecord::ServiceKey(record) => serde_json::to_string(record),
-        StoredRecord::EnrollmentToken(record) => serde_json::to_string(record),
-        StoredRecord::Agent(record) => serde_json::to_string(record),
-        StoredRecord::SigningKey(record) => serde_json::to_string(record),
-    }
-    .map_err(corrupt)
-}
-
-fn read_record(kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
-    fn read<T: DeserializeOwned>(kind: &str, document: &str) -> Result<T, StoreError> {
-        serde_json::from_str(document).map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
-    }
-    Ok(match kind {
-        "account" => StoredRecord::Account(read(kind, document)?),
-        "service" => StoredRecord::Service(read(kind, document)?),
-        "credential" => StoredRecord::Credential(read(kind, document)?),
-        "service_key" => StoredRecord::ServiceKey(read(kind, document)?),
-        "enrollment_token" => StoredRecord::EnrollmentToken(read(kind, document)?),
-        "agent" => StoredRecord::Agent(read(kind, document)?),
-        "signing_key" => StoredRecord::SigningKey(read(kind, document)?),
-        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
-    })
 }
 
 #[cfg(test)]
@@ -335,8 +297,8 @@ mod tests {
     }
 
     /// All records of a store as comparable text, secrets included.
-    fn contents(store: &SqliteStore) -> Vec<String> {
-        let records = store.load().unwrap();
+    fn contents(store: &mut SqliteStore) -> Vec<String> {
+        let records = store.load().unwrap().records;
         let mut all: Vec<StoredRecord> = Vec::new();
         all.extend(records.accounts.into_values().map(StoredRecord::Account));
         all.extend(records.services.into_values().map(StoredRecord::Service));
@@ -345,7 +307,7 @@ mod tests {
         all.extend(records.enrollment_tokens.into_values().map(StoredRecord::EnrollmentToken));
         all.extend(records.agents.into_values().map(StoredRecord::Agent));
         all.extend(records.signing_keys.into_values().map(StoredRecord::SigningKey));
-        all.iter().map(|record| document(record).unwrap()).collect()
+        all.iter().map(|record| document::write(record).unwrap()).collect()
     }
 
     fn all() -> AuditQuery {
@@ -358,17 +320,17 @@ mod tests {
         let path = directory.path().join("gw.sqlite");
         let mut store = SqliteStore::open(&path).unwrap();
         let samples = samples();
-        let expected: Vec<String> = samples.iter().map(|record| document(record).unwrap()).collect();
+        let expected: Vec<String> = samples.iter().map(|record| document::write(record).unwrap()).collect();
         let puts: Vec<Step> = samples.iter().cloned().map(Step::Put).collect();
-        store.commit(&puts, &entry("first")).unwrap();
-        store.commit(&puts, &entry("second")).unwrap();
-        assert_eq!(contents(&store), expected);
+        store.commit(Revision(0), &puts, &entry("first")).unwrap();
+        store.commit(Revision(0), &puts, &entry("second")).unwrap();
+        assert_eq!(contents(&mut store), expected);
         drop(store);
         let mut store = SqliteStore::open(&path).unwrap();
-        assert_eq!(contents(&store), expected);
+        assert_eq!(contents(&mut store), expected);
         let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
-        store.commit(&deletes, &entry("third")).unwrap();
-        assert_eq!(contents(&store), Vec::<String>::new());
+        store.commit(Revision(0), &deletes, &entry("third")).unwrap();
+        assert_eq!(contents(&mut store), Vec::<String>::new());
         let actions: Vec<_> = store.audit_log(&all()).unwrap().into_iter().map(|row| row.entry.action).collect();
         assert_eq!(actions, ["third", "second", "first"]);
         assert_eq!(
@@ -382,16 +344,16 @@ mod tests {
     fn a_full_disk_refuses_a_change_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
-        store.commit(&samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first")).unwrap();
-        let before = contents(&store);
+        store.commit(Revision(0), &samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first")).unwrap();
+        let before = contents(&mut store);
         let pages: u32 = store.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
         store.0.pragma_update(None, "max_page_count", pages).unwrap();
         let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
-        assert!(matches!(store.commit(&many, &entry("second")), Err(StoreError::Full)));
-        assert_eq!(contents(&store), before);
+        assert!(matches!(store.commit(Revision(0), &many, &entry("second")), Err(StoreError::Full)));
+        assert_eq!(contents(&mut store), before);
         assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
         store.0.pragma_update(None, "max_page_count", 1_000_000).unwrap();
-        store.commit(&many, &entry("third")).unwrap();
+        store.commit(Revision(0), &many, &entry("third")).unwrap();
     }
 
     #[test]
@@ -410,7 +372,7 @@ mod tests {
         ))
         .unwrap();
         drop(old);
-        let records = SqliteStore::open(&path).unwrap().load().unwrap();
+        let records = SqliteStore::open(&path).unwrap().load().unwrap().records;
         let service = records.services.values().next().unwrap();
         assert_eq!(
             (service.rate, service.modes),

@@ -264,7 +264,7 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
         AgentRecord { certificate_not_after: Some(not_after), ..own_agent(&demo) }
     };
     let record = expired(29);
-    control.put(StoredRecord::Agent(record.clone())).unwrap();
+    control.put(&StoredRecord::Agent(record.clone())).unwrap();
     // The gateway closes the tunnel; the agent recovers at /csr with its old key and reconnects.
     eventually("a new certificate", || {
         (own_agent(&demo).certificate_not_after > record.certificate_not_after).then_some(())
@@ -274,13 +274,13 @@ fn an_agent_with_an_expired_certificate_recovers_within_the_grace_period() {
         caller.send(get(&demo, "/"));
         (caller.response().status == 200).then_some(())
     });
-    control.put(StoredRecord::Agent(expired(31))).unwrap();
+    control.put(&StoredRecord::Agent(expired(31))).unwrap();
     eventually("no tunnel is left", || tunnels(&demo).is_empty().then_some(()));
     let key = KeyPair::generate().unwrap();
     let request = json!({ "csr": plain_csr(&key), "agent_id": record.id });
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_AGENT_CERTIFICATE_EXPIRED");
     // A recovery with another key is refused.
-    control.put(StoredRecord::Agent(expired(1))).unwrap();
+    control.put(&StoredRecord::Agent(expired(1))).unwrap();
     assert_eq!(outcome(&post_json(&demo, "/csr", "", &request)), "401 GW_ENROLLMENT_INVALID");
 }
 

@@ -42,7 +42,7 @@ fn a_revoked_agents_tunnel_is_cut_within_a_second() {
         let response = caller.response();
         assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
         // Once it is allowed again, the agent reconnects.
-        control.put(StoredRecord::Agent(agent.clone())).unwrap();
+        control.put(&StoredRecord::Agent(agent.clone())).unwrap();
         eventually("the tunnel is back", || {
             caller.send(get(&demo, "/"));
             (caller.response().status == 200).then_some(())

@@ -1,0 +1,47 @@
+//! Records as they are stored: a kind, an identity and a JSON document.
+
+use serde::de::DeserializeOwned;
+
+use super::{RecordId, StoreError, StoredRecord};
+
+/// The columns `kind` and `id` of a record.
+pub(super) fn key(id: &RecordId) -> (&'static str, String) {
+    match id {
+        RecordId::Account(id) => ("account", id.to_string()),
+        RecordId::Service(account, id) => ("service", format!("{account}/{id}")),
+        RecordId::Credential(id) => ("credential", id.to_string()),
+        RecordId::ServiceKey(id) => ("service_key", id.to_string()),
+        RecordId::EnrollmentToken(id) => ("enrollment_token", id.to_string()),
+        RecordId::Agent(id) => ("agent", id.to_string()),
+        RecordId::SigningKey(id) => ("signing_key", id.to_string()),
+    }
+}
+
+pub(super) fn write(record: &StoredRecord) -> Result<String, StoreError> {
+    match record {
+        StoredRecord::Account(record) => serde_json::to_string(record),
+        StoredRecord::Service(record) => serde_json::to_string(record),
+        StoredRecord::Credential(record) => serde_json::to_string(record),
+        StoredRecord::ServiceKey(record) => serde_json::to_string(record),
+        StoredRecord::EnrollmentToken(record) => serde_json::to_string(record),
+        StoredRecord::Agent(record) => serde_json::to_string(record),
+        StoredRecord::SigningKey(record) => serde_json::to_string(record),
+    }
+    .map_err(StoreError::corrupt)
+}
+
+pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreError> {
+    fn parse<T: DeserializeOwned>(kind: &str, document: &str) -> Result<T, StoreError> {
+        serde_json::from_str(document).map_err(|error| StoreError::Corrupt(format!("{kind}: {error}")))
+    }
+    Ok(match kind {
+        "account" => StoredRecord::Account(parse(kind, document)?),
+        "service" => StoredRecord::Service(parse(kind, document)?),
+        "credential" => StoredRecord::Credential(parse(kind, document)?),
+        "service_key" => StoredRecord::ServiceKey(parse(kind, document)?),
+        "enrollment_token" => StoredRecord::EnrollmentToken(parse(kind, document)?),
+        "agent" => StoredRecord::Agent(parse(kind, document)?),
+        "signing_key" => StoredRecord::SigningKey(parse(kind, document)?),
+        other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
+    })
+}
