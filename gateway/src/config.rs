@@ -15,6 +15,7 @@ use crate::hostname::Region;
 use crate::limits;
 use crate::memory::process;
 use crate::rate::Rate;
+use crate::store::{PostgresSettings, PostgresUrlError};
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 
@@ -23,6 +24,9 @@ use crate::tls::certificate;
 pub struct Config {
     pub region: Region,
     pub data_dir: PathBuf,
+    pub store: StoreSettings,
+    /// File with the secret of the region. Present if the store is PostgreSQL.
+    pub region_key: Option<PathBuf>,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
     /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
@@ -56,6 +60,15 @@ pub struct Config {
     pub traces: Option<trace::Settings>,
 }
 
+/// Where the records are stored.
+#[derive(Debug, Clone)]
+pub enum StoreSettings {
+    /// A file in the data folder, for a single node.
+    Sqlite,
+    /// A database for all nodes of the region.
+    Postgres(PostgresSettings),
+}
+
 /// When a connection moves to the worker that owns its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandOver {
@@ -82,6 +95,8 @@ impl Config {
             region,
             certificate: CertificateSource::Development { data_dir: data_dir.clone() },
             data_dir,
+            store: StoreSettings::Sqlite,
+            region_key: None,
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             admin_hosts: Vec::new(),
@@ -140,6 +155,8 @@ impl Config {
         let region = keys.required("region", "a label such as \"eu1\"", parse_label);
         let domain = keys.required("domain", "a domain such as \"example.com\"", parse_domain);
         let data_dir = keys.required("data_dir", "a folder", |text| Some(PathBuf::from(text)));
+        let store = store_settings(&mut keys);
+        let region_key = keys.text("region_key", "a file", |text| Some(PathBuf::from(text)));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
@@ -166,6 +183,9 @@ impl Config {
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
+        if matches!(store, Some(StoreSettings::Postgres(_))) && region_key.is_none() {
+            keys.errors.push("region_key: missing; a region on PostgreSQL needs the file of its key".to_owned());
+        }
         if let (Some(certificate), Some(key)) = (&certificate, &key) {
             let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
             keys.errors.extend(check_certificate(certificate, key, region.as_ref()));
@@ -178,6 +198,8 @@ impl Config {
         };
         let defaults = Self::new(Region::new(&region, &domain), data_dir);
         Ok(Self {
+            store: store.unwrap_or(defaults.store),
+            region_key,
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
             admin_hosts: admin_hosts.unwrap_or(defaults.admin_hosts),
@@ -206,6 +228,37 @@ impl Config {
             traces,
             ..defaults
         })
+    }
+}
+
+fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {
+    let url =
+        keys.text("store", "\"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\"", |text| Some(text.to_owned()));
+    let password = keys.text("store_password_file", "a file", |text| Some(PathBuf::from(text)));
+    let authorities = keys.text("store_ca", "a file", |text| Some(PathBuf::from(text)));
+    let url = url.filter(|url| url != "sqlite");
+    let Some(url) = url else {
+        for (key, given) in [("store_password_file", &password), ("store_ca", &authorities)] {
+            if given.is_some() {
+                keys.errors.push(format!("{key}: only for a store on PostgreSQL"));
+            }
+        }
+        return None;
+    };
+    match PostgresSettings::new(&url, password.as_deref(), authorities.as_deref()) {
+        Ok(settings) => Some(StoreSettings::Postgres(settings)),
+        Err(error @ (PostgresUrlError::Url(_) | PostgresUrlError::Missing(_))) => {
+            keys.errors.push(format!("store: {error}"));
+            None
+        }
+        Err(error @ PostgresUrlError::Password(_)) => {
+            keys.errors.push(format!("store_password_file: {error}"));
+            None
+        }
+        Err(error @ PostgresUrlError::Authorities(_)) => {
+            keys.errors.push(format!("store_ca: {error}"));
+            None
+        }
     }
 }
 

@@ -72,7 +72,8 @@ pub(crate) enum WriteProblems {
     /// The body is not JSON by its Content-Type.
     #[response(status = 415, content_type = "application/problem+json")]
     UnsupportedMediaType(#[to_schema] Problem),
-    /// Another process is taking over from this one; nothing was changed.
+    /// Another process is taking over from this one and nothing was changed, or PostgreSQL does not answer and the change
+    /// may or may not be made. Repeating a request that creates or changes an object is safe.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(#[to_schema] Problem),
     /// The disk is full; nothing was changed.
@@ -123,7 +124,11 @@ impl From<ControlError> for Problem {
             ControlError::Invalid { field, .. } => {
                 Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
             }
-            ControlError::HandedOver | ControlError::Stopping => Self::new(StatusCode::SERVICE_UNAVAILABLE, detail),
+            ControlError::HandedOver
+            | ControlError::Stopping
+            | ControlError::Store(StoreError::Unavailable(_) | StoreError::Stale) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            }
             ControlError::Store(StoreError::Full) => Self::new(StatusCode::INSUFFICIENT_STORAGE, detail),
             _ => {
                 tracing::error!(error = detail, "a request of the admin listener failed");
@@ -165,6 +170,9 @@ impl IntoResponse for Problem {
             response
                 .headers_mut()
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"gw admin\""));
+        }
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // A struct of strings always serializes.
         *response.body_mut() = serde_json::to_vec(&self).unwrap_or_default().into();

@@ -11,8 +11,10 @@ mod caller_secret;
 mod certificate;
 mod enrollment;
 mod executor;
+mod feed;
 mod inventory;
 mod name;
+mod open;
 mod replay;
 mod service;
 mod signing_key;
@@ -21,12 +23,11 @@ mod workers;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
-use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::identity::secret::Secret;
 
@@ -42,6 +43,8 @@ pub use certificate::AgentProof;
 pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
+use feed::EngineHealth;
+pub(crate) use feed::Feed;
 pub use inventory::Inventory;
 use name::checked_name;
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
@@ -51,13 +54,12 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use workers::Workers;
 
 use crate::clock::Timestamp;
-use crate::config::Config;
 use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
 use crate::store::{
-    AuditEntry, Directory, History, Records, Revision, Snapshot, SqliteStore, Step, Store, StoreError, StoredRecord,
+    AuditEntry, Directory, History, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
@@ -72,7 +74,7 @@ const COMMIT_ATTEMPTS: usize = 32;
 
 /// Administration of one gateway process.
 pub struct Control {
-    store_path: PathBuf,
+    store_source: StoreSource,
     region: Region,
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
@@ -84,6 +86,7 @@ pub struct Control {
     tls: TlsMaterial,
     admin_token: Secret,
     admin_hosts: Vec<String>,
+    engine_health: EngineHealth,
     workers: Arc<dyn Workers>,
 }
 
@@ -239,45 +242,6 @@ impl ControlState {
 }
 
 impl Control {
-    /// Opens the data folder with records, authority and admin token, and creates what is missing.
-    pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
-        files::create_private_dir(&config.data_dir)?;
-        // Must come first: it fails if another process uses the folder.
-        let store_path = config.data_dir.join("gw.sqlite");
-        let mut store = SqliteStore::open(&store_path)?;
-        let state = ControlState::new(store.load()?, &config.region, workers.count());
-        let agents = Authority::load_or_create(&config.data_dir, "agent-ca", "Gw agents")?;
-        let tls = TlsMaterial::new(
-            config.certificate.clone(),
-            config.region.clone(),
-            agents.certificate_pem(),
-            config.agent_mtls,
-        )?;
-        let control = Self {
-            store_path,
-            region: config.region.clone(),
-            default_rate: config.default_rate,
-            signing_key_rotation: config.signing_key_rotation,
-            certificate_lifetime: config.agent_certificate_lifetime,
-            store: Mutex::new(Some(Box::new(store))),
-            state: Mutex::new(state),
-            agents,
-            tls,
-            admin_token: admin_token(&config.data_dir.join("admin.token"))?,
-            admin_hosts: config.admin_hosts.clone(),
-            workers,
-        };
-        if let Err(error) = control.maintain(Timestamp::now()) {
-            // Maintenance can wait, for example on a full disk. Without any signing key, however, no token can be
-            // issued.
-            if control.state().records.signing_keys.is_empty() {
-                return Err(error);
-            }
-            tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
-        }
-        Ok(control)
-    }
-
     /// The directory and TLS configurations that workers start with.
     pub(crate) fn initial_state(&self) -> Result<(Arc<Directory>, Arc<ServerConfigs>), ControlError> {
         Ok((Arc::new(self.state().directory.clone()), Arc::new(self.tls.load()?)))
@@ -454,10 +418,10 @@ impl Control {
 
     /// Reopens the store and loads changes made by another process.
     pub(crate) fn reopen_store(&self) -> Result<(), ControlError> {
-        let mut reopened = SqliteStore::open(&self.store_path)?;
+        let mut reopened = self.store_source.open()?;
         let mut store = self.store();
         self.replace(reopened.load()?);
-        *store = Some(Box::new(reopened));
+        *store = Some(reopened);
         Ok(())
     }
 
@@ -507,11 +471,4 @@ impl Control {
 /// A new secret of 256 bits.
 fn new_secret() -> Secret {
     Secret::new(random_base62(SECRET_LENGTH))
-}
-
-fn admin_token(path: &Path) -> io::Result<Secret> {
-    if !path.exists() {
-        files::write_private(path, new_secret().reveal().as_bytes())?;
-    }
-    files::read_text(path).map(|text| Secret::new(text.trim().to_owned()))
 }

@@ -16,7 +16,7 @@ use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
 use crate::config::Config;
-use crate::control::{self, Control, ControlError, Executor, JobQueue};
+use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
@@ -57,6 +57,8 @@ pub struct Gateway {
     /// that still wait.
     pub(super) jobs: Option<JoinHandle<JobQueue>>,
     pub(super) admin: Option<AdminThread>,
+    /// Follows the changes of other nodes; `None` with SQLite.
+    feed: Option<Feed>,
     /// Exporter of spans.
     pub(super) exporter: Option<Exporter>,
     /// Disconnects when the predecessor has ended; `None` if this process has replaced none.
@@ -113,6 +115,7 @@ impl Gateway {
         let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget)?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
+        gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
         gateway.serve_admin()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
         // no file.
@@ -153,6 +156,7 @@ impl Gateway {
             executor,
             jobs: None,
             admin: None,
+            feed: None,
             exporter,
             predecessor: None,
             has_successor: false,

@@ -1,10 +1,12 @@
-//! Storage of the records: an interface with one implementation on SQLite, and the directory snapshots that workers
-//! read instead of a database.
+//! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the directory snapshots that
+//! workers read instead of a database.
 
 mod directory;
 mod document;
+mod postgres;
 mod records;
 mod signing_key;
+mod source;
 mod sqlite;
 
 use std::borrow::Cow;
@@ -13,11 +15,14 @@ use gw_shared::id::AccountId;
 use serde::{Deserialize, Serialize};
 
 pub use directory::{Agent, Captures, Directory, Service};
+pub(crate) use postgres::Sealer;
+pub use postgres::{PostgresSettings, PostgresStore, PostgresUrlError, RegionIdentity};
 pub use records::{
     AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
     PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,
 };
 pub use signing_key::SigningKey;
+pub use source::{PostgresSource, StoreSource};
 pub use sqlite::SqliteStore;
 
 use crate::clock::Timestamp;
@@ -92,10 +97,16 @@ pub struct AuditQuery {
 pub enum StoreError {
     #[error("store: {0}")]
     Sqlite(rusqlite::Error),
-    #[error("store: another process has the database open; each gateway needs its own data folder")]
+    #[error("store: another process has the data folder open; each gateway needs its own")]
     InUse,
     #[error("store: another node has changed the records; nothing was changed, try again")]
     Stale,
+    #[error("store: PostgreSQL does not answer: {0}")]
+    Unavailable(String),
+    #[error("store: PostgreSQL: {0}")]
+    Postgres(String),
+    #[error("store: {0}")]
+    Region(String),
     #[error("store: the disk is full; nothing was changed")]
     Full,
     #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]

@@ -149,8 +149,12 @@ impl CertificateRequest {
 /// A server certificate for a gateway without a configured one, issued by a development authority that callers can
 /// trust (`dev-ca.crt`). Each start issues a new certificate from the same authority.
 pub(crate) fn development_certificate(data_dir: &Path, region: &Region) -> Result<Issued, PkiError> {
-    let authority = Authority::load_or_create(data_dir, "dev-ca", "Gw development CA, do not trust in production")?;
-    authority.issue_region(region)
+    development_authority(data_dir)?.issue_region(region)
+}
+
+/// The authority of development certificates: `dev-ca.crt` and `dev-ca.key` in `data_dir`.
+pub(crate) fn development_authority(data_dir: &Path) -> Result<Authority, PkiError> {
+    Authority::load_or_create(data_dir, "dev-ca", "Gw development CA, do not trust in production")
 }
 
 /// The identity in an agent's certificate.

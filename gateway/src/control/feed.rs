@@ -1,0 +1,207 @@
+//! Follows the changes that other nodes commit to PostgreSQL.
+//!
+//! A notification announces a change within milliseconds. Polling guarantees it, because a connection can break without
+//! a sign. While PostgreSQL does not answer, the node works from memory and refuses changes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gw_shared::files;
+use gw_shared::identity::secret::Secret;
+
+use super::{Control, ControlError};
+use crate::region::RegionKey;
+use crate::store::{
+    History, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, Store, StoreError, StoreSource,
+};
+
+/// Interval of polling.
+const POLL: Duration = Duration::from_millis(250);
+/// Interval at which old changes are deleted.
+const FORGET: Duration = Duration::from_secs(600);
+/// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
+const COPY_FILE: &str = "records.sealed";
+/// Shortest time between two copies.
+const COPY_INTERVAL: Duration = Duration::from_secs(5);
+/// Writing copies takes at most one part in this many of the time.
+const COPY_SHARE: u32 = 20;
+
+/// Whether PostgreSQL answers, as far as this node knows.
+#[derive(Default)]
+pub(crate) struct EngineHealth {
+    away_since: Mutex<Option<Instant>>,
+    /// Newest revision seen in the database.
+    newest: AtomicI64,
+}
+
+impl EngineHealth {
+    /// How long PostgreSQL has not answered; `None` while it does.
+    pub(crate) fn away_for(&self) -> Option<Duration> {
+        self.lock().map(|since| since.elapsed())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        // Every write is a single assignment.
+        self.away_since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self, revision: Revision) {
+        self.newest.store(revision.0, Ordering::Relaxed);
+        if let Some(since) = self.lock().take() {
+            tracing::info!(revision = revision.0, seconds = since.elapsed().as_secs(), "PostgreSQL answers again");
+        }
+    }
+
+    fn failed(&self, error: &StoreError) {
+        let mut away_since = self.lock();
+        if away_since.is_none() {
+            *away_since = Some(Instant::now());
+            tracing::error!(%error, "relaying goes on from memory; changes are refused until PostgreSQL answers");
+        }
+    }
+}
+
+impl Control {
+    /// Whether PostgreSQL answers; `None` with SQLite.
+    pub(crate) fn engine_health(&self) -> Option<&EngineHealth> {
+        matches!(self.store_source, StoreSource::Postgres(_)).then_some(&self.engine_health)
+    }
+
+    /// The revision of the records.
+    pub fn revision(&self) -> Revision {
+        self.state().revision
+    }
+
+    /// Applies changes that other nodes have committed.
+    fn catch_up(&self, store: &mut PostgresStore) -> Result<(), StoreError> {
+        loop {
+            match store.changes_after(self.revision())? {
+                History::Changes(changes) if changes.is_empty() => return Ok(()),
+                History::Changes(changes) => self.apply(changes),
+                History::Lost => self.replace(store.load()?),
+            }
+        }
+    }
+}
+
+/// The thread that follows. It ends when this is dropped.
+pub(crate) struct Feed {
+    stopped: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Feed {
+    /// Starts to follow; `None` if the store is SQLite, which no other process changes.
+    pub(crate) fn start(control: &Arc<Control>, data_dir: &Path) -> io::Result<Option<Self>> {
+        let StoreSource::Postgres(source) = &control.store_source else { return Ok(None) };
+        let follower = Follower {
+            control: Arc::clone(control),
+            copy: RecordsCopy::new(data_dir, source),
+            source: source.clone(),
+            next_forget: Instant::now() + FORGET,
+        };
+        let stopped = Arc::<AtomicBool>::default();
+        let until = Arc::clone(&stopped);
+        let thread = std::thread::Builder::new().name("gw-feed".to_owned()).spawn(move || follower.run(&until))?;
+        Ok(Some(Self { stopped, thread: Some(thread) }))
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that follows changes panicked");
+        }
+    }
+}
+
+struct Follower {
+    control: Arc<Control>,
+    source: PostgresSource,
+    copy: RecordsCopy,
+    next_forget: Instant,
+}
+
+impl Follower {
+    fn run(mut self, stopped: &AtomicBool) {
+        let mut store = match PostgresStore::new(&self.source) {
+            Ok(store) => store,
+            Err(error) => return tracing::error!(%error, "cannot follow changes of other nodes"),
+        };
+        while !stopped.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            match self.follow(&mut store) {
+                Ok(()) => self.control.engine_health.answered(self.control.revision()),
+                Err(error) => {
+                    self.control.engine_health.failed(&error);
+                    std::thread::sleep(POLL.saturating_sub(began.elapsed()));
+                }
+            }
+            self.copy.write_if_due(&self.control);
+        }
+    }
+
+    fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
+        store.wait_for_changes(POLL)?;
+        self.control.catch_up(store)?;
+        if Instant::now() >= self.next_forget {
+            store.forget_changes()?;
+            self.next_forget = Instant::now() + FORGET;
+        }
+        Ok(())
+    }
+}
+
+/// The copy of the records in the data folder.
+struct RecordsCopy {
+    path: PathBuf,
+    sealer: Result<Sealer, StoreError>,
+    written: Option<Revision>,
+    next: Instant,
+}
+
+impl RecordsCopy {
+    fn new(data_dir: &Path, source: &PostgresSource) -> Self {
+        let sealer = Sealer::new(&source.key);
+        Self { path: data_dir.join(COPY_FILE), sealer, written: None, next: Instant::now() }
+    }
+
+    fn write_if_due(&mut self, control: &Control) {
+        if self.written == Some(control.revision()) || Instant::now() < self.next {
+            return;
+        }
+        let began = Instant::now();
+        match self.write(control) {
+            Ok(revision) => self.written = Some(revision),
+            Err(error) => tracing::warn!(%error, path = %self.path.display(), "cannot write the copy of the records"),
+        }
+        self.next = Instant::now() + COPY_INTERVAL.max(began.elapsed() * COPY_SHARE);
+    }
+
+    fn write(&self, control: &Control) -> Result<Revision, ControlError> {
+        let (revision, records) = {
+            let state = control.state();
+            (state.revision, state.records.clone())
+        };
+        let text = Secret::new(serde_json::to_string(&(revision, records.into_vec())).map_err(io::Error::other)?);
+        let sealer = self.sealer.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
+        files::write_private(&self.path, sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes())?;
+        Ok(revision)
+    }
+}
+
+/// Reads the copy of the records; `None` if there is none.
+pub(super) fn read_copy(data_dir: &Path, key: &RegionKey) -> Result<Option<Snapshot>, ControlError> {
+    let path = data_dir.join(COPY_FILE);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let opened = Sealer::new(key)?.open(COPY_FILE, &files::read_text(&path)?)?;
+    let (revision, records): (_, Vec<_>) = serde_json::from_slice(&opened).map_err(io::Error::other)?;
+    Ok(Some(Snapshot { revision, records: records.into_iter().collect() }))
+}

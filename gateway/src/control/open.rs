@@ -1,0 +1,155 @@
+//! Opens the control plane: the store, and the secrets in the data folder.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use gw_shared::files;
+use gw_shared::identity::secret::Secret;
+use serde::{Deserialize, Serialize};
+
+use super::feed::{EngineHealth, read_copy};
+use super::{Control, ControlError, ControlState, Workers, new_secret};
+use crate::clock::Timestamp;
+use crate::config::{Config, StoreSettings};
+use crate::region::RegionKey;
+use crate::store::{PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
+use crate::tls::pki::{self, Authority};
+use crate::tls::{CertificateSource, TlsMaterial};
+
+const ADMIN_TOKEN: &str = "admin.token";
+const AGENT_CA: &str = "agent-ca";
+
+impl Control {
+    /// Opens the store and the data folder with authority and admin token, and creates what is missing.
+    pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
+        files::create_private_dir(&config.data_dir)?;
+        let store_source = store_source(config)?;
+        // Must come first: it fails if another process uses the folder.
+        let mut store = store_source.open()?;
+        let snapshot = load(store.as_mut(), &store_source, config)?;
+        let agents = Authority::load_or_create(&config.data_dir, AGENT_CA, "Gw agents")?;
+        let tls = TlsMaterial::new(
+            config.certificate.clone(),
+            config.region.clone(),
+            agents.certificate_pem(),
+            config.agent_mtls,
+        )?;
+        let control = Self {
+            store_source,
+            region: config.region.clone(),
+            default_rate: config.default_rate,
+            signing_key_rotation: config.signing_key_rotation,
+            certificate_lifetime: config.agent_certificate_lifetime,
+            state: Mutex::new(ControlState::new(snapshot, &config.region, workers.count())),
+            store: Mutex::new(Some(store)),
+            agents,
+            tls,
+            admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN))?,
+            admin_hosts: config.admin_hosts.clone(),
+            engine_health: EngineHealth::default(),
+            workers,
+        };
+        if let Err(error) = control.maintain(Timestamp::now()) {
+            // Maintenance can wait, for example on a full disk. Without any signing key, however, no token can be
+            // issued.
+            if control.state().records.signing_keys.is_empty() {
+                return Err(error);
+            }
+            tracing::error!(%error, "maintenance of the records failed; trying again in a minute");
+        }
+        Ok(control)
+    }
+}
+
+fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
+    Ok(match &config.store {
+        StoreSettings::Sqlite => StoreSource::Sqlite(StoreSource::sqlite_in(&config.data_dir)),
+        StoreSettings::Postgres(settings) => {
+            let key = config.region_key.as_deref().map(RegionKey::load).transpose();
+            let key = key.map_err(|error| StoreError::Region(error.to_string()))?;
+            StoreSource::Postgres(PostgresSource {
+                settings: settings.clone(),
+                apex: config.region.apex().to_owned(),
+                key: key.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?,
+                node: node_name(),
+                lock: config.data_dir.join("gw.lock"),
+            })
+        }
+    })
+}
+
+/// Name of this machine.
+fn node_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Loads the records, and stores the secrets that all nodes share in the data folder. If PostgreSQL does not answer,
+/// both come from the data folder.
+fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<Snapshot, ControlError> {
+    let StoreSource::Postgres(source) = source else { return Ok(store.load()?) };
+    let loaded = store.load().map_err(ControlError::from).and_then(|snapshot| {
+        fetch_shared_files(&mut PostgresStore::new(source)?, config)?;
+        Ok(snapshot)
+    });
+    match loaded {
+        Err(ControlError::Store(error @ StoreError::Unavailable(_))) => {
+            let Some(copy) = read_copy(&config.data_dir, &source.key)? else { return Err(error.into()) };
+            tracing::error!(%error, revision = copy.revision.0, "starting with the copy of the records in the data folder");
+            Ok(copy)
+        }
+        loaded => loaded,
+    }
+}
+
+/// Files of the data folder that all nodes have alike.
+#[derive(Serialize, Deserialize)]
+struct SharedFiles(Vec<(String, String)>);
+
+/// Writes the shared secrets of the region to the data folder; creates those that the region does not have yet.
+fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), ControlError> {
+    let folder = &config.data_dir;
+    fetch(store, folder, AGENT_CA, &["agent-ca.key", "agent-ca.crt"], || {
+        Authority::load_or_create(folder, AGENT_CA, "Gw agents").map(drop).map_err(ControlError::from)
+    })?;
+    fetch(store, folder, "admin token", &[ADMIN_TOKEN], || Ok(admin_token(&folder.join(ADMIN_TOKEN)).map(drop)?))?;
+    if matches!(config.certificate, CertificateSource::Development { .. }) {
+        fetch(store, folder, "dev-ca", &["dev-ca.key", "dev-ca.crt"], || {
+            pki::development_authority(folder).map(drop).map_err(ControlError::from)
+        })?;
+    }
+    Ok(())
+}
+
+/// Fetches the secret `name`, which consists of `files`, into `folder`. `create` makes the files if the region has no
+/// such secret.
+fn fetch(
+    store: &mut PostgresStore,
+    folder: &Path,
+    name: &str,
+    files: &[&str],
+    create: impl FnOnce() -> Result<(), ControlError>,
+) -> Result<(), ControlError> {
+    let shared = store.shared_secret(name, || {
+        create()?;
+        let read = |file: &&str| Ok(((*file).to_owned(), files::read_text(&folder.join(file))?));
+        let read = files.iter().map(read).collect::<io::Result<_>>()?;
+        Ok::<_, ControlError>(serde_json::to_vec(&SharedFiles(read)).map_err(io::Error::other)?)
+    })?;
+    let shared: SharedFiles = serde_json::from_slice(&shared).map_err(io::Error::other)?;
+    for (file, contents) in shared.0.iter().filter(|(file, _)| files.contains(&file.as_str())) {
+        let path = folder.join(file);
+        if fs::read(&path).ok().as_deref() != Some(contents.as_bytes()) {
+            files::write_private(&path, contents.as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn admin_token(path: &Path) -> io::Result<Secret> {
+    if !path.exists() {
+        files::write_private(path, new_secret().reveal().as_bytes())?;
+    }
+    files::read_text(path).map(|text| Secret::new(text.trim().to_owned()))
+}

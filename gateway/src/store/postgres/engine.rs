@@ -1,0 +1,187 @@
+//! One connection to PostgreSQL, opened on demand. Calls block, and every call has a time limit.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client, Connection, Statement};
+
+use super::super::StoreError;
+use super::settings::{PostgresSettings, with_cause};
+
+/// Longest call that is not a transfer of many rows. TCP keep-alive does not notice a stopped server in time.
+pub(super) const CALL: Duration = Duration::from_secs(1);
+/// Longest search for the primary among all hosts.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Calls fail at once for this long after a failed attempt to connect.
+const CONNECT_PAUSE: Duration = Duration::from_millis(250);
+/// Limits on the server, for statements that outlive their client.
+const SESSION: &str = "SET statement_timeout = '10s'; SET idle_in_transaction_session_timeout = '10s'";
+
+/// A connection to the primary. A broken connection is replaced by the next call.
+pub(super) struct Engine {
+    settings: PostgresSettings,
+    /// `application_name` of the session.
+    name: String,
+    session: Option<Session>,
+    /// The last failure to connect, and until when it is the answer to calls.
+    paused: Option<(Instant, String)>,
+    /// Last, because it owns the task of the connection. That task makes progress only during calls.
+    runtime: Runtime,
+}
+
+/// An open connection and its prepared statements.
+pub(super) struct Session {
+    pub(super) client: Client,
+    statements: HashMap<&'static str, Statement>,
+    events: Arc<Events>,
+}
+
+/// What the server sent besides results.
+#[derive(Default)]
+struct Events {
+    /// A commit is not confirmed by the synchronous standby.
+    is_unreplicated: AtomicBool,
+    /// A notification arrived, or the connection has ended.
+    notified: Notify,
+}
+
+impl Session {
+    /// The prepared statement of `sql`.
+    pub(super) async fn prepare(&mut self, sql: &'static str) -> Result<Statement, tokio_postgres::Error> {
+        if let Some(statement) = self.statements.get(sql) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(sql).await?;
+        self.statements.insert(sql, statement.clone());
+        Ok(statement)
+    }
+
+    /// Whether a commit since the last question was not confirmed by the synchronous standby: PostgreSQL reports
+    /// success with a warning when the wait for the standby is cancelled.
+    pub(super) fn take_unreplicated(&self) -> bool {
+        self.events.is_unreplicated.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Engine {
+    pub(super) fn new(settings: PostgresSettings, name: impl Into<String>) -> Result<Self, StoreError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { settings, name: name.into(), session: None, paused: None, runtime })
+    }
+
+    /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken connection the outcome
+    /// is unknown ([`StoreError::Unavailable`]); any other error means that nothing was changed.
+    pub(super) fn call<T>(
+        &mut self,
+        within: Duration,
+        work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, StoreError> {
+        self.connect()?;
+        let Some(session) = &mut self.session else { return Err(unavailable("not connected")) };
+        let result = self.runtime.block_on(async { timeout(within, work(session)).await });
+        let error = match result {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => store_error(&error),
+            Err(_) => unavailable(&format!("no answer within {within:?}")),
+        };
+        if matches!(error, StoreError::Unavailable(_)) {
+            self.session = None;
+        }
+        Err(error)
+    }
+
+    /// Waits until a notification arrives or the connection ends, at most `within`.
+    pub(super) fn wait_for_notification(&self, within: Duration) {
+        let Some(session) = &self.session else { return std::thread::sleep(within.min(CONNECT_PAUSE)) };
+        // Elapsed: nothing was notified.
+        let _ = self.runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| !session.client.is_closed())
+    }
+
+    fn connect(&mut self) -> Result<(), StoreError> {
+        if self.is_connected() {
+            return Ok(());
+        }
+        self.session = None;
+        if let Some((until, error)) = &self.paused
+            && Instant::now() < *until
+        {
+            return Err(unavailable(error));
+        }
+        let config = self.settings.named(&self.name);
+        let tls = self.settings.tls();
+        let connected = self.runtime.block_on(async {
+            let (client, connection) = match timeout(CONNECT, config.connect(tls)).await {
+                Ok(connected) => connected.map_err(|error| with_cause(&error))?,
+                Err(_) => return Err(format!("cannot connect within {CONNECT:?}")),
+            };
+            let events = Arc::<Events>::default();
+            tokio::spawn(run(connection, Arc::clone(&events)));
+            match timeout(CALL, client.batch_execute(SESSION)).await {
+                Ok(Ok(())) => Ok(Session { client, statements: HashMap::new(), events }),
+                Ok(Err(error)) => Err(with_cause(&error)),
+                Err(_) => Err(format!("no answer within {CALL:?}")),
+            }
+        });
+        match connected {
+            Ok(session) => {
+                (self.session, self.paused) = (Some(session), None);
+                Ok(())
+            }
+            Err(error) => {
+                let error = format!("{}: {error}", self.settings.hosts());
+                let refused = unavailable(&error);
+                self.paused = Some((Instant::now() + CONNECT_PAUSE, error));
+                Err(refused)
+            }
+        }
+    }
+}
+
+/// Carries the bytes of one connection until it ends.
+async fn run<S, T>(mut connection: Connection<S, T>, events: Arc<Events>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+        match message {
+            AsyncMessage::Notification(_) => events.notified.notify_one(),
+            AsyncMessage::Notice(notice) if *notice.code() == SqlState::WARNING => {
+                tracing::warn!(%notice, "PostgreSQL warns");
+                events.is_unreplicated.store(true, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+    events.notified.notify_one();
+}
+
+fn unavailable(error: &str) -> StoreError {
+    StoreError::Unavailable(error.to_owned())
+}
+
+fn store_error(error: &tokio_postgres::Error) -> StoreError {
+    let text = with_cause(error);
+    match error.code() {
+        Some(&SqlState::DISK_FULL) => StoreError::Full,
+        Some(code) if !is_of_connection(code) => StoreError::Postgres(text),
+        _ => StoreError::Unavailable(text),
+    }
+}
+
+/// Whether a connection to another host, or a later one, may succeed: connection exceptions (08), operator
+/// intervention (57P), and a primary that has become a standby (25006).
+fn is_of_connection(code: &SqlState) -> bool {
+    code.code().starts_with("08") || code.code().starts_with("57P") || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+}

@@ -1,0 +1,311 @@
+//! The store on PostgreSQL, shared by the nodes of a region.
+//!
+//! A change is one statement that succeeds only if the region is still at the revision that the change was planned on.
+//! No lock is held between statements, so a stopped node blocks no other.
+
+mod engine;
+mod schema;
+mod sealed;
+mod settings;
+mod steps;
+
+use std::borrow::Cow;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
+
+use futures_util::TryStreamExt;
+use gw_shared::id::{AccountId, RequestIds};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{IsolationLevel, Row};
+
+use self::engine::{CALL, Engine, Session};
+pub use self::schema::RegionIdentity;
+pub(crate) use self::sealed::Sealer;
+pub use self::settings::{PostgresSettings, PostgresUrlError};
+use self::steps::FinalSteps;
+use super::{
+    AuditEntry, AuditQuery, History, NumberedEntry, PostgresSource, Records, Revision, Snapshot, Step, Store,
+    StoreError, document,
+};
+use crate::clock::Timestamp;
+
+/// Asks for notifications about new revisions.
+const LISTEN: &str = "LISTEN gw";
+/// Longest commit with all of its attempts.
+const COMMIT: Duration = Duration::from_millis(1800);
+/// Longest load of all records.
+const LOAD: Duration = Duration::from_secs(60);
+/// Changes that are read at once.
+const CHANGES: i64 = 10_000;
+
+const COMMIT_CHANGE: &str = "
+    WITH bumped AS (
+        UPDATE gw.region SET revision = revision + 1 WHERE revision = $1 AND id = $2::text::uuid RETURNING revision
+    ), put AS (
+        INSERT INTO gw.records (kind, id, document, revision)
+        SELECT new.kind, new.id, new.document, bumped.revision
+        FROM bumped, unnest($3::text[], $4::text[], $5::text[]) AS new (kind, id, document)
+        ON CONFLICT (kind, id) DO UPDATE SET document = excluded.document, revision = excluded.revision
+    ), deleted AS (
+        DELETE FROM gw.records USING bumped, unnest($6::text[], $7::text[]) AS old (kind, id)
+        WHERE records.kind = old.kind AND records.id = old.id
+    ), changed AS (
+        INSERT INTO gw.changes (revision, change_id, node, steps)
+        SELECT revision, $8::text::uuid, $9, $10 FROM bumped
+    ), audited AS (
+        INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
+        SELECT revision, $11, $12, $13, $14, $15, $16 FROM bumped
+    )
+    SELECT revision, pg_notify('gw', revision::text)::text FROM bumped";
+
+/// The store of one node.
+pub struct PostgresStore {
+    engine: Engine,
+    source: PostgresSource,
+    sealer: Sealer,
+    /// UUID of the region whose records were loaded; empty before.
+    region: String,
+    ids: RequestIds,
+    /// Locked until it is closed.
+    lock: Option<File>,
+}
+
+impl PostgresStore {
+    /// Creates the tables of a region in an empty database.
+    pub fn create(source: &PostgresSource) -> Result<(), StoreError> {
+        schema::create(&mut Engine::new(source.settings.clone(), &source.node)?, &source.apex, &source.key)
+    }
+
+    /// Does not connect: the first call does, and checks that the database belongs to the region.
+    pub fn new(source: &PostgresSource) -> Result<Self, StoreError> {
+        Ok(Self {
+            engine: Engine::new(source.settings.clone(), &source.node)?,
+            source: source.clone(),
+            sealer: Sealer::new(&source.key)?,
+            region: String::new(),
+            ids: RequestIds::new(),
+            lock: None,
+        })
+    }
+
+    /// Locks the data folder. Fails with [`StoreError::InUse`] if another process has locked it.
+    pub(super) fn locked(mut self) -> Result<Self, StoreError> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.source.lock)?;
+        match file.try_lock() {
+            Ok(()) => self.lock = Some(file),
+            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        Ok(self)
+    }
+
+    /// Connects if there is no connection. Checks that the database belongs to the region, and migrates its schema.
+    pub fn check(&mut self) -> Result<RegionIdentity, StoreError> {
+        schema::check(&mut self.engine, &self.source.apex, &self.source.key)
+    }
+
+    /// The engine, connected to a checked database.
+    fn checked(&mut self) -> Result<&mut Engine, StoreError> {
+        if !self.engine.is_connected() {
+            self.check()?;
+        }
+        Ok(&mut self.engine)
+    }
+
+    /// Waits until another node may have committed a change, at most `within`.
+    pub(crate) fn wait_for_changes(&mut self, within: Duration) -> Result<(), StoreError> {
+        if !self.engine.is_connected() {
+            self.check()?;
+            self.engine.call(CALL, async |session: &mut Session| session.client.batch_execute(LISTEN).await)?;
+        }
+        self.engine.wait_for_notification(within);
+        Ok(())
+    }
+
+    /// Deletes changes that every node has applied long ago.
+    pub(crate) fn forget_changes(&mut self) -> Result<(), StoreError> {
+        let delete = "DELETE FROM gw.changes WHERE committed_at < now() - interval '24 hours'";
+        let engine = self.checked()?;
+        engine.call(CALL * 5, async |session: &mut Session| session.client.execute(delete, &[]).await).map(drop)
+    }
+
+    /// A secret that all nodes share; stores `create()` if there is none. `create` may run without being stored: another
+    /// node may be faster.
+    pub(crate) fn shared_secret<E: From<StoreError>>(
+        &mut self,
+        name: &str,
+        create: impl FnOnce() -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
+        const FIND: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
+        let find = async |session: &mut Session| session.client.query_opt(FIND, &[&name]).await;
+        if let Some(row) = self.checked()?.call(CALL, find)? {
+            return Ok(self.sealer.open(name, row.get(0))?);
+        }
+        let sealed = self.sealer.seal(name, &create()?)?;
+        let row = self.checked()?.call(CALL, async |session: &mut Session| {
+            let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+            session.client.execute(insert, &[&name, &sealed]).await?;
+            session.client.query_one(FIND, &[&name]).await
+        })?;
+        Ok(self.sealer.open(name, row.get(0))?)
+    }
+
+    /// Sends the commit once. `None` if the region is at another revision.
+    fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<Option<i64>, StoreError> {
+        self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+            session.take_unreplicated();
+            let statement = session.prepare(COMMIT_CHANGE).await?;
+            let row = session.client.query_opt(&statement, parameters).await?;
+            if session.take_unreplicated() {
+                // A later commit that is confirmed confirms this one.
+                session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
+            }
+            Ok(row.map(|row| row.get(0)))
+        })
+    }
+
+    /// The revision of a change that this node sent; `None` if it is not committed.
+    fn find_change(&mut self, change_id: &str, within: Duration) -> Result<Option<i64>, StoreError> {
+        self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+            let find = "SELECT revision FROM gw.changes WHERE change_id = $1::text::uuid";
+            Ok(session.client.query_opt(find, &[&change_id]).await?.map(|row| row.get(0)))
+        })
+    }
+
+    fn entries(&mut self, query: &AuditQuery) -> Result<Vec<Row>, StoreError> {
+        const SELECT: &str = "
+            SELECT number, at, actor, action, account, target, detail FROM gw.audit
+            WHERE ($1::text IS NULL OR account = $1) AND number < $2 ORDER BY number DESC LIMIT $3";
+        let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+        let before = query.before.unwrap_or(i64::MAX);
+        self.checked()?.call(CALL * 2, async |session: &mut Session| {
+            let statement = session.prepare(SELECT).await?;
+            session.client.query(&statement, &[&query.account, &before, &limit]).await
+        })
+    }
+}
+
+impl Store for PostgresStore {
+    fn load(&mut self) -> Result<Snapshot, StoreError> {
+        self.checked()?;
+        let sealer = &self.sealer;
+        let (region, loaded) = self.engine.call(LOAD, async |session: &mut Session| {
+            let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
+            let transaction = begin.read_only(true).start().await?;
+            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+            let region = transaction.query_one("SELECT id::text, revision FROM gw.region", &[]).await?;
+            let rows = transaction.query_raw("SELECT kind, document FROM gw.records", [0i64; 0]).await?;
+            let mut rows = std::pin::pin!(rows);
+            let mut records = Records::default();
+            while let Some(row) = rows.try_next().await? {
+                match document::read(row.get(0), row.get(1)).and_then(|record| sealer.open_record(record)) {
+                    Ok(record) => records.put(record),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            Ok(Ok((region.get(0), Snapshot { revision: Revision(region.get(1)), records })))
+        })??;
+        self.region = region;
+        Ok(loaded)
+    }
+
+    fn commit(&mut self, after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
+        let deadline = Instant::now() + COMMIT;
+        let change_id = self.ids.next_id().to_string();
+        let steps = FinalSteps::of(steps, &self.sealer)?;
+        let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
+        let account = entry.account.as_ref().map(AccountId::as_str);
+        let (region, node) = (self.region.clone(), self.source.node.clone());
+        let parameters: [&(dyn ToSql + Sync); 16] = [
+            &after.0,
+            &region,
+            &steps.put_kinds,
+            &steps.put_ids,
+            &steps.put_documents,
+            &steps.deleted_kinds,
+            &steps.deleted_ids,
+            &change_id,
+            &node,
+            &changed,
+            &entry.at.0,
+            &entry.actor,
+            &entry.action.as_ref(),
+            &account,
+            &entry.target,
+            &detail,
+        ];
+        let mut is_unknown = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // After an unknown outcome the change may be committed: look for it before another attempt and after it.
+            let attempt = match is_unknown.then(|| self.find_change(&change_id, left)).transpose() {
+                Ok(Some(Some(revision))) => return Ok(Revision(revision)),
+                Ok(_) => self.commit_once(&parameters, left),
+                Err(error) => Err(error),
+            };
+            match attempt {
+                Ok(Some(revision)) => return Ok(Revision(revision)),
+                Ok(None) if is_unknown => {
+                    let found = self.find_change(&change_id, left)?;
+                    return found.map(Revision).ok_or(StoreError::Stale);
+                }
+                Ok(None) => return Err(StoreError::Stale),
+                Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => is_unknown = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn changes_after(&mut self, revision: Revision) -> Result<History, StoreError> {
+        const SELECT: &str = "
+            SELECT region.id::text, region.revision, changes.revision, changes.steps FROM gw.region
+            LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
+            ORDER BY changes.revision LIMIT $2";
+        let rows = self.checked()?.call(CALL * 2, async |session: &mut Session| {
+            let statement = session.prepare(SELECT).await?;
+            session.client.query(&statement, &[&revision.0, &CHANGES]).await
+        })?;
+        let newest = rows.first().map(|row| (row.get::<_, &str>(0), row.get::<_, i64>(1)));
+        match newest {
+            Some((id, newest)) if id == self.region && newest >= revision.0 => {}
+            _ => {
+                // A database that was replaced or restored from a backup: its records are the truth from now on.
+                tracing::error!(
+                    region = self.region,
+                    revision = revision.0,
+                    "the database was replaced or restored: loading all records"
+                );
+                return Ok(History::Lost);
+            }
+        }
+        let mut changes = Vec::new();
+        let mut expected = revision.0;
+        for row in &rows {
+            let Some(at) = row.get::<_, Option<i64>>(2) else { break };
+            expected += 1;
+            if at != expected {
+                return Ok(History::Lost);
+            }
+            changes.push((Revision(at), steps::from_json(row.get(3), &self.sealer)?));
+        }
+        let is_complete = rows.len() as i64 == CHANGES || newest.is_some_and(|(_, newest)| newest == expected);
+        Ok(if is_complete { History::Changes(changes) } else { History::Lost })
+    }
+
+    fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
+        let entry = |row: &Row| {
+            let account: Option<String> = row.get(4);
+            let entry = AuditEntry {
+                at: Timestamp(row.get(1)),
+                actor: row.get(2),
+                action: Cow::Owned(row.get(3)),
+                account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
+                target: row.get(5),
+                detail: serde_json::from_str(row.get(6)).map_err(StoreError::corrupt)?,
+            };
+            Ok(NumberedEntry { number: row.get(0), entry })
+        };
+        self.entries(query)?.iter().map(entry).collect()
+    }
+}

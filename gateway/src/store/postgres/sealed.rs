@@ -1,0 +1,78 @@
+//! Secrets as they are stored in the database: sealed with a key derived from the region key (AES-256-GCM).
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use gw_shared::identity::secret::Secret;
+
+use super::super::{StoreError, StoredRecord};
+use crate::region::RegionKey;
+
+/// Name of the derived key.
+const PURPOSE: &str = "gw store 1";
+
+/// Seals and opens secrets. Each is bound to the name that it is stored under.
+pub(crate) struct Sealer(RandomizedNonceKey);
+
+impl Sealer {
+    pub(crate) fn new(key: &RegionKey) -> Result<Self, StoreError> {
+        let key = RandomizedNonceKey::new(&AES_256_GCM, &*key.derive_bytes(PURPOSE));
+        key.map(Self).map_err(|_| StoreError::Corrupt("the region key cannot be used".to_owned()))
+    }
+
+    /// The nonce, the ciphertext and the tag, in base64.
+    pub(crate) fn seal(&self, name: &str, secret: &[u8]) -> Result<String, StoreError> {
+        let mut sealed = secret.to_vec();
+        let nonce = self.0.seal_in_place_append_tag(Aad::from(name.as_bytes()), &mut sealed);
+        let nonce = nonce.map_err(|_| StoreError::Corrupt(format!("cannot seal {name}")))?;
+        Ok(STANDARD.encode([&nonce.as_ref()[..], &sealed].concat()))
+    }
+
+    pub(crate) fn open(&self, name: &str, sealed: &str) -> Result<Vec<u8>, StoreError> {
+        let refused = || StoreError::Corrupt(format!("{name} does not open with this region key"));
+        let mut bytes = STANDARD.decode(sealed).map_err(|_| refused())?;
+        let (nonce, ciphertext) = bytes.split_at_mut_checked(NONCE_LEN).ok_or_else(refused)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| refused())?;
+        let opened = self.0.open_in_place(nonce, Aad::from(name.as_bytes()), ciphertext).map_err(|_| refused())?;
+        Ok(opened.to_vec())
+    }
+
+    /// Seals the secret parts of a record. Hashes of secrets are stored as they are.
+    pub(super) fn seal_record(&self, record: &StoredRecord) -> Result<StoredRecord, StoreError> {
+        let mut sealed = record.clone();
+        if let StoredRecord::SigningKey(key) = &mut sealed {
+            let name = format!("signing_key {}", key.id);
+            key.private_key = Secret::new(self.seal(&name, key.private_key.reveal().as_bytes())?);
+        }
+        Ok(sealed)
+    }
+
+    pub(super) fn open_record(&self, mut record: StoredRecord) -> Result<StoredRecord, StoreError> {
+        if let StoredRecord::SigningKey(key) = &mut record {
+            let opened = self.open(&format!("signing_key {}", key.id), key.private_key.reveal())?;
+            key.private_key = Secret::new(String::from_utf8(opened).map_err(StoreError::corrupt)?);
+        }
+        Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealer(byte: u8) -> Sealer {
+        Sealer::new(&RegionKey::new([byte; 32])).unwrap()
+    }
+
+    #[test]
+    fn a_secret_opens_under_its_name_and_key_only() {
+        let sealed = sealer(1).seal("a", b"secret").unwrap();
+        assert_eq!(sealer(1).open("a", &sealed).unwrap(), b"secret");
+        assert!(sealer(1).open("b", &sealed).is_err(), "another name");
+        assert!(sealer(2).open("a", &sealed).is_err(), "another key");
+        assert_ne!(sealer(1).seal("a", b"secret").unwrap(), sealed, "a new nonce each time");
+        for broken in ["", "AAAA", "not base64!", &sealed[..sealed.len() - 4]] {
+            assert!(sealer(1).open("a", broken).is_err(), "{broken}");
+        }
+    }
+}

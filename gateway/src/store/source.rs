@@ -1,0 +1,41 @@
+//! Where a node keeps its records.
+
+use std::path::{Path, PathBuf};
+
+use super::{PostgresSettings, PostgresStore, SqliteStore, Store, StoreError};
+use crate::region::RegionKey;
+
+/// What is needed to open the store, also again later.
+#[derive(Clone)]
+pub enum StoreSource {
+    /// A file in the data folder.
+    Sqlite(PathBuf),
+    Postgres(PostgresSource),
+}
+
+/// A database that the nodes of a region share.
+#[derive(Clone)]
+pub struct PostgresSource {
+    pub settings: PostgresSettings,
+    /// `{region}.{domain}`
+    pub apex: String,
+    pub key: RegionKey,
+    /// Name of this node in the database.
+    pub node: String,
+    /// File that is locked while a process uses the store, because the data folder is for one process.
+    pub lock: PathBuf,
+}
+
+impl StoreSource {
+    /// The file of SQLite in a data folder.
+    pub fn sqlite_in(data_dir: &Path) -> PathBuf {
+        data_dir.join("gw.sqlite")
+    }
+
+    pub fn open(&self) -> Result<Box<dyn Store>, StoreError> {
+        Ok(match self {
+            Self::Sqlite(path) => Box::new(SqliteStore::open(path)?),
+            Self::Postgres(source) => Box::new(PostgresStore::new(source)?.locked()?),
+        })
+    }
+}
