@@ -7,7 +7,7 @@ use gw_shared::telemetry::metrics::{Exposition, Kind, process};
 use gw_shared::telemetry::trace::SpanCounts;
 use gw_shared::version;
 
-use crate::control::Inventory;
+use crate::control::{Inventory, StoreStatus};
 use crate::limits;
 use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged};
 use crate::telemetry::counters::{TunnelReport, WorkerReport};
@@ -48,12 +48,20 @@ pub(crate) fn render(
     tunnels(&mut out, reports, inventory);
     agents(&mut out, inventory);
     self::request_log(&mut out, request_log);
+    store(&mut out, inventory.store);
     if let Some(spans) = spans {
         self::spans(&mut out, spans);
     }
     log(&mut out);
     process::write(&mut out);
     out.into_text()
+}
+
+fn store(out: &mut Exposition, store: StoreStatus) {
+    let help = "Revision of the records that this gateway has applied.";
+    out.single("gw_store_revision", Kind::Gauge, help, store.revision.0);
+    let help = "Seconds for which the database has not answered; 0 while it does. Changes are refused meanwhile.";
+    out.single("gw_store_away_seconds", Kind::Gauge, help, store.away_for.unwrap_or_default().as_secs_f64());
 }
 
 fn totals(out: &mut Exposition, reports: &[WorkerReport]) {

@@ -88,8 +88,8 @@ impl Control {
         };
         let mut store = self.store();
         for _ in 0..COMMIT_ATTEMPTS {
-            let after = self.state().revision;
-            if let Some(revision) = self.commit(&mut store, after, &[], &entry)? {
+            let after = self.position();
+            if let Some(revision) = self.commit(&mut store, &after, &[], &entry)? {
                 tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
                 self.apply(vec![(revision, Vec::new())]);
                 return Ok(());

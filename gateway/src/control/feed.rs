@@ -5,7 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,9 +15,7 @@ use gw_shared::identity::secret::Secret;
 
 use super::{Control, ControlError};
 use crate::region::RegionKey;
-use crate::store::{
-    History, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, Store, StoreError, StoreSource,
-};
+use crate::store::{Position, PostgresSource, PostgresStore, Revision, Sealer, Snapshot, StoreError, StoreSource};
 
 /// Interval of polling.
 const POLL: Duration = Duration::from_millis(250);
@@ -30,27 +28,28 @@ const COPY_INTERVAL: Duration = Duration::from_secs(5);
 /// Writing copies takes at most one part in this many of the time.
 const COPY_SHARE: u32 = 20;
 
+/// The state of the store, for metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct StoreStatus {
+    /// The revision that this node has applied.
+    pub(crate) revision: Revision,
+    /// How long PostgreSQL has not answered. Always `None` with SQLite.
+    pub(crate) away_for: Option<Duration>,
+}
+
 /// Whether PostgreSQL answers, as far as this node knows.
 #[derive(Default)]
-pub(crate) struct EngineHealth {
+pub(super) struct EngineHealth {
     away_since: Mutex<Option<Instant>>,
-    /// Newest revision seen in the database.
-    newest: AtomicI64,
 }
 
 impl EngineHealth {
-    /// How long PostgreSQL has not answered; `None` while it does.
-    pub(crate) fn away_for(&self) -> Option<Duration> {
-        self.lock().map(|since| since.elapsed())
-    }
-
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // Every write is a single assignment.
         self.away_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answered(&self, revision: Revision) {
-        self.newest.store(revision.0, Ordering::Relaxed);
         if let Some(since) = self.lock().take() {
             tracing::info!(revision = revision.0, seconds = since.elapsed().as_secs(), "PostgreSQL answers again");
         }
@@ -66,25 +65,19 @@ impl EngineHealth {
 }
 
 impl Control {
-    /// Whether PostgreSQL answers; `None` with SQLite.
-    pub(crate) fn engine_health(&self) -> Option<&EngineHealth> {
-        matches!(self.store_source, StoreSource::Postgres(_)).then_some(&self.engine_health)
+    pub(crate) fn store_status(&self) -> StoreStatus {
+        let away_for = self.engine_health.lock().map(|since| since.elapsed());
+        StoreStatus { revision: self.revision(), away_for }
     }
 
     /// The revision of the records.
     pub fn revision(&self) -> Revision {
-        self.state().revision
+        self.state().position.revision
     }
 
-    /// Applies changes that other nodes have committed.
-    fn catch_up(&self, store: &mut PostgresStore) -> Result<(), StoreError> {
-        loop {
-            match store.changes_after(self.revision())? {
-                History::Changes(changes) if changes.is_empty() => return Ok(()),
-                History::Changes(changes) => self.apply(changes),
-                History::Lost => self.replace(store.load()?),
-            }
-        }
+    /// The position of the records in the history of the store.
+    pub(super) fn position(&self) -> Position {
+        self.state().position.clone()
     }
 }
 
@@ -148,7 +141,7 @@ impl Follower {
 
     fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
         store.wait_for_changes(POLL)?;
-        self.control.catch_up(store)?;
+        while self.control.follow_changes(store)? {}
         if Instant::now() >= self.next_forget {
             store.forget_changes()?;
             self.next_forget = Instant::now() + FORGET;
@@ -161,7 +154,7 @@ impl Follower {
 struct RecordsCopy {
     path: PathBuf,
     sealer: Result<Sealer, StoreError>,
-    written: Option<Revision>,
+    written: Option<Position>,
     next: Instant,
 }
 
@@ -172,26 +165,26 @@ impl RecordsCopy {
     }
 
     fn write_if_due(&mut self, control: &Control) {
-        if self.written == Some(control.revision()) || Instant::now() < self.next {
+        if self.written.as_ref() == Some(&control.position()) || Instant::now() < self.next {
             return;
         }
         let began = Instant::now();
         match self.write(control) {
-            Ok(revision) => self.written = Some(revision),
+            Ok(position) => self.written = Some(position),
             Err(error) => tracing::warn!(%error, path = %self.path.display(), "cannot write the copy of the records"),
         }
         self.next = Instant::now() + COPY_INTERVAL.max(began.elapsed() * COPY_SHARE);
     }
 
-    fn write(&self, control: &Control) -> Result<Revision, ControlError> {
-        let (revision, records) = {
+    fn write(&self, control: &Control) -> Result<Position, ControlError> {
+        let (position, records) = {
             let state = control.state();
-            (state.revision, state.records.clone())
+            (state.position.clone(), state.records.clone())
         };
-        let text = Secret::new(serde_json::to_string(&(revision, records.into_vec())).map_err(io::Error::other)?);
+        let text = Secret::new(serde_json::to_string(&(&position, records.into_vec())).map_err(io::Error::other)?);
         let sealer = self.sealer.as_ref().map_err(|error| io::Error::other(error.to_string()))?;
         files::write_private(&self.path, sealer.seal(COPY_FILE, text.reveal().as_bytes())?.as_bytes())?;
-        Ok(revision)
+        Ok(position)
     }
 }
 
@@ -202,6 +195,6 @@ pub(super) fn read_copy(data_dir: &Path, key: &RegionKey) -> Result<Option<Snaps
         return Ok(None);
     }
     let opened = Sealer::new(key)?.open(COPY_FILE, &files::read_text(&path)?)?;
-    let (revision, records): (_, Vec<_>) = serde_json::from_slice(&opened).map_err(io::Error::other)?;
-    Ok(Some(Snapshot { revision, records: records.into_iter().collect() }))
+    let (position, records): (_, Vec<_>) = serde_json::from_slice(&opened).map_err(io::Error::other)?;
+    Ok(Some(Snapshot { position, records: records.into_iter().collect() }))
 }

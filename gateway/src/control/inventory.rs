@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gw_shared::identity::enrollment::EnrollmentStatus;
 
-use super::Control;
+use super::{Control, StoreStatus};
 use crate::clock::Timestamp;
 use crate::hostname::tenant_label;
 use crate::telemetry::counters::WorkerReport;
@@ -20,6 +20,7 @@ pub struct Inventory {
     pub first_agent_expiry: Option<Timestamp>,
     /// Expiry of the server certificate or of an authority in its chain, whichever comes first.
     pub server_certificate_expiry: Option<Timestamp>,
+    pub(crate) store: StoreStatus,
 }
 
 impl Control {
@@ -27,6 +28,7 @@ impl Control {
     pub fn inventory(&self, reports: &[WorkerReport], now: Timestamp) -> Inventory {
         let connected: BTreeSet<&str> =
             reports.iter().flat_map(|report| &report.tunnels).map(|tunnel| tunnel.agent_id.as_str()).collect();
+        let store = self.store_status();
         let records = &self.state().records;
         let mut agents = BTreeMap::from(["pending", "approved", "expired", "revoked"].map(|state| (state, 0)));
         for agent in records.agents.values() {
@@ -48,6 +50,7 @@ impl Control {
             agents,
             first_agent_expiry: connected.filter_map(|agent| agent.certificate_not_after).min(),
             server_certificate_expiry: self.tls.not_after(),
+            store,
         }
     }
 }

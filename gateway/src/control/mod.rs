@@ -44,7 +44,7 @@ pub(crate) use enrollment::parse_token;
 pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
 use feed::EngineHealth;
-pub(crate) use feed::Feed;
+pub(crate) use feed::{Feed, StoreStatus};
 pub use inventory::Inventory;
 use name::checked_name;
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
@@ -59,7 +59,8 @@ use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
 use crate::store::{
-    AuditEntry, Directory, History, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
+    AuditEntry, Directory, History, Position, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource,
+    StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
@@ -90,9 +91,9 @@ pub struct Control {
     workers: Arc<dyn Workers>,
 }
 
-/// The records as of one revision of the store.
+/// The records as of one position of the store.
 struct ControlState {
-    revision: Revision,
+    position: Position,
     records: Records,
     /// Indexes `records`.
     directory: Directory,
@@ -215,7 +216,7 @@ impl<T> Plan<T> {
 impl ControlState {
     fn new(snapshot: Snapshot, region: &Region, workers: usize) -> Self {
         let mut state = Self {
-            revision: Revision::default(),
+            position: Position::default(),
             records: Records::default(),
             directory: Directory::default(),
             issuance: HashMap::new(),
@@ -229,7 +230,7 @@ impl ControlState {
     fn replace(&mut self, snapshot: Snapshot, region: &Region, workers: usize) {
         self.directory = Directory::new(&snapshot.records, region, workers);
         self.records = snapshot.records;
-        self.revision = snapshot.revision;
+        self.position = snapshot.position;
     }
 
     fn apply(&mut self, revision: Revision, steps: &[Step], region: &Region, workers: usize) {
@@ -237,7 +238,7 @@ impl ControlState {
             self.records.apply(step.clone());
         }
         self.directory.apply(steps, &self.records, region, workers);
-        self.revision = revision;
+        self.position.revision = revision;
     }
 }
 
@@ -310,7 +311,7 @@ impl Control {
         for _ in 0..COMMIT_ATTEMPTS {
             let (plan, after) = {
                 let state = self.state();
-                (plan(&state.records, now)?, state.revision)
+                (plan(&state.records, now)?, state.position.clone())
             };
             if plan.steps.is_empty() {
                 return Ok(plan.output);
@@ -323,7 +324,7 @@ impl Control {
                 target: plan.target,
                 detail: plan.detail,
             };
-            if let Some(revision) = self.commit(&mut store, after, &plan.steps, &entry)? {
+            if let Some(revision) = self.commit(&mut store, &after, &plan.steps, &entry)? {
                 tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
                 self.apply(vec![(revision, plan.steps)]);
                 return Ok(plan.output);
@@ -337,7 +338,7 @@ impl Control {
     fn commit(
         &self,
         store: &mut Option<Box<dyn Store>>,
-        after: Revision,
+        after: &Position,
         steps: &[Step],
         entry: &AuditEntry,
     ) -> Result<Option<Revision>, ControlError> {
@@ -345,22 +346,44 @@ impl Control {
         match store.commit(after, steps, entry) {
             Ok(revision) => Ok(Some(revision)),
             Err(StoreError::Stale) => {
-                match store.changes_after(self.state().revision)? {
-                    History::Changes(changes) => self.apply(changes),
-                    History::Lost => self.replace(store.load()?),
-                }
+                self.follow_changes(store.as_mut())?;
                 Ok(None)
             }
             Err(error) => Err(error.into()),
         }
     }
 
+    /// Applies changes that other nodes have committed. Returns whether there were any.
+    fn follow_changes(&self, store: &mut dyn Store) -> Result<bool, StoreError> {
+        let position = self.position();
+        match store.changes_after(&position)? {
+            History::Changes(changes) if changes.is_empty() => return Ok(false),
+            History::Changes(changes) => self.apply(changes),
+            History::Forgotten => {
+                let snapshot = store.load()?;
+                if snapshot.position.revision > self.position().revision {
+                    self.replace(snapshot);
+                }
+            }
+            History::Replaced => {
+                let snapshot = store.load()?;
+                tracing::error!(
+                    before = position.revision.0,
+                    now = snapshot.position.revision.0,
+                    "the database was replaced or restored from a backup: using its records"
+                );
+                self.replace(snapshot);
+            }
+        }
+        Ok(true)
+    }
+
     /// Applies committed changes and publishes them. Skips those that were applied before.
-    pub(crate) fn apply(&self, changes: Vec<(Revision, Vec<Step>)>) {
+    fn apply(&self, changes: Vec<(Revision, Vec<Step>)>) {
         let mut state = self.state();
         let mut has_steps = false;
         for (revision, steps) in changes {
-            if revision > state.revision {
+            if revision > state.position.revision {
                 has_steps |= !steps.is_empty();
                 state.apply(revision, &steps, &self.region, self.workers.count());
             }
@@ -371,7 +394,7 @@ impl Control {
     }
 
     /// Replaces all records and publishes them.
-    pub(crate) fn replace(&self, snapshot: Snapshot) {
+    fn replace(&self, snapshot: Snapshot) {
         let mut state = self.state();
         state.replace(snapshot, &self.region, self.workers.count());
         self.publish(&mut state);
@@ -406,8 +429,7 @@ impl Control {
     /// Publishes the records received from the process that now has the store.
     pub(crate) fn follow(&self, records: Vec<StoredRecord>) {
         if !self.has_store() {
-            let revision = self.state().revision;
-            self.replace(Snapshot { revision, records: records.into_iter().collect() });
+            self.replace(Snapshot { position: self.position(), records: records.into_iter().collect() });
         }
     }
 

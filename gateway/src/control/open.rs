@@ -96,7 +96,7 @@ fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<
     match loaded {
         Err(ControlError::Store(error @ StoreError::Unavailable(_))) => {
             let Some(copy) = read_copy(&config.data_dir, &source.key)? else { return Err(error.into()) };
-            tracing::error!(%error, revision = copy.revision.0, "starting with the copy of the records in the data folder");
+            tracing::error!(%error, revision = copy.position.revision.0, "starting with the copy of the records in the data folder");
             Ok(copy)
         }
         loaded => loaded,

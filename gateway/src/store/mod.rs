@@ -33,9 +33,9 @@ pub trait Store: Send {
     fn load(&mut self) -> Result<Snapshot, StoreError>;
     /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its revision.
     /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
-    fn commit(&mut self, after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError>;
-    /// The changes after `revision` that are committed, in their order.
-    fn changes_after(&mut self, revision: Revision) -> Result<History, StoreError>;
+    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError>;
+    /// The changes after `position` that are committed, in their order.
+    fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError>;
 }
@@ -45,10 +45,18 @@ pub trait Store: Send {
 #[serde(transparent)]
 pub struct Revision(pub i64);
 
-/// All records as of one revision.
+/// A point in the history of one store.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// UUID of the region in a database; empty for SQLite. Differs in a database that was created anew.
+    pub origin: String,
+    pub revision: Revision,
+}
+
+/// All records as of one position.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    pub revision: Revision,
+    pub position: Position,
     pub records: Records,
 }
 
@@ -57,8 +65,11 @@ pub struct Snapshot {
 pub enum History {
     /// Each with its revision, without gaps.
     Changes(Vec<(Revision, Vec<Step>)>),
-    /// The changes are not stored any more, or the revision is not of this store: load all records.
-    Lost,
+    /// The changes are not stored any more: load all records.
+    Forgotten,
+    /// The position is not in the history of the database, which was replaced or restored from a backup. Its records
+    /// apply from now on: load all records.
+    Replaced,
 }
 
 /// An entry of the audit log: one change or one read of captured data.

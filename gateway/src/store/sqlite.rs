@@ -9,7 +9,8 @@ use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Records, Revision, Snapshot, Step, Store, StoreError, document,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, Records, Revision, Snapshot, Step, Store, StoreError,
+    document,
 };
 use crate::clock::Timestamp;
 
@@ -136,11 +137,12 @@ impl Store for SqliteStore {
             records.put(document::read(&kind, &document)?);
         }
         let revision = self.0.query_row("SELECT coalesce(max(number), 0) FROM audit", [], |row| row.get(0))?;
-        Ok(Snapshot { revision: Revision(revision), records })
+        let position = Position { origin: String::new(), revision: Revision(revision) };
+        Ok(Snapshot { position, records })
     }
 
     /// `after` is always the newest revision, because one process has the database open.
-    fn commit(&mut self, _after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
+    fn commit(&mut self, _after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for step in steps {
             match step {
@@ -175,7 +177,7 @@ impl Store for SqliteStore {
         Ok(revision)
     }
 
-    fn changes_after(&mut self, _revision: Revision) -> Result<History, StoreError> {
+    fn changes_after(&mut self, _position: &Position) -> Result<History, StoreError> {
         // No other process changes the records while this one has the database open.
         Ok(History::Changes(Vec::new()))
     }
@@ -322,14 +324,14 @@ mod tests {
         let samples = samples();
         let expected: Vec<String> = samples.iter().map(|record| document::write(record).unwrap()).collect();
         let puts: Vec<Step> = samples.iter().cloned().map(Step::Put).collect();
-        store.commit(Revision(0), &puts, &entry("first")).unwrap();
-        store.commit(Revision(0), &puts, &entry("second")).unwrap();
+        store.commit(&Position::default(), &puts, &entry("first")).unwrap();
+        store.commit(&Position::default(), &puts, &entry("second")).unwrap();
         assert_eq!(contents(&mut store), expected);
         drop(store);
         let mut store = SqliteStore::open(&path).unwrap();
         assert_eq!(contents(&mut store), expected);
         let deletes: Vec<Step> = samples.iter().map(|record| Step::Delete(record.id())).collect();
-        store.commit(Revision(0), &deletes, &entry("third")).unwrap();
+        store.commit(&Position::default(), &deletes, &entry("third")).unwrap();
         assert_eq!(contents(&mut store), Vec::<String>::new());
         let actions: Vec<_> = store.audit_log(&all()).unwrap().into_iter().map(|row| row.entry.action).collect();
         assert_eq!(actions, ["third", "second", "first"]);
@@ -344,16 +346,18 @@ mod tests {
     fn a_full_disk_refuses_a_change_as_a_whole() {
         let directory = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&directory.path().join("gw.sqlite")).unwrap();
-        store.commit(Revision(0), &samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first")).unwrap();
+        store
+            .commit(&Position::default(), &samples().into_iter().map(Step::Put).collect::<Vec<_>>(), &entry("first"))
+            .unwrap();
         let before = contents(&mut store);
         let pages: u32 = store.0.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
         store.0.pragma_update(None, "max_page_count", pages).unwrap();
         let many: Vec<Step> = (0..100).flat_map(|_| samples()).map(Step::Put).collect();
-        assert!(matches!(store.commit(Revision(0), &many, &entry("second")), Err(StoreError::Full)));
+        assert!(matches!(store.commit(&Position::default(), &many, &entry("second")), Err(StoreError::Full)));
         assert_eq!(contents(&mut store), before);
         assert_eq!(store.audit_log(&all()).unwrap().len(), 1);
         store.0.pragma_update(None, "max_page_count", 1_000_000).unwrap();
-        store.commit(Revision(0), &many, &entry("third")).unwrap();
+        store.commit(&Position::default(), &many, &entry("third")).unwrap();
     }
 
     #[test]

@@ -29,6 +29,8 @@ mod process_lifecycle;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;
+mod region_records;
+mod region_store;
 mod relaying;
 mod request_captures;
 mod request_log_durability;

@@ -32,8 +32,8 @@ pub(super) struct Engine {
     session: Option<Session>,
     /// The last failure to connect, and until when it is the answer to calls.
     paused: Option<(Instant, String)>,
-    /// Last, because it owns the task of the connection. That task makes progress only during calls.
-    runtime: Runtime,
+    /// Runs the task of the connection, which makes progress only during calls. `None` only while this is dropped.
+    runtime: Option<Runtime>,
 }
 
 /// An open connection and its prepared statements.
@@ -73,7 +73,7 @@ impl Session {
 impl Engine {
     pub(super) fn new(settings: PostgresSettings, name: impl Into<String>) -> Result<Self, StoreError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { settings, name: name.into(), session: None, paused: None, runtime })
+        Ok(Self { settings, name: name.into(), session: None, paused: None, runtime: Some(runtime) })
     }
 
     /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken connection the outcome
@@ -84,8 +84,10 @@ impl Engine {
         work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
         self.connect()?;
-        let Some(session) = &mut self.session else { return Err(unavailable("not connected")) };
-        let result = self.runtime.block_on(async { timeout(within, work(session)).await });
+        let (Some(session), Some(runtime)) = (&mut self.session, &self.runtime) else {
+            return Err(unavailable("not connected"));
+        };
+        let result = runtime.block_on(async { timeout(within, work(session)).await });
         let error = match result {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => store_error(&error),
@@ -99,9 +101,11 @@ impl Engine {
 
     /// Waits until a notification arrives or the connection ends, at most `within`.
     pub(super) fn wait_for_notification(&self, within: Duration) {
-        let Some(session) = &self.session else { return std::thread::sleep(within.min(CONNECT_PAUSE)) };
+        let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else {
+            return std::thread::sleep(within.min(CONNECT_PAUSE));
+        };
         // Elapsed: nothing was notified.
-        let _ = self.runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
+        let _ = runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -118,9 +122,10 @@ impl Engine {
         {
             return Err(unavailable(error));
         }
+        let Some(runtime) = &self.runtime else { return Err(unavailable("not connected")) };
         let config = self.settings.named(&self.name);
         let tls = self.settings.tls();
-        let connected = self.runtime.block_on(async {
+        let connected = runtime.block_on(async {
             let (client, connection) = match timeout(CONNECT, config.connect(tls)).await {
                 Ok(connected) => connected.map_err(|error| with_cause(&error))?,
                 Err(_) => return Err(format!("cannot connect within {CONNECT:?}")),
@@ -144,6 +149,15 @@ impl Engine {
                 self.paused = Some((Instant::now() + CONNECT_PAUSE, error));
                 Err(refused)
             }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A runtime that is dropped in a task of another runtime panics.
+            runtime.shutdown_background();
         }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use self::sealed::Sealer;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
 use self::steps::FinalSteps;
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, PostgresSource, Records, Revision, Snapshot, Step, Store,
+    AuditEntry, AuditQuery, History, NumberedEntry, Position, PostgresSource, Records, Revision, Snapshot, Step, Store,
     StoreError, document,
 };
 use crate::clock::Timestamp;
@@ -34,6 +34,8 @@ use crate::clock::Timestamp;
 const LISTEN: &str = "LISTEN gw";
 /// Longest commit with all of its attempts.
 const COMMIT: Duration = Duration::from_millis(1800);
+/// Pause between attempts of a commit, while a failover may be under way.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// Longest load of all records.
 const LOAD: Duration = Duration::from_secs(60);
 /// Changes that are read at once.
@@ -64,8 +66,6 @@ pub struct PostgresStore {
     engine: Engine,
     source: PostgresSource,
     sealer: Sealer,
-    /// UUID of the region whose records were loaded; empty before.
-    region: String,
     ids: RequestIds,
     /// Locked until it is closed.
     lock: Option<File>,
@@ -83,7 +83,6 @@ impl PostgresStore {
             engine: Engine::new(source.settings.clone(), &source.node)?,
             source: source.clone(),
             sealer: Sealer::new(&source.key)?,
-            region: String::new(),
             ids: RequestIds::new(),
             lock: None,
         })
@@ -190,7 +189,7 @@ impl Store for PostgresStore {
     fn load(&mut self) -> Result<Snapshot, StoreError> {
         self.checked()?;
         let sealer = &self.sealer;
-        let (region, loaded) = self.engine.call(LOAD, async |session: &mut Session| {
+        self.engine.call(LOAD, async |session: &mut Session| {
             let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
@@ -204,22 +203,21 @@ impl Store for PostgresStore {
                     Err(error) => return Ok(Err(error)),
                 }
             }
-            Ok(Ok((region.get(0), Snapshot { revision: Revision(region.get(1)), records })))
-        })??;
-        self.region = region;
-        Ok(loaded)
+            let position = Position { origin: region.get(0), revision: Revision(region.get(1)) };
+            Ok(Ok(Snapshot { position, records }))
+        })?
     }
 
-    fn commit(&mut self, after: Revision, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
+    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
         let deadline = Instant::now() + COMMIT;
         let change_id = self.ids.next_id().to_string();
         let steps = FinalSteps::of(steps, &self.sealer)?;
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
         let account = entry.account.as_ref().map(AccountId::as_str);
-        let (region, node) = (self.region.clone(), self.source.node.clone());
+        let node = self.source.node.clone();
         let parameters: [&(dyn ToSql + Sync); 16] = [
-            &after.0,
-            &region,
+            &after.revision.0,
+            &after.origin,
             &steps.put_kinds,
             &steps.put_ids,
             &steps.put_documents,
@@ -251,46 +249,41 @@ impl Store for PostgresStore {
                     return found.map(Revision).ok_or(StoreError::Stale);
                 }
                 Ok(None) => return Err(StoreError::Stale),
-                Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => is_unknown = true,
+                Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
+                    is_unknown = true;
+                    std::thread::sleep(RETRY_PAUSE);
+                }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    fn changes_after(&mut self, revision: Revision) -> Result<History, StoreError> {
+    fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
         const SELECT: &str = "
             SELECT region.id::text, region.revision, changes.revision, changes.steps FROM gw.region
             LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
             ORDER BY changes.revision LIMIT $2";
         let rows = self.checked()?.call(CALL * 2, async |session: &mut Session| {
             let statement = session.prepare(SELECT).await?;
-            session.client.query(&statement, &[&revision.0, &CHANGES]).await
+            session.client.query(&statement, &[&position.revision.0, &CHANGES]).await
         })?;
         let newest = rows.first().map(|row| (row.get::<_, &str>(0), row.get::<_, i64>(1)));
         match newest {
-            Some((id, newest)) if id == self.region && newest >= revision.0 => {}
-            _ => {
-                // A database that was replaced or restored from a backup: its records are the truth from now on.
-                tracing::error!(
-                    region = self.region,
-                    revision = revision.0,
-                    "the database was replaced or restored: loading all records"
-                );
-                return Ok(History::Lost);
-            }
+            Some((id, newest)) if id == position.origin && newest >= position.revision.0 => {}
+            _ => return Ok(History::Replaced),
         }
         let mut changes = Vec::new();
-        let mut expected = revision.0;
+        let mut expected = position.revision.0;
         for row in &rows {
             let Some(at) = row.get::<_, Option<i64>>(2) else { break };
             expected += 1;
             if at != expected {
-                return Ok(History::Lost);
+                return Ok(History::Forgotten);
             }
             changes.push((Revision(at), steps::from_json(row.get(3), &self.sealer)?));
         }
         let is_complete = rows.len() as i64 == CHANGES || newest.is_some_and(|(_, newest)| newest == expected);
-        Ok(if is_complete { History::Changes(changes) } else { History::Lost })
+        Ok(if is_complete { History::Changes(changes) } else { History::Forgotten })
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {

@@ -95,18 +95,7 @@ impl Prepared {
     /// Sends a request to the administration API; returns the status.
     pub(crate) fn administer(&self, admin_address: SocketAddr, method: &str, path: &str, body: &Value) -> u16 {
         let token = fs::read_to_string(self.path("data/admin.token")).unwrap();
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_global(Some(SOON))
-            .allow_non_standard_methods(true);
-        let request = http::Request::builder()
-            .method(method)
-            .uri(format!("http://{admin_address}/api/v1{path}"))
-            .header("Authorization", format!("Bearer {}", token.trim()))
-            .header("Content-Type", "application/json")
-            .body(body.to_string())
-            .unwrap();
-        ureq::Agent::from(config.build()).run(request).unwrap().status().as_u16()
+        administer_at(admin_address, token.trim(), method, path, &body.to_string()).0
     }
 
     pub(crate) fn about(&self, address: SocketAddr) -> About {
@@ -140,4 +129,28 @@ impl Prepared {
             (caller.response().status == 200).then_some(())
         });
     }
+}
+
+/// Sends a request to the administration API; returns the status and `Retry-After`.
+pub(crate) fn administer_at(
+    admin_address: SocketAddr,
+    token: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> (u16, Option<String>) {
+    let config = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(SOON))
+        .allow_non_standard_methods(true);
+    let request = http::Request::builder()
+        .method(method)
+        .uri(format!("http://{admin_address}/api/v1{path}"))
+        .header("Authorization", format!("Bearer {token}"))
+        .header("Content-Type", "application/json")
+        .body(body.to_owned())
+        .unwrap();
+    let response = ureq::Agent::from(config.build()).run(request).unwrap();
+    let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+    (response.status().as_u16(), retry_after)
 }

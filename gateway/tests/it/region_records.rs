@@ -1,0 +1,182 @@
+//! Nodes that share their records in PostgreSQL.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gw_gateway::Gateway;
+use gw_gateway::control::{Actor, CallerSecretChanges, NewAccount};
+use gw_gateway::demo::About;
+use gw_shared::id::KeyId;
+
+use crate::support::caller::{self, connect_to};
+use crate::support::postgres::Postgres;
+use crate::support::prepared::administer_at;
+use crate::support::process::{self, Running};
+use crate::support::successor::admin;
+use crate::support::{eventually, held_backend::HeldBackend, setup};
+
+/// A node in this process, with a data folder of its own.
+struct Node {
+    gateway: Gateway,
+    data_dir: PathBuf,
+}
+
+impl Node {
+    fn start(postgres: &Postgres, folder: &Path, name: &str) -> Self {
+        let data_dir = folder.join(name);
+        Self { gateway: Gateway::start(&postgres.config(&data_dir)).unwrap(), data_dir }
+    }
+
+    /// Status of a request with this key at this node.
+    fn status(&self, key: &str) -> u16 {
+        let base_url = format!("https://eu1.gw.localhost:{}", self.gateway.address().port());
+        let about = About {
+            base_url,
+            tenant_url: String::new(),
+            account: "demo",
+            service: "echo",
+            client_id: String::new(),
+            client_secret: String::new(),
+            service_key: key.to_owned(),
+            ca_file: self.data_dir.join("dev-ca.crt"),
+            admin_url: String::new(),
+            admin_token: String::new(),
+        };
+        let mut caller = connect_to(&about, caller::HOST, &[b"http/1.1"], None);
+        let host = caller::HOST;
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {host}\r\nX-Gw-Service-Key: {key}\r\n\r\n"));
+        caller.response().status.as_u16()
+    }
+
+    fn wait_for(&self, other: &Self) {
+        eventually("the node has followed", || {
+            (self.gateway.control().revision() >= other.gateway.control().revision()).then_some(())
+        });
+    }
+
+    /// Enrolls an agent at this node and starts it in front of `backend`.
+    fn agent(&self, folder: &Path, backend: &str) -> Running {
+        let (control, port) = (self.gateway.control(), self.gateway.address().port());
+        let (ca, state) = (self.data_dir.join("dev-ca.crt"), folder.join(format!("agent-{port}")));
+        setup::agent(control, "demo", &["echo"], port, &ca, &state);
+        let mut command = process::gw_agent();
+        command.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);
+        Running::new(command.stderr(std::process::Stdio::null()).spawn().unwrap())
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let (_, text) = admin(self.gateway.admin_address(), "/metrics");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("the metric exists");
+        line.trim().parse().unwrap()
+    }
+}
+
+#[test]
+fn a_change_at_one_node_applies_at_all_nodes() {
+    let postgres = Postgres::with_region();
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Node::start(&postgres, folder.path(), "a"), Node::start(&postgres, folder.path(), "b"));
+    for file in ["admin.token", "agent-ca.crt", "agent-ca.key", "dev-ca.crt", "dev-ca.key"] {
+        let read = |node: &Node| fs::read(node.data_dir.join(file)).unwrap();
+        assert_eq!(read(&first), read(&second), "{file}");
+    }
+    let backend = HeldBackend::start();
+    setup::service(first.gateway.control(), "demo", "echo");
+    let (key_id, key) = setup::service_key(first.gateway.control(), "demo", &["echo"]);
+    second.wait_for(&first);
+    let _agent = second.agent(folder.path(), &backend.url);
+    eventually("a request is relayed", || (second.status(&key) == 200).then_some(()));
+    let disabled = CallerSecretChanges { enabled: Some(false), ..CallerSecretChanges::default() };
+    first.gateway.control().change_caller_secret::<KeyId>(&Actor::Admin, "demo", &key_id, &disabled).unwrap();
+    eventually("the key is refused", || (second.status(&key) != 200).then_some(()));
+    first.wait_for(&second);
+    assert_eq!(first.metric("gw_store_revision "), second.metric("gw_store_revision "));
+    let audit = |node: &Node| {
+        let query = gw_gateway::store::AuditQuery { account: None, before: None, limit: 100 };
+        format!("{:?}", node.gateway.control().audit_log(&query).unwrap())
+    };
+    assert_eq!(audit(&first), audit(&second));
+}
+
+#[test]
+fn nodes_change_the_same_records_at_the_same_time() {
+    let postgres = Postgres::with_region();
+    let folder = tempfile::tempdir().unwrap();
+    let nodes = [Node::start(&postgres, folder.path(), "a"), Node::start(&postgres, folder.path(), "b")];
+    std::thread::scope(|scope| {
+        for node in &nodes {
+            scope.spawn(|| {
+                for n in 0..50 {
+                    let new = NewAccount { id: format!("acme{n}"), capture_allowed: None };
+                    node.gateway.control().create_account(&Actor::Admin, &new).unwrap();
+                }
+            });
+        }
+    });
+    nodes[0].wait_for(&nodes[1]);
+    nodes[1].wait_for(&nodes[0]);
+    for node in &nodes {
+        assert_eq!(node.gateway.control().records().accounts.len(), 50);
+    }
+    // Each account was created once: the other node found it.
+    assert_eq!(postgres.sql("SELECT count(*) FROM gw.audit WHERE action = 'account.create'"), "50");
+}
+
+#[test]
+fn relaying_goes_on_while_postgresql_is_away() {
+    let mut postgres = Postgres::with_region();
+    let folder = tempfile::tempdir().unwrap();
+    let backend = HeldBackend::start();
+    let node = Node::start(&postgres, folder.path(), "a");
+    setup::service(node.gateway.control(), "demo", "echo");
+    let (_, key) = setup::service_key(node.gateway.control(), "demo", &["echo"]);
+    let _agent = node.agent(folder.path(), &backend.url);
+    eventually("a request is relayed", || (node.status(&key) == 200).then_some(()));
+    let port = node.gateway.address().port();
+    let copy = node.data_dir.join("records.sealed");
+    let before = node.gateway.control().revision();
+    eventually("the copy is written", || copy.exists().then_some(()));
+    // A copy is at most some seconds old; the next one has all records.
+    let written = || fs::metadata(&copy).unwrap().modified().unwrap();
+    let (first, _) = (written(), setup::service(node.gateway.control(), "demo", "other"));
+    eventually("a later copy is written", || (written() > first).then_some(()));
+    assert!(node.gateway.control().revision() > before);
+
+    postgres.crash();
+    eventually("the node notices", || (node.metric("gw_store_away_seconds ") > 0.0).then_some(()));
+    assert_eq!(node.status(&key), 200);
+    assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);
+    let token = fs::read_to_string(node.data_dir.join("admin.token")).unwrap();
+    let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);
+    assert_eq!(create(), (503, Some("1".to_owned())), "a change is refused, with Retry-After");
+
+    // A restart in the meantime serves from the copy, and the agent comes back.
+    node.gateway.drain();
+    let mut config = postgres.config(&node.data_dir);
+    config.listen.set_port(port);
+    let node = Node { gateway: Gateway::start(&config).unwrap(), data_dir: node.data_dir };
+    eventually("a request is relayed after the restart", || (node.status(&key) == 200).then_some(()));
+
+    postgres.resume();
+    let create = || administer_at(node.gateway.admin_address(), token.trim(), "POST", "/accounts", r#"{"id":"later"}"#);
+    eventually("a change is made", || (create().0 == 201).then_some(()));
+    eventually("the node notices", || (node.metric("gw_store_away_seconds ") == 0.0).then_some(()));
+}
+
+#[test]
+fn a_successor_takes_over_with_postgresql() {
+    let postgres = Postgres::with_region();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    fs::write(&path, postgres.config_text(&folder.path().join("data"))).unwrap();
+    let served = process::serve(&mut process::serve_command(&path));
+    let successor = crate::support::successor::replace(served.process.id(), &served.log);
+    let token = fs::read_to_string(folder.path().join("data/admin.token")).unwrap();
+    let other = Node::start(&postgres, folder.path(), "b");
+    let new = NewAccount { id: "acme".to_owned(), capture_allowed: None };
+    other.gateway.control().create_account(&Actor::Admin, &new).unwrap();
+    eventually("the successor follows", || {
+        (administer_at(served.admin_address, token.trim(), "GET", "/accounts/acme", "").0 == 200).then_some(())
+    });
+    successor.stop();
+}

@@ -1,0 +1,222 @@
+//! The store on PostgreSQL: commits, concurrent writers, lost replies, sealed secrets.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use gw_gateway::clock::Timestamp;
+use gw_gateway::store::{
+    AccountRecord, AuditEntry, AuditQuery, History, Position, PostgresStore, Revision, SigningKey, Step, Store,
+    StoreError, StoreSource, StoredRecord,
+};
+use gw_shared::id::AccountId;
+
+use crate::support::postgres::Postgres;
+
+fn account(id: &str) -> StoredRecord {
+    StoredRecord::Account(AccountRecord {
+        id: AccountId::new(id).unwrap(),
+        capture_allowed: false,
+        created_at: Timestamp(1),
+    })
+}
+
+fn entry(target: &str) -> AuditEntry {
+    AuditEntry {
+        at: Timestamp(7),
+        actor: "admin".into(),
+        action: "account.create".into(),
+        account: AccountId::new(target).ok(),
+        target: target.to_owned(),
+        detail: serde_json::json!({"a": [1, "it's"]}),
+    }
+}
+
+fn open(postgres: &Postgres, node: &str) -> PostgresStore {
+    let mut store = PostgresStore::new(&postgres.source(node)).unwrap();
+    store.load().unwrap();
+    store
+}
+
+/// Commits the creation of an account, after catching up if necessary, as the control plane does.
+fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
+    loop {
+        match store.commit(at, &[Step::Put(account(id))], &entry(id)) {
+            Ok(revision) => return at.revision = revision,
+            Err(StoreError::Stale) => {
+                let History::Changes(changes) = store.changes_after(at).unwrap() else { panic!("history lost") };
+                at.revision = changes.last().unwrap().0;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// The position with this revision in the region of `postgres`.
+fn at(postgres: &Postgres, revision: i64) -> Position {
+    Position { origin: postgres.sql("SELECT id FROM gw.region"), revision: Revision(revision) }
+}
+
+fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
+    let query = AuditQuery { account: None, before: None, limit: 10_000 };
+    let entries = store.audit_log(&query).unwrap();
+    entries.into_iter().map(|numbered| (numbered.number, numbered.entry.target)).collect()
+}
+
+#[test]
+fn a_change_is_stored_with_its_entry_and_its_steps() {
+    let postgres = Postgres::with_region();
+    let (mut first, mut second) = (open(&postgres, "a"), open(&postgres, "b"));
+    assert_eq!(first.commit(&at(&postgres, 0), &[Step::Put(account("acme"))], &entry("acme")).unwrap(), Revision(1));
+    let stale = second.commit(&at(&postgres, 0), &[Step::Put(account("other"))], &entry("other"));
+    assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
+    let History::Changes(changes) = second.changes_after(&at(&postgres, 0)).unwrap() else { panic!() };
+    assert_eq!(format!("{changes:?}"), format!("{:?}", [(Revision(1), vec![Step::Put(account("acme"))])]));
+    // The last step of a record counts.
+    let steps = [Step::Put(account("twice")), Step::Delete(account("twice").id()), Step::Delete(account("acme").id())];
+    assert_eq!(second.commit(&at(&postgres, 1), &steps, &entry("twice")).unwrap(), Revision(2));
+    let loaded = first.load().unwrap();
+    assert_eq!((loaded.position.revision, loaded.records.accounts.len()), (Revision(2), 0));
+    assert_eq!(audit(&mut first), [(2, "twice".to_owned()), (1, "acme".to_owned())]);
+    let of_account = AuditQuery { account: Some("acme".into()), before: Some(2), limit: 1 };
+    assert_eq!(first.audit_log(&of_account).unwrap()[0].entry, entry("acme"));
+    assert_eq!(postgres.sql("SELECT string_agg(node, ',' ORDER BY revision) FROM gw.changes"), "a,b");
+}
+
+#[test]
+fn concurrent_writers_lose_and_double_no_change() {
+    const EACH: usize = 100;
+    let postgres = Postgres::with_region();
+    let start = at(&postgres, 0);
+    std::thread::scope(|scope| {
+        for writer in ["a", "b", "c"] {
+            let (mut store, start) = (open(&postgres, writer), &start);
+            scope.spawn(move || {
+                let mut position = start.clone();
+                for n in 0..EACH {
+                    create(&mut store, &mut position, &format!("{writer}{n:03}"));
+                }
+            });
+        }
+    });
+    let mut store = open(&postgres, "reader");
+    assert_eq!(store.load().unwrap().records.accounts.len(), 3 * EACH);
+    let entries = audit(&mut store);
+    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
+    assert_eq!(numbers, (1..=3 * EACH as i64).collect::<Vec<_>>(), "without gaps");
+    let targets: BTreeMap<_, _> = entries.into_iter().map(|(number, target)| (target, number)).collect();
+    assert_eq!(targets.len(), 3 * EACH, "each once");
+}
+
+#[test]
+fn a_commit_with_a_lost_reply_is_made_once() {
+    let postgres = Postgres::with_region();
+    let proxy = postgres.proxy();
+    let mut store = PostgresStore::new(&postgres.source_at(&proxy.url(), "a")).unwrap();
+    store.load().unwrap();
+    let mut position = at(&postgres, 0);
+    for n in 0..5 {
+        // The statement is prepared by the first commit, so that later ones lose the reply of the commit itself.
+        let id = format!("acme{n}");
+        if n > 0 {
+            proxy.lose_the_next_reply();
+        }
+        position.revision = store.commit(&position, &[Step::Put(account(&id))], &entry(&id)).unwrap();
+        assert!(!proxy.has_lost_none());
+    }
+    assert_eq!(position.revision, Revision(5));
+    assert_eq!(audit(&mut store).len(), 5);
+}
+
+#[test]
+fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
+    let postgres = Postgres::with_region();
+    let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
+    for id in ["acme1", "acme2", "acme3"] {
+        create(&mut store, &mut position, id);
+    }
+    let before = position;
+    let mut history = |revision| {
+        let position = Position { revision: Revision(revision), ..before.clone() };
+        match store.changes_after(&position).unwrap() {
+            History::Changes(changes) => changes.len().to_string(),
+            other => format!("{other:?}"),
+        }
+    };
+    assert_eq!([0, 3].map(&mut history), ["3", "0"]);
+    assert_eq!(history(4), "Replaced", "the database is older than this node");
+    postgres.sql("DELETE FROM gw.changes WHERE revision = 1");
+    assert_eq!([0, 1].map(&mut history), ["Forgotten", "2"]);
+    postgres.sql("DELETE FROM gw.changes");
+    assert_eq!([2, 3].map(&mut history), ["Forgotten", "0"]);
+    postgres.sql("UPDATE gw.region SET id = gen_random_uuid()");
+    assert_eq!(history(3), "Replaced", "another region");
+    let refused = store.commit(&before, &[Step::Put(account("acme4"))], &entry("acme4"));
+    assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
+    assert_eq!(store.load().unwrap().records.accounts.len(), 3);
+    assert!(matches!(store.changes_after(&at(&postgres, 3)).unwrap(), History::Changes(_)));
+}
+
+#[test]
+fn secrets_are_sealed_with_the_region_key() {
+    let postgres = Postgres::with_region();
+    let mut store = open(&postgres, "a");
+    let key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
+    let private = key.private_key.reveal().to_owned();
+    store.commit(&at(&postgres, 0), &[Step::Put(StoredRecord::SigningKey(key.clone()))], &entry("key")).unwrap();
+    let dump = postgres.dump();
+    assert!(dump.contains(&key.public_key) && !dump.contains(&private));
+    let loaded = open(&postgres, "b").load().unwrap().records;
+    assert_eq!(loaded.signing_keys[&key.id].private_key.reveal(), private);
+    let History::Changes(changes) = open(&postgres, "c").changes_after(&at(&postgres, 0)).unwrap() else { panic!() };
+    let [Step::Put(StoredRecord::SigningKey(followed))] = &changes[0].1[..] else { panic!("{changes:?}") };
+    assert_eq!(followed.private_key.reveal(), private);
+}
+
+#[test]
+fn a_database_that_does_not_fit_is_refused_with_the_reason() {
+    let postgres = Postgres::start();
+    let refusal = |source| PostgresStore::new(&source).unwrap().load().unwrap_err().to_string();
+    let good = || postgres.source("a");
+    assert!(refusal(good()).contains("create one with `gw-gateway region init`"));
+    PostgresStore::create(&good()).unwrap();
+    assert!(PostgresStore::create(&good()).unwrap_err().to_string().contains("holds a region already"));
+    let mut other = good();
+    other.apex = "eu2.gw.localhost".to_owned();
+    assert!(refusal(other).contains("belongs to region eu1.gw.localhost"));
+    let mut other = good();
+    other.key = gw_gateway::region::RegionKey::new([1; 32]);
+    assert!(refusal(other).contains("the region key differs"));
+    postgres.sql("UPDATE gw.region SET schema = 999");
+    assert!(refusal(good()).contains("schema 999"));
+    let nowhere = PostgresStore::new(&postgres.source_at("postgres://gw@127.0.0.1:1/gw", "a")).unwrap().load();
+    assert!(matches!(nowhere, Err(StoreError::Unavailable(text)) if text.contains("127.0.0.1")));
+}
+
+#[test]
+fn a_data_folder_has_one_process() {
+    let postgres = Postgres::with_region();
+    let source = StoreSource::Postgres(postgres.source("a"));
+    let first = source.open().unwrap();
+    assert!(matches!(source.open(), Err(StoreError::InUse)));
+    drop(first);
+    assert!(source.open().is_ok());
+}
+
+#[test]
+fn changes_are_refused_soon_while_the_server_is_stopped() {
+    let mut postgres = Postgres::with_region();
+    let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
+    create(&mut store, &mut position, "acme1");
+    postgres.crash();
+    // A commit waits some time for another primary. A busy machine delays some attempts, a fault delays all.
+    let refuse = |_| {
+        let began = Instant::now();
+        let refused = store.commit(&position, &[Step::Put(account("acme2"))], &entry("acme2"));
+        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+        began.elapsed()
+    };
+    assert!((0..3).map(refuse).min().unwrap() < Duration::from_secs(2));
+    postgres.resume();
+    create(&mut store, &mut position, "acme2");
+    assert_eq!(store.load().unwrap().records.accounts.len(), 2);
+}
