@@ -21,6 +21,8 @@ pub(super) const CALL: Duration = Duration::from_secs(1);
 const CONNECT: Duration = Duration::from_secs(3);
 /// Calls fail at once for this long after a failed attempt to connect.
 const CONNECT_PAUSE: Duration = Duration::from_millis(250);
+/// Asks for notifications about new revisions.
+const LISTEN: &str = "LISTEN gw";
 /// Limits on the server, for statements that outlive their client.
 const SESSION: &str = "SET statement_timeout = '10s'; SET idle_in_transaction_session_timeout = '10s'";
 
@@ -40,6 +42,8 @@ pub(super) struct Engine {
 pub(super) struct Session {
     pub(super) client: Client,
     statements: HashMap<&'static str, Statement>,
+    /// The session asked for notifications.
+    is_listening: bool,
     events: Arc<Events>,
 }
 
@@ -100,12 +104,19 @@ impl Engine {
     }
 
     /// Waits until a notification arrives or the connection ends, at most `within`.
-    pub(super) fn wait_for_notification(&self, within: Duration) {
-        let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else {
-            return std::thread::sleep(within.min(CONNECT_PAUSE));
-        };
-        // Elapsed: nothing was notified.
-        let _ = runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
+    pub(super) fn wait_for_notification(&mut self, within: Duration) -> Result<(), StoreError> {
+        self.call(CALL, async |session: &mut Session| {
+            if !session.is_listening {
+                session.client.batch_execute(LISTEN).await?;
+                session.is_listening = true;
+            }
+            Ok(())
+        })?;
+        if let (Some(session), Some(runtime)) = (&self.session, &self.runtime) {
+            // Elapsed: nothing was notified.
+            let _ = runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
+        }
+        Ok(())
     }
 
     pub(super) fn is_connected(&self) -> bool {
@@ -133,7 +144,7 @@ impl Engine {
             let events = Arc::<Events>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
             match timeout(CALL, client.batch_execute(SESSION)).await {
-                Ok(Ok(())) => Ok(Session { client, statements: HashMap::new(), events }),
+                Ok(Ok(())) => Ok(Session { client, statements: HashMap::new(), is_listening: false, events }),
                 Ok(Err(error)) => Err(with_cause(&error)),
                 Err(_) => Err(format!("no answer within {CALL:?}")),
             }

@@ -30,8 +30,6 @@ use super::{
 };
 use crate::clock::Timestamp;
 
-/// Asks for notifications about new revisions.
-const LISTEN: &str = "LISTEN gw";
 /// Longest commit with all of its attempts.
 const COMMIT: Duration = Duration::from_millis(1800);
 /// Pause between attempts of a commit, while a failover may be under way.
@@ -114,12 +112,7 @@ impl PostgresStore {
 
     /// Waits until another node may have committed a change, at most `within`.
     pub(crate) fn wait_for_changes(&mut self, within: Duration) -> Result<(), StoreError> {
-        if !self.engine.is_connected() {
-            self.check()?;
-            self.engine.call(CALL, async |session: &mut Session| session.client.batch_execute(LISTEN).await)?;
-        }
-        self.engine.wait_for_notification(within);
-        Ok(())
+        self.checked()?.wait_for_notification(within)
     }
 
     /// Deletes changes that every node has applied long ago.
