@@ -97,11 +97,14 @@ impl Engine {
         Err(error)
     }
 
-    /// Waits until a notification arrives or the connection ends, at most `within`.
-    pub(super) fn wait_for_notification(&self, within: Duration) {
-        let Some(session) = &self.session else { return std::thread::sleep(within.min(CONNECT_PAUSE)) };
-        // Elapsed: nothing was notified.
-        let _ = self.runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
+    /// Waits until a notification arrives or the connection ends, at most `within`. Returns whether one of them
+    /// happened.
+    pub(super) fn wait_for_notification(&self, within: Duration) -> bool {
+        let Some(session) = &self.session else {
+            std::thread::sleep(within.min(CONNECT_PAUSE));
+            return false;
+        };
+        self.runtime.block_on(async { timeout(within, session.events.notified.notified()).await }).is_ok()
     }
 
     pub(super) fn is_connected(&self) -> bool {
