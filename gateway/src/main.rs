@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
+        Command::Region { command } => command.run(),
         #[cfg(feature = "demo")]
         Command::Demo(arguments) => cli::demo::run(arguments),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)

@@ -288,6 +288,7 @@ mod tests {
     use super::*;
     use crate::clock::Timestamp;
     use crate::ownership::WorkerId;
+    use crate::store::Revision;
     use crate::telemetry::counters::Counters;
     use crate::telemetry::counters::services::Sample;
 
@@ -326,11 +327,14 @@ mod tests {
             agents: BTreeMap::from([("approved", 2)]),
             first_agent_expiry: Some(Timestamp(1_800_000_000)),
             server_certificate_expiry: Some(Timestamp(1_900_000_000)),
+            store: StoreStatus { revision: Revision(7), away_for: Some(Duration::from_millis(1500)) },
         };
         let text = render(&[report(0), report(1)], &inventory, &LogStats { dropped: 3, ..LogStats::default() }, None);
         for line in [
             "# TYPE gw_requests_total counter",
             "gw_requests_total 2",
+            "gw_store_revision 7",
+            "gw_store_away_seconds 1.5",
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
             "gw_connections_turned_away_total{reason=\"address_rate\"} 8",
             "gw_connections_ended_early_total{reason=\"frames\"} 2",

@@ -7,6 +7,7 @@ use clap::Args;
 use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
+use crate::cli::region::RegionCommand;
 
 /// The Gw relay gateway: relays requests of callers to backends behind private networks.
 #[derive(Parser)]
@@ -36,6 +37,11 @@ pub(crate) enum Command {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+    },
+    /// Regions of several nodes: set up, examine, move to and from PostgreSQL.
+    Region {
+        #[command(subcommand)]
+        command: RegionCommand,
     },
     /// Run gateway, agent and a small backend in one process, without configuration.
     #[cfg(feature = "demo")]
@@ -104,6 +110,8 @@ mod tests {
             "gw-gateway agent revoke acme ag_0123456789abcdefghij",
             "gw-gateway signing-key rotate --immediately",
             "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+            "gw-gateway region status --config gateway.toml --json",
+            "gw-gateway region import --config gateway.toml folder",
         ] {
             assert_eq!(kind(good), None, "{good}");
         }
@@ -117,6 +125,8 @@ mod tests {
             ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
             ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
             ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+            ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
+            ("gw-gateway region export --config gateway.toml", ErrorKind::MissingRequiredArgument),
         ];
         for (line, expected) in refused {
             assert_eq!(kind(line), Some(expected), "{line}");

@@ -12,6 +12,7 @@ mod caller_secret;
 mod connection;
 mod enrollment_token;
 mod output;
+pub(crate) mod region;
 mod request;
 mod service;
 mod signing_key;

@@ -17,6 +17,7 @@ mod name;
 mod open;
 mod replay;
 mod service;
+mod shared_files;
 mod signing_key;
 mod workers;
 
@@ -47,9 +48,11 @@ use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus};
 pub use inventory::Inventory;
 use name::checked_name;
+pub(crate) use open::{node_name, postgres_source};
 pub(crate) use replay::{REPLAY_FRAMING, Replay, not_captured};
 pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
+pub(crate) use shared_files::SHARED_SECRETS;
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use workers::Workers;
 

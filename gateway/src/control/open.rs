@@ -1,25 +1,24 @@
 //! Opens the control plane: the store, and the secrets in the data folder.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
-use serde::{Deserialize, Serialize};
 
 use super::feed::{EngineHealth, read_copy};
+use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::{Control, ControlError, ControlState, Workers, new_secret};
 use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
-use crate::store::{PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
+use crate::store::{PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
 use crate::tls::pki::{self, Authority};
 use crate::tls::{CertificateSource, TlsMaterial};
 
-const ADMIN_TOKEN: &str = "admin.token";
-const AGENT_CA: &str = "agent-ca";
+const ADMIN_TOKEN_FILE: &str = "admin.token";
+const AGENT_CA_NAME: &str = "agent-ca";
 
 impl Control {
     /// Opens the store and the data folder with authority and admin token, and creates what is missing.
@@ -29,7 +28,7 @@ impl Control {
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
         let snapshot = load(store.as_mut(), &store_source, config)?;
-        let agents = Authority::load_or_create(&config.data_dir, AGENT_CA, "Gw agents")?;
+        let agents = Authority::load_or_create(&config.data_dir, AGENT_CA_NAME, "Gw agents")?;
         let tls = TlsMaterial::new(
             config.certificate.clone(),
             config.region.clone(),
@@ -46,7 +45,7 @@ impl Control {
             store: Mutex::new(Some(store)),
             agents,
             tls,
-            admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN))?,
+            admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
             engine_health: EngineHealth::default(),
             workers,
@@ -69,19 +68,25 @@ fn store_source(config: &Config) -> Result<StoreSource, ControlError> {
         StoreSettings::Postgres(settings) => {
             let key = config.region_key.as_deref().map(RegionKey::load).transpose();
             let key = key.map_err(|error| StoreError::Region(error.to_string()))?;
-            StoreSource::Postgres(PostgresSource {
-                settings: settings.clone(),
-                apex: config.region.apex().to_owned(),
-                key: key.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?,
-                node: node_name(),
-                lock: config.data_dir.join("gw.lock"),
-            })
+            let key = key.ok_or_else(|| StoreError::Region("region_key: missing".to_owned()))?;
+            StoreSource::Postgres(postgres_source(config, settings, key))
         }
     })
 }
 
+/// The database of a node with this configuration.
+pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, key: RegionKey) -> PostgresSource {
+    PostgresSource {
+        settings: settings.clone(),
+        apex: config.region.apex().to_owned(),
+        key,
+        node: node_name(),
+        lock: config.data_dir.join("gw.lock"),
+    }
+}
+
 /// Name of this machine.
-fn node_name() -> String {
+pub(crate) fn node_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -103,48 +108,33 @@ fn load(store: &mut dyn Store, source: &StoreSource, config: &Config) -> Result<
     }
 }
 
-/// Files of the data folder that all nodes have alike.
-#[derive(Serialize, Deserialize)]
-struct SharedFiles(Vec<(String, String)>);
-
 /// Writes the shared secrets of the region to the data folder; creates those that the region does not have yet.
 fn fetch_shared_files(store: &mut PostgresStore, config: &Config) -> Result<(), ControlError> {
     let folder = &config.data_dir;
-    fetch(store, folder, AGENT_CA, &["agent-ca.key", "agent-ca.crt"], || {
-        Authority::load_or_create(folder, AGENT_CA, "Gw agents").map(drop).map_err(ControlError::from)
+    fetch(store, folder, &AGENT_CA, || {
+        Authority::load_or_create(folder, AGENT_CA_NAME, "Gw agents").map(drop).map_err(ControlError::from)
     })?;
-    fetch(store, folder, "admin token", &[ADMIN_TOKEN], || Ok(admin_token(&folder.join(ADMIN_TOKEN)).map(drop)?))?;
+    fetch(store, folder, &ADMIN_TOKEN, || Ok(admin_token(&folder.join(ADMIN_TOKEN_FILE)).map(drop)?))?;
     if matches!(config.certificate, CertificateSource::Development { .. }) {
-        fetch(store, folder, "dev-ca", &["dev-ca.key", "dev-ca.crt"], || {
+        fetch(store, folder, &DEVELOPMENT_CA, || {
             pki::development_authority(folder).map(drop).map_err(ControlError::from)
         })?;
     }
     Ok(())
 }
 
-/// Fetches the secret `name`, which consists of `files`, into `folder`. `create` makes the files if the region has no
-/// such secret.
+/// Fetches a secret into `folder`. `create` makes its files if the region does not have it.
 fn fetch(
     store: &mut PostgresStore,
     folder: &Path,
-    name: &str,
-    files: &[&str],
+    secret: &SharedSecret,
     create: impl FnOnce() -> Result<(), ControlError>,
 ) -> Result<(), ControlError> {
-    let shared = store.shared_secret(name, || {
+    let stored = store.shared_secret(secret.name, || {
         create()?;
-        let read = |file: &&str| Ok(((*file).to_owned(), files::read_text(&folder.join(file))?));
-        let read = files.iter().map(read).collect::<io::Result<_>>()?;
-        Ok::<_, ControlError>(serde_json::to_vec(&SharedFiles(read)).map_err(io::Error::other)?)
+        Ok::<_, ControlError>(secret.read(folder)?)
     })?;
-    let shared: SharedFiles = serde_json::from_slice(&shared).map_err(io::Error::other)?;
-    for (file, contents) in shared.0.iter().filter(|(file, _)| files.contains(&file.as_str())) {
-        let path = folder.join(file);
-        if fs::read(&path).ok().as_deref() != Some(contents.as_bytes()) {
-            files::write_private(&path, contents.as_bytes())?;
-        }
-    }
-    Ok(())
+    Ok(secret.write(folder, &stored)?)
 }
 
 fn admin_token(path: &Path) -> io::Result<Secret> {

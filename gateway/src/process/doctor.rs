@@ -1,6 +1,8 @@
 //! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
 //! reach it. Changes nothing and does not disturb a running gateway.
 
+pub(super) mod store;
+
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
@@ -11,7 +13,7 @@ use gw_shared::net::tls::SPEAK_TLS;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::clock::Timestamp;
-use crate::config::Config;
+use crate::config::{Config, StoreSettings};
 use crate::hostname::Region;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
@@ -81,6 +83,9 @@ fn tcp_memory(out: &mut Examination) {
 fn configured(out: &mut Examination, file: &Path, config: &Config) {
     out.ok("configuration", file.display().to_string());
     machine::folder(out, "data_dir", &config.data_dir);
+    if let StoreSettings::Postgres(settings) = &config.store {
+        store::examine(out, config, settings);
+    }
     // Without the admin listener, the listener for callers may belong to another configuration.
     let runs = is_admin_listener(config.admin_listen);
     let ports = [

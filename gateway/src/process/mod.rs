@@ -1,10 +1,12 @@
-//! The process: start, signals, drain, listeners, takeover, `doctor`.
+//! The process: start, signals, drain, listeners, takeover, `doctor`, the
+//! commands on a region.
 
 mod control_plane;
 pub mod doctor;
 mod drain;
 pub(crate) mod gateway;
 mod listeners;
+pub mod region;
 mod replace;
 pub(crate) mod signals;
 pub(crate) mod takeover;

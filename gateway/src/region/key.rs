@@ -1,8 +1,9 @@
 //! The secret that all nodes of a region share.
 
-use std::fmt;
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::fmt::{self, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ pub enum RegionKeyError {
     Readable { path: String, mode: u32 },
     #[error("region_key: {0}: it must contain 32 bytes, or 64 hexadecimal digits")]
     Malformed(String),
+    #[error("region_key: the system has no random numbers")]
+    Random,
 }
 
 impl RegionKey {
@@ -37,7 +40,7 @@ impl RegionKey {
     pub fn load(path: &Path) -> Result<Self, RegionKeyError> {
         let name = || path.display().to_string();
         let failed = |error| RegionKeyError::Io { path: name(), error };
-        let file = std::fs::File::open(path).map_err(failed)?;
+        let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         // A group may read it: service managers pass secrets on that way.
         if mode & 0o027 != 0 {
@@ -47,6 +50,24 @@ impl RegionKey {
         let mut contents = Zeroizing::new(Vec::with_capacity(LONGEST));
         file.take(LONGEST as u64).read_to_end(&mut contents).map_err(failed)?;
         Self::parse(&contents).ok_or_else(|| RegionKeyError::Malformed(name()))
+    }
+
+    /// Creates a random key in a new file of mode 0600. Its folder must exist. Never replaces a file.
+    pub fn create(path: &Path) -> Result<Self, RegionKeyError> {
+        let failed = |error| RegionKeyError::Io { path: path.display().to_string(), error };
+        let mut bytes = Zeroizing::new([0; Self::BYTES]);
+        aws_lc_rs::rand::fill(&mut *bytes).map_err(|_| RegionKeyError::Random)?;
+        let mut digits = Zeroizing::new(String::with_capacity(LONGEST));
+        for byte in bytes.iter() {
+            // Writing to a string cannot fail.
+            let _ = write!(digits, "{byte:02x}");
+        }
+        digits.push('\n');
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        file.write_all(digits.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        Ok(Self::new(*bytes))
     }
 
     fn parse(contents: &[u8]) -> Option<Self> {
@@ -121,6 +142,21 @@ mod tests {
         for contents in [&b""[..], &[1; 31], &[b'0'; 63], &[b'0'; 65], &[b'g'; 64], &[0; 200]] {
             assert!(matches!(load(contents, 0o600), Err(RegionKeyError::Malformed(_))), "{contents:?}");
         }
+    }
+
+    #[test]
+    fn a_created_key_is_private_random_and_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
+        let created = RegionKey::create(&one).unwrap();
+        assert_eq!(fs::metadata(&one).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read(&one).unwrap().len(), 2 * RegionKey::BYTES + 1);
+        assert_eq!(tag(&created, "a"), tag(&RegionKey::load(&one).unwrap(), "a"));
+        assert_ne!(tag(&created, "a"), tag(&RegionKey::create(&two).unwrap(), "a"));
+        let refused = RegionKey::create(&one).unwrap_err().to_string();
+        assert!(refused.contains("one: File exists"), "{refused}");
+        let refused = RegionKey::create(&folder.path().join("none/key")).unwrap_err().to_string();
+        assert!(refused.contains("none/key: No such file"), "{refused}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Storage of the records: an interface with implementations on SQLite and PostgreSQL, and the directory snapshots that
 //! workers read instead of a database.
 
+mod contents;
 mod directory;
 mod document;
 mod postgres;
@@ -14,9 +15,13 @@ use std::borrow::Cow;
 use gw_shared::id::AccountId;
 use serde::{Deserialize, Serialize};
 
+pub use contents::{Contents, ContentsSummary};
 pub use directory::{Agent, Captures, Directory, Service};
-pub(crate) use postgres::Sealer;
-pub use postgres::{PostgresSettings, PostgresStore, PostgresUrlError, RegionIdentity};
+pub use postgres::{
+    EngineState, LastChange, PostgresInspector, PostgresSettings, PostgresStore, PostgresUrlError, RecordsOfKind,
+    RegionIdentity, RegionState, Replication,
+};
+pub(crate) use postgres::{NamedSecret, Sealer};
 pub use records::{
     AccountRecord, AgentRecord, Approval, CallerSecretRecord, EnrollmentRecord, EnrollmentTokenRecord, Modes,
     PublicKeyHash, RecordId, Records, SecretAccess, ServiceRecord, SigningKeyRecord, Step, StoredRecord,

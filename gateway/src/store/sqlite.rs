@@ -9,8 +9,8 @@ use gw_shared::id::AccountId;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
 
 use super::{
-    AuditEntry, AuditQuery, History, NumberedEntry, Position, Records, Revision, Snapshot, Step, Store, StoreError,
-    document,
+    AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Snapshot, Step, Store,
+    StoreError, document,
 };
 use crate::clock::Timestamp;
 
@@ -108,6 +108,15 @@ impl SqliteStore {
         Ok(store)
     }
 
+    /// As [`Self::open`], but fails if there is no database at `path`.
+    pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
+        if !path.exists() {
+            let missing = format!("{}: there is no such database", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::NotFound, missing).into());
+        }
+        Self::open(path)
+    }
+
     fn migrate(&mut self) -> Result<(), StoreError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let found: u32 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
@@ -125,6 +134,44 @@ impl SqliteStore {
         transaction.commit()?;
         Ok(())
     }
+}
+
+impl SqliteStore {
+    /// Writes `contents` into an empty database, in one transaction.
+    pub fn fill(&mut self, contents: &Contents) -> Result<(), StoreError> {
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for record in &contents.records {
+            let (kind, id) = document::key(&record.id());
+            transaction.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?.execute(params![
+                kind,
+                id,
+                document::write(record)?
+            ])?;
+        }
+        for NumberedEntry { number, entry } in &contents.audit {
+            insert_entry(&transaction, Some(*number), entry)?;
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+/// Appends an entry to the audit log, with the next number if `number` is `None`.
+fn insert_entry(connection: &Connection, number: Option<i64>, entry: &AuditEntry) -> Result<(), StoreError> {
+    connection
+        .prepare_cached(
+            "INSERT INTO audit (number, at, actor, action, account, target, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?
+        .execute(params![
+            number,
+            entry.at.0,
+            entry.actor,
+            entry.action,
+            entry.account.as_ref().map(|account| account.as_str()),
+            entry.target,
+            entry.detail.to_string(),
+        ])?;
+    Ok(())
 }
 
 impl Store for SqliteStore {
@@ -160,18 +207,7 @@ impl Store for SqliteStore {
                 }
             }
         }
-        transaction
-            .prepare_cached(
-                "INSERT INTO audit (at, actor, action, account, target, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-            )?
-            .execute(params![
-                entry.at.0,
-                entry.actor,
-                entry.action,
-                entry.account.as_ref().map(|account| account.as_str()),
-                entry.target,
-                entry.detail.to_string(),
-            ])?;
+        insert_entry(&transaction, None, entry)?;
         let revision = Revision(transaction.last_insert_rowid());
         transaction.commit()?;
         Ok(revision)

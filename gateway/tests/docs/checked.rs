@@ -22,8 +22,30 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 14] = [
-    "cat", "cd", "certbot", "echo", "editor", "export", "grpcurl", "install", "podman", "rm", "skopeo", "ssh", "umask",
+const OTHERS: [&str; 24] = [
+    "cat",
+    "cd",
+    "certbot",
+    "chown",
+    "createdb",
+    "createuser",
+    "dropdb",
+    "echo",
+    "editor",
+    "export",
+    "grpcurl",
+    "install",
+    "pg_basebackup",
+    "pg_ctlcluster",
+    "pg_dump",
+    "pg_restore",
+    "podman",
+    "psql",
+    "rm",
+    "scp",
+    "skopeo",
+    "ssh",
+    "umask",
     "websocat",
 ];
 
@@ -217,8 +239,10 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
     mistakes.collect()
 }
 
+const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
+
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 13] = [
+const NOT_RUN: [(&str, &str, &str); 23] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
@@ -232,6 +256,16 @@ const NOT_RUN: [(&str, &str, &str); 13] = [
     ("docs/performance.md", "cargo install rathole", "minutes, for an optional peer of a comparison"),
     ("docs/recipes.md", "websocat", "a program that is not in Debian"),
     ("docs/recipes.md", "grpcurl", "a program that is not in Debian"),
+    ("docs/region.md", "sudo apt install postgresql", REGION),
+    ("docs/region.md", "sudo pg_ctlcluster", REGION),
+    ("docs/region.md", "sudo -u postgres psql", REGION),
+    ("docs/region.md", "sudo gw-gateway region init", REGION),
+    ("docs/region.md", "sudo scp", REGION),
+    ("docs/region.md", "sudo --user gw-gateway gw-gateway region status", REGION),
+    ("docs/region.md", "sudo -u postgres pg_dump", REGION),
+    ("docs/region.md", "sudo -u postgres dropdb", REGION),
+    ("docs/region.md", "sudo systemctl stop", REGION),
+    ("docs/region.md", "sudo install", REGION),
 ];
 
 #[test]

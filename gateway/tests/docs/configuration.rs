@@ -201,9 +201,21 @@ fn the_gateway_accepts_its_example() {
 #[test]
 fn the_example_of_the_gateway_has_every_key_and_its_default() {
     // Keys without a default, and one whose default depends on the machine.
-    let without = ["admin_hosts", "tls_certificate", "tls_key", "trusted_proxies", "relay_memory_mib", "endpoint"];
+    let without = [
+        "admin_hosts",
+        "endpoint",
+        "region_key",
+        "relay_memory_mib",
+        "store",
+        "store_ca",
+        "store_password_file",
+        "tls_certificate",
+        "tls_key",
+        "trusted_proxies",
+    ];
     let example = read(GATEWAY_EXAMPLE);
-    let all = all_keys_of(&example);
+    let folder = tempfile::tempdir().unwrap();
+    let all = with_files(&all_keys_of(&example), folder.path());
     parse(&all).unwrap();
     assert_same(GATEWAY_EXAMPLE, keys_of(&all.parse().unwrap()), &gateway_keys());
     let defaults = format!("{:?}", parse(&example).unwrap());
@@ -213,15 +225,16 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     }
 }
 
-/// Replaces the names of files in `/etc/gw-agent` by those of files that exist: a key where the name says so, else a
-/// certificate of it.
+/// Replaces the names of files in `/etc/gw-agent` and `/etc/gw` by those of files that exist: a key where the name says
+/// so, else a certificate of it.
 fn with_files(text: &str, folder: &Path) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["agent.example.com".to_owned()]).unwrap();
     let certificate = certificate.self_signed(&key).unwrap();
     fs::write(folder.join("key"), key.serialize_pem()).unwrap();
     fs::write(folder.join("certificate"), certificate.pem()).unwrap();
-    let mut parts = text.split("/etc/gw-agent/");
+    let text = text.replace("/etc/gw-agent/", "/etc/gw/");
+    let mut parts = text.split("/etc/gw/");
     let mut replaced = parts.next().unwrap().to_owned();
     for part in parts {
         let (name, rest) = part.split_once('"').unwrap();
@@ -267,7 +280,7 @@ fn the_programs_accept_the_configuration_on_every_page() {
         }
         for block in split(&fs::read_to_string(&page).unwrap()).1.iter().filter(|block| block.info == "toml") {
             let required = if block.text.contains("region = ") { "" } else { REQUIRED };
-            let gateway = parse(&format!("{required}{}", block.text));
+            let gateway = parse(&with_files(&format!("{required}{}", block.text), agent.0.path()));
             let backend = if block.text.contains("backend") { "" } else { "backend = 'http://127.0.0.1:8080'\n" };
             let agent = agent.load(&with_files(&format!("{backend}{}", block.text), agent.0.path()), |_| None);
             if let (Err(gateway), Err(agent)) = (&gateway, &agent) {

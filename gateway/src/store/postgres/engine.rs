@@ -103,20 +103,22 @@ impl Engine {
         Err(error)
     }
 
-    /// Waits until a notification arrives or the connection ends, at most `within`.
-    pub(super) fn wait_for_notification(&mut self, within: Duration) -> Result<(), StoreError> {
+    /// Asks for notifications about new revisions, once on each connection.
+    pub(super) fn listen(&mut self) -> Result<(), StoreError> {
         self.call(CALL, async |session: &mut Session| {
             if !session.is_listening {
                 session.client.batch_execute(LISTEN).await?;
                 session.is_listening = true;
             }
             Ok(())
-        })?;
-        if let (Some(session), Some(runtime)) = (&self.session, &self.runtime) {
-            // Elapsed: nothing was notified.
-            let _ = runtime.block_on(async { timeout(within, session.events.notified.notified()).await });
-        }
-        Ok(())
+        })
+    }
+
+    /// Waits until a notification arrives or the connection ends, at most `within`. Returns whether one of them
+    /// happened.
+    pub(super) fn wait_for_notification(&self, within: Duration) -> bool {
+        let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else { return false };
+        runtime.block_on(async { timeout(within, session.events.notified.notified()).await }).is_ok()
     }
 
     pub(super) fn is_connected(&self) -> bool {

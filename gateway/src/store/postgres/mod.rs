@@ -4,6 +4,8 @@
 //! No lock is held between statements, so a stopped node blocks no other.
 
 mod engine;
+mod fill;
+mod inspect;
 mod schema;
 mod sealed;
 mod settings;
@@ -17,9 +19,11 @@ use std::time::{Duration, Instant};
 use futures_util::TryStreamExt;
 use gw_shared::id::{AccountId, RequestIds};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{IsolationLevel, Row};
+use tokio_postgres::{IsolationLevel, Row, Transaction};
 
 use self::engine::{CALL, Engine, Session};
+pub(crate) use self::fill::NamedSecret;
+pub use self::inspect::{EngineState, LastChange, PostgresInspector, RecordsOfKind, RegionState, Replication};
 pub use self::schema::RegionIdentity;
 pub(crate) use self::sealed::Sealer;
 pub use self::settings::{PostgresSettings, PostgresUrlError};
@@ -38,6 +42,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const LOAD: Duration = Duration::from_secs(60);
 /// Changes that are read at once.
 const CHANGES: i64 = 10_000;
+
+const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
 
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
@@ -112,7 +118,10 @@ impl PostgresStore {
 
     /// Waits until another node may have committed a change, at most `within`.
     pub(crate) fn wait_for_changes(&mut self, within: Duration) -> Result<(), StoreError> {
-        self.checked()?.wait_for_notification(within)
+        let engine = self.checked()?;
+        engine.listen()?;
+        engine.wait_for_notification(within);
+        Ok(())
     }
 
     /// Deletes changes that every node has applied long ago.
@@ -129,18 +138,23 @@ impl PostgresStore {
         name: &str,
         create: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<Vec<u8>, E> {
-        const FIND: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
-        let find = async |session: &mut Session| session.client.query_opt(FIND, &[&name]).await;
-        if let Some(row) = self.checked()?.call(CALL, find)? {
-            return Ok(self.sealer.open(name, row.get(0))?);
+        if let Some(secret) = self.find_secret(name)? {
+            return Ok(secret);
         }
         let sealed = self.sealer.seal(name, &create()?)?;
         let row = self.checked()?.call(CALL, async |session: &mut Session| {
             let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2) ON CONFLICT DO NOTHING";
             session.client.execute(insert, &[&name, &sealed]).await?;
-            session.client.query_one(FIND, &[&name]).await
+            session.client.query_one(FIND_SECRET, &[&name]).await
         })?;
         Ok(self.sealer.open(name, row.get(0))?)
+    }
+
+    /// A secret that all nodes share; `None` if the region does not have it yet.
+    pub(crate) fn find_secret(&mut self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let find = async |session: &mut Session| session.client.query_opt(FIND_SECRET, &[&name]).await;
+        let row = self.checked()?.call(CALL, find)?;
+        row.map(|row| self.sealer.open(name, row.get(0))).transpose()
     }
 
     /// Sends the commit once. `None` if the region is at another revision.
@@ -187,17 +201,9 @@ impl Store for PostgresStore {
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
             let region = transaction.query_one("SELECT id::text, revision FROM gw.region", &[]).await?;
-            let rows = transaction.query_raw("SELECT kind, document FROM gw.records", [0i64; 0]).await?;
-            let mut rows = std::pin::pin!(rows);
-            let mut records = Records::default();
-            while let Some(row) = rows.try_next().await? {
-                match document::read(row.get(0), row.get(1)).and_then(|record| sealer.open_record(record)) {
-                    Ok(record) => records.put(record),
-                    Err(error) => return Ok(Err(error)),
-                }
-            }
+            let records = read_records(&transaction, sealer).await?;
             let position = Position { origin: region.get(0), revision: Revision(region.get(1)) };
-            Ok(Ok(Snapshot { position, records }))
+            Ok(records.map(|records| Snapshot { position, records }))
         })?
     }
 
@@ -280,18 +286,37 @@ impl Store for PostgresStore {
     }
 
     fn audit_log(&mut self, query: &AuditQuery) -> Result<Vec<NumberedEntry>, StoreError> {
-        let entry = |row: &Row| {
-            let account: Option<String> = row.get(4);
-            let entry = AuditEntry {
-                at: Timestamp(row.get(1)),
-                actor: row.get(2),
-                action: Cow::Owned(row.get(3)),
-                account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
-                target: row.get(5),
-                detail: serde_json::from_str(row.get(6)).map_err(StoreError::corrupt)?,
-            };
-            Ok(NumberedEntry { number: row.get(0), entry })
-        };
-        self.entries(query)?.iter().map(entry).collect()
+        self.entries(query)?.iter().map(read_entry).collect()
     }
+}
+
+/// Reads all records. The inner error is about a record.
+async fn read_records(
+    transaction: &Transaction<'_>,
+    sealer: &Sealer,
+) -> Result<Result<Records, StoreError>, tokio_postgres::Error> {
+    let rows = transaction.query_raw("SELECT kind, document FROM gw.records", [0i64; 0]).await?;
+    let mut rows = std::pin::pin!(rows);
+    let mut records = Records::default();
+    while let Some(row) = rows.try_next().await? {
+        match document::read(row.get(0), row.get(1)).and_then(|record| sealer.open_record(record)) {
+            Ok(record) => records.put(record),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    Ok(Ok(records))
+}
+
+/// Reads a row of number, at, actor, action, account, target and detail.
+fn read_entry(row: &Row) -> Result<NumberedEntry, StoreError> {
+    let account: Option<String> = row.get(4);
+    let entry = AuditEntry {
+        at: Timestamp(row.get(1)),
+        actor: row.get(2),
+        action: Cow::Owned(row.get(3)),
+        account: account.map(|id| AccountId::new(&id)).transpose().map_err(StoreError::corrupt)?,
+        target: row.get(5),
+        detail: serde_json::from_str(row.get(6)).map_err(StoreError::corrupt)?,
+    };
+    Ok(NumberedEntry { number: row.get(0), entry })
 }

@@ -9,11 +9,11 @@ use super::engine::{CALL, Engine, Session};
 use crate::region::RegionKey;
 
 /// Oldest server, as of `server_version_num`.
-const SERVER_LEAST: i32 = 150_000;
+pub(super) const SERVER_LEAST: i32 = 150_000;
 
 /// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only. The gateways of the
 /// previous version must be able to use the schema: first expand it, and contract it one version later.
-const MIGRATIONS: &[&str] = &["
+pub(super) const MIGRATIONS: &[&str] = &["
     CREATE SCHEMA gw;
     -- One row: the region, and the revision of its last change.
     CREATE TABLE gw.region (
@@ -73,7 +73,7 @@ pub struct RegionIdentity {
 pub(super) fn create(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<(), StoreError> {
     check_server(engine)?;
     if schema_version(engine)?.is_some() {
-        return Err(StoreError::Region("the database holds a region already; use `region join`".to_owned()));
+        return Err(StoreError::Region("the database holds a region already; use `gw-gateway region join`".to_owned()));
     }
     let check = key_check(key, apex);
     engine.call(CALL * 5, async |session: &mut Session| {
@@ -106,13 +106,20 @@ pub(super) fn check(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<
         session.client.query_one("SELECT id::text, name, key_check, revision FROM gw.region", &[]).await
     })?;
     let (id, name, check, revision): (String, String, String, i64) = (row.get(0), row.get(1), row.get(2), row.get(3));
+    belongs_to(apex, key, &name, &check)?;
+    Ok(RegionIdentity { id, revision: Revision(revision) })
+}
+
+/// Checks that a database with the region `name` and this check of its key belongs to the region with this apex and
+/// key.
+pub(super) fn belongs_to(apex: &str, key: &RegionKey, name: &str, check: &str) -> Result<(), StoreError> {
     if name != apex {
         return Err(StoreError::Region(format!("the database belongs to region {name}, but this node is of {apex}")));
     }
     if check != key_check(key, apex) {
         return Err(StoreError::Region("the region key differs from the key of the other nodes".to_owned()));
     }
-    Ok(RegionIdentity { id, revision: Revision(revision) })
+    Ok(())
 }
 
 fn migrate(engine: &mut Engine) -> Result<(), StoreError> {
@@ -146,7 +153,7 @@ fn check_server(engine: &mut Engine) -> Result<(), StoreError> {
 }
 
 /// `None` without a region.
-fn schema_version(engine: &mut Engine) -> Result<Option<usize>, StoreError> {
+pub(super) fn schema_version(engine: &mut Engine) -> Result<Option<usize>, StoreError> {
     let row = engine.call(CALL, async |session: &mut Session| {
         let exists = session.client.query_one("SELECT to_regclass('gw.region') IS NOT NULL", &[]).await?;
         if exists.get(0) { session.client.query_opt("SELECT schema FROM gw.region", &[]).await } else { Ok(None) }

@@ -1,7 +1,7 @@
 //! Settings of a connection to PostgreSQL.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 /// A parsed `postgres://` URL with its password and TLS roots. `Display` and `Debug` omit the password.
 #[derive(Clone)]
 pub struct PostgresSettings {
-    config: Config,
+    config: Box<Config>,
     tls: MakeRustlsConnect,
+    password_file: Option<PathBuf>,
 }
 
 /// Reason why a URL cannot be used.
@@ -68,12 +69,28 @@ impl PostgresSettings {
         config.connect_timeout(CONNECT_WITHIN);
         let roots = authorities.map_or_else(|| Ok(system_roots()), private_roots)?;
         let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        Ok(Self { config, tls: MakeRustlsConnect::new(tls) })
+        Ok(Self {
+            config: Box::new(config),
+            tls: MakeRustlsConnect::new(tls),
+            password_file: password_file.map(Path::to_owned),
+        })
+    }
+
+    /// The same database, also on a host that is a standby.
+    pub(super) fn with_standbys(&self) -> Self {
+        let mut settings = self.clone();
+        settings.config.target_session_attrs(TargetSessionAttrs::Any);
+        settings
+    }
+
+    /// The file that the password was read from.
+    pub fn password_file(&self) -> Option<&Path> {
+        self.password_file.as_deref()
     }
 
     /// As [`Self::new`], with another name of the program in `pg_stat_activity`.
     pub(super) fn named(&self, name: &str) -> Config {
-        let mut config = self.config.clone();
+        let mut config = Config::clone(&self.config);
         config.application_name(name);
         config
     }

@@ -1,0 +1,214 @@
+//! `gw-gateway region`: sets up and examines a region of several nodes. Works on the database, not through the
+//! administration API.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use gw_gateway::config::Config;
+use gw_gateway::process::region::{self, Created, KeyFile, Moved, Status};
+use gw_gateway::store::{ContentsSummary, Replication};
+use gw_shared::command::Failure;
+
+use super::connection::load_config;
+use super::output::{or_dash, yes_or_no};
+use super::table;
+
+#[derive(Subcommand)]
+pub(crate) enum RegionCommand {
+    /// Create a region in an empty database, and its key if the file of the key does not exist.
+    Init {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Check whether this node can join its region. Changes nothing.
+    Join {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Show the database of the region, its revision and the size of its records.
+    Status {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Move the data of a single gateway into the region, which must be empty. The gateway must not run.
+    Import {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Data folder of the gateway. It stays as it is.
+        folder: PathBuf,
+    },
+    /// Make a data folder from the region, for a single gateway.
+    Export {
+        /// Configuration file of this node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// The folder; must be empty or missing.
+        folder: PathBuf,
+    },
+}
+
+impl RegionCommand {
+    pub(crate) fn run(self) -> Result<(), Failure> {
+        let mut out = io::stdout().lock();
+        match self {
+            Self::Init { config } => {
+                let created = region::init(&load(&config)?)?;
+                print(write_created(&mut out, &created, &config))
+            }
+            Self::Join { config } => {
+                let found = region::join(&load(&config)?)?;
+                drop(out);
+                found.print(false)?;
+                print(writeln!(
+                    io::stdout(),
+                    "This node can join. Start it: gw-gateway serve --config {}",
+                    config.display()
+                ))
+            }
+            Self::Status { config, json: true } => {
+                let status = region::status(&load(&config)?)?;
+                print(serde_json::to_writer(&mut out, &status).map_err(io::Error::from).and_then(|()| writeln!(out)))
+            }
+            Self::Status { config, json: false } => {
+                let status = region::status(&load(&config)?)?;
+                print(write_status(&mut out, &status))
+            }
+            Self::Import { config, folder } => {
+                let moved = region::import(&load(&config)?, &folder)?;
+                print(write_imported(&mut out, &moved, &config, &folder))
+            }
+            Self::Export { config, folder } => {
+                let moved = region::export(&load(&config)?, &folder)?;
+                print(write_exported(&mut out, &moved, &folder))
+            }
+        }
+    }
+}
+
+fn load(path: &Path) -> Result<Config, Failure> {
+    load_config(path, |name| std::env::var(name).ok())
+}
+
+fn print(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        // The reader of the output has closed the pipe.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Failure::Run(format!("standard output: {error}"))),
+    }
+}
+
+/// Writes labels and values, each pair in a line.
+fn write_facts(out: &mut impl Write, facts: &[(&str, String)]) -> io::Result<()> {
+    let rows: Vec<Vec<String>> = facts.iter().map(|(label, value)| vec![format!("  {label}"), value.clone()]).collect();
+    table::write(out, &rows)
+}
+
+fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::Result<()> {
+    let key = created.key.display();
+    let made = match created.key_file {
+        KeyFile::Created => "created with mode 0600",
+        KeyFile::Kept => "existed, unchanged",
+    };
+    writeln!(out, "Created the region {} in {}:", created.name, created.database)?;
+    write_facts(out, &[("region id", created.id.clone()), ("region key", format!("{key} ({made})"))])?;
+    let config = config.display();
+    writeln!(out, "Next:")?;
+    writeln!(
+        out,
+        "  1. Let the user of the gateway read the key. Copy it to the other nodes, and keep a copy elsewhere:"
+    )?;
+    writeln!(out, "     a backup of the database cannot be used without it.")?;
+    writeln!(out, "  2. To take over the data of a single gateway, stop it, then:")?;
+    writeln!(out, "     gw-gateway region import --config {config} FOLDER")?;
+    writeln!(out, "  3. On each node: gw-gateway region join --config {config}")?;
+    writeln!(out, "     and start it:  gw-gateway serve --config {config}")
+}
+
+fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
+    let Status { database, engine, region, key_problem, records, last_change } = status;
+    let standby = match engine.replication {
+        Replication::Synchronous => "synchronous",
+        Replication::SynchronousMissing => "synchronous, but none is connected: changes are not acknowledged",
+        Replication::Asynchronous => "asynchronous: a failover can lose acknowledged changes",
+        Replication::None => "none",
+    };
+    writeln!(out, "Database:")?;
+    write_facts(
+        out,
+        &[
+            ("store", database.clone()),
+            ("address", or_dash(engine.address.as_ref())),
+            ("version", engine.version.clone()),
+            ("primary", yes_or_no(engine.is_primary)),
+            ("standby", standby.to_owned()),
+            ("standbys connected", engine.standbys.to_string()),
+        ],
+    )?;
+    let change = last_change.as_ref().map(|change| {
+        let node = change.node.as_ref().map_or_else(String::new, |node| format!(" on {node}"));
+        format!("{} by {}{node}, {}", change.at, change.actor, change.action)
+    });
+    writeln!(out, "Region:")?;
+    write_facts(
+        out,
+        &[
+            ("region", region.name.clone()),
+            ("region id", region.id.clone()),
+            ("region key of this node", key_problem.clone().unwrap_or_else(|| "equal".to_owned())),
+            ("revision", region.revision.0.to_string()),
+            ("last change", or_dash(change.as_ref())),
+            ("schema", region.schema.to_string()),
+            ("feature level", region.feature_level.to_string()),
+        ],
+    )?;
+    let header = ["  KIND", "COUNT", "BYTES"].map(str::to_owned).into();
+    let rows = records
+        .iter()
+        .map(|of_kind| vec![format!("  {}", of_kind.kind), of_kind.count.to_string(), of_kind.bytes.to_string()]);
+    writeln!(out, "Records:")?;
+    table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())
+}
+
+/// Writes the summaries of source and destination beside each other.
+fn write_moved(out: &mut impl Write, moved: &Moved) -> io::Result<()> {
+    let Moved { source, destination, secrets } = moved;
+    let count = |summary: &ContentsSummary, kind: &str| summary.records.get(kind).copied().unwrap_or(0).to_string();
+    let mut rows = vec![["  ", "SOURCE", "DESTINATION"].map(str::to_owned).to_vec()];
+    let mut row = |label: &str, from: String, to: String| rows.push(vec![format!("  {label}"), from, to]);
+    for kind in source.records.keys() {
+        row(kind, count(source, kind), count(destination, kind));
+    }
+    row("audit entries", source.audit_entries.to_string(), destination.audit_entries.to_string());
+    table::write(out, &rows)?;
+    write_facts(
+        out,
+        &[
+            ("SHA-256 of source", source.sha256.clone()),
+            ("SHA-256 of destination", destination.sha256.clone()),
+            ("secrets", secrets.join(", ")),
+        ],
+    )
+}
+
+fn write_imported(out: &mut impl Write, moved: &Moved, config: &Path, folder: &Path) -> io::Result<()> {
+    writeln!(out, "Imported {}; everything was read back and is equal:", folder.display())?;
+    write_moved(out, moved)?;
+    writeln!(out, "Next, on each node: gw-gateway region join --config {}", config.display())?;
+    writeln!(out, "Do not start a gateway with the old database again: its changes would not be in the region.")
+}
+
+fn write_exported(out: &mut impl Write, moved: &Moved, folder: &Path) -> io::Result<()> {
+    let folder = folder.display();
+    writeln!(out, "Exported to {folder}; everything was read back and is equal:")?;
+    write_moved(out, moved)?;
+    writeln!(out, "Next: stop the nodes, and start one gateway with data_dir = \"{folder}\" and without `store`.")?;
+    writeln!(out, "Changes that were made after this export are not in it.")
+}

@@ -1,0 +1,293 @@
+//! Checks of a store on PostgreSQL: the server, its standby, and the region in the database.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use gw_shared::doctor::Examination;
+
+use crate::config::Config;
+use crate::control::node_name;
+use crate::region::RegionKey;
+use crate::store::{EngineState, PostgresInspector, PostgresSettings, RegionState, Replication, StoreError};
+
+const STORE: &str = "store";
+const PRIMARY: &str = "store: primary";
+const REGION: &str = "region";
+const REGION_KEY: &str = "region key";
+
+/// Checks the database at `settings`, as a node of this configuration uses it.
+pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &PostgresSettings) {
+    password_file(out, settings);
+    let key = region_key(out, config);
+    let mut inspector = match PostgresInspector::connect(settings, &node_name()) {
+        Ok(inspector) => inspector,
+        Err(error) => return without_primary(out, settings, &error),
+    };
+    match inspector.engine() {
+        Ok(state) => engine(out, settings, &state),
+        Err(error) => return out.failed(STORE, reason(&error), "see the log of PostgreSQL"),
+    }
+    notifications(out, inspector.is_notified());
+    match inspector.region() {
+        Ok(Some(state)) => region(out, config, &state, key.as_ref()),
+        Ok(None) => out.failed(
+            REGION,
+            format!("{settings} holds no region"),
+            "create it with `gw-gateway region init`, or correct the database in `store`",
+        ),
+        Err(error) => out.failed(REGION, reason(&error), "give the schema gw to the user of `store`"),
+    }
+}
+
+/// The password must be readable by this user alone.
+fn password_file(out: &mut Examination, settings: &PostgresSettings) {
+    const CHECK: &str = "store_password_file";
+    let Some(path) = settings.password_file() else { return };
+    let name = path.display();
+    match fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o777) {
+        // A group may read it: service managers pass secrets on that way.
+        Ok(mode) if mode & 0o027 != 0 => out.failed(
+            CHECK,
+            format!("{name}: other users can read it (mode {mode:03o})"),
+            format!("it holds a password: chmod 600 {name}"),
+        ),
+        Ok(_) => out.ok(CHECK, name.to_string()),
+        Err(error) => {
+            out.failed(CHECK, format!("{name}: {error}"), "set it to a file that the gateway's user can read");
+        }
+    }
+}
+
+fn region_key(out: &mut Examination, config: &Config) -> Option<RegionKey> {
+    // A store on PostgreSQL has one.
+    let path = config.region_key.as_deref()?;
+    match RegionKey::load(path) {
+        Ok(key) => Some(key),
+        Err(error) => {
+            let advice = format!(
+                "copy the key from another node to {} with mode 0600, owned by the gateway's user; \
+                 `gw-gateway region init` makes the key of a new region",
+                path.display()
+            );
+            out.failed(REGION_KEY, error.to_string().trim_start_matches("region_key: "), advice);
+            None
+        }
+    }
+}
+
+/// Without a connection to a primary.
+fn without_primary(out: &mut Examination, settings: &PostgresSettings, error: &StoreError) {
+    let standby = PostgresInspector::connect_to_any(settings, &node_name()).and_then(|mut any| any.engine());
+    match standby {
+        Ok(state) => {
+            out.ok(STORE, answers(settings, &state));
+            out.failed(
+                PRIMARY,
+                "only standbys answer, which take no changes",
+                "promote a standby with `pg_ctl promote`, or name the primary in `store` too",
+            );
+        }
+        Err(_) => {
+            let reason = reason(error);
+            let advice = remedy(&reason);
+            out.failed(STORE, reason, advice);
+        }
+    }
+}
+
+fn reason(error: &StoreError) -> String {
+    match error {
+        StoreError::Unavailable(reason) | StoreError::Postgres(reason) | StoreError::Region(reason) => {
+            // PostgreSQL gives details in further lines.
+            reason.replace('\n', "; ")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// What to do about a failed attempt to connect, by the error text of PostgreSQL or of the TLS client.
+fn remedy(reason: &str) -> &'static str {
+    const REMEDIES: [(&str, &str); 7] = [
+        ("password", "set the password of the user in `store`: store_password_file names a file that holds it"),
+        ("pg_hba.conf", "add a line for this machine and user to pg_hba.conf (type hostssl), and reload PostgreSQL"),
+        (
+            "ertificate",
+            "set store_ca to the authority of the server's certificate, and name the host as the certificate does",
+        ),
+        (
+            "does not support TLS",
+            "set ssl = on in postgresql.conf, or add ?sslmode=disable to `store` on a private network",
+        ),
+        ("role", "create the user: createuser --pwprompt gw"),
+        ("database", "create the database: createdb --owner gw gw"),
+        ("lookup", "correct the host in `store`, or its name in DNS"),
+    ];
+    let found = REMEDIES.iter().find(|(words, _)| reason.contains(words));
+    found.map_or(
+        "start PostgreSQL, and let this machine reach it: hosts in `store`, listen_addresses, firewall",
+        |(_, remedy)| remedy,
+    )
+}
+
+fn answers(settings: &PostgresSettings, state: &EngineState) -> String {
+    let from = state.address.as_ref().map_or_else(String::new, |address| format!(" from {address}"));
+    format!("{settings} answers{from}")
+}
+
+fn engine(out: &mut Examination, settings: &PostgresSettings, state: &EngineState) {
+    out.ok(STORE, answers(settings, state));
+    let version = format!("PostgreSQL {}", state.version);
+    if state.is_supported {
+        out.ok("store: version", version);
+    } else {
+        out.failed("store: version", version, "upgrade it to PostgreSQL 15 or newer");
+    }
+    if state.is_primary {
+        out.ok(PRIMARY, "takes changes");
+    } else {
+        out.failed(PRIMARY, "the server takes no changes", "name the primary in `store`");
+    }
+    if state.is_durable {
+        out.ok("store: durability", "an acknowledged change is on the disk");
+    } else {
+        out.warning(
+            "store: durability",
+            "fsync or synchronous_commit is off: a crash can lose acknowledged changes",
+            "set both to on in postgresql.conf, and for the user and the database",
+        );
+    }
+    standby(out, state);
+}
+
+fn standby(out: &mut Examination, state: &EngineState) {
+    const CHECK: &str = "store: standby";
+    let standbys = state.standbys;
+    match state.replication {
+        Replication::Synchronous => out.ok(CHECK, format!("synchronous; {standbys} connected")),
+        Replication::SynchronousMissing => out.failed(
+            CHECK,
+            "commits wait for a synchronous standby, and none is connected: changes are not acknowledged",
+            "start the standby, or take it off synchronous_standby_names",
+        ),
+        Replication::Asynchronous => out.warning(
+            CHECK,
+            format!("asynchronous; {standbys} connected: a failover can lose acknowledged changes"),
+            "set synchronous_standby_names on the primary, such as 'ANY 1 (*)'",
+        ),
+        Replication::None => out.warning(
+            CHECK,
+            "none is connected: if the server is lost, so are the changes since the last backup",
+            "add a synchronous standby, unless the storage of the server is replicated",
+        ),
+    }
+}
+
+fn notifications(out: &mut Examination, is_notified: Result<bool, StoreError>) {
+    const CHECK: &str = "store: notifications";
+    const ADVICE: &str = "connect to PostgreSQL itself, or through PgBouncer with pool_mode = session: LISTEN needs a session of its own";
+    match is_notified {
+        Ok(true) => out.ok(CHECK, "arrive"),
+        Ok(false) => out.failed(CHECK, "do not arrive: a connection pool such as PgBouncer is in between", ADVICE),
+        Err(error) => out.failed(CHECK, reason(&error), ADVICE),
+    }
+}
+
+fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Option<&RegionKey>) {
+    let about = format!("{}, revision {}, schema {}", state.name, state.revision.0, state.schema);
+    let known = state.schema_known;
+    if state.name != config.region.apex() {
+        out.failed(
+            REGION,
+            format!("the database belongs to {}, but this node is of {}", state.name, config.region.apex()),
+            "correct `region` and `domain`, or the database in `store`",
+        );
+    } else if state.schema > known {
+        let advice = "install the version of gw-gateway that the other nodes run";
+        out.failed(REGION, format!("{about}: this program knows at most schema {known}"), advice);
+    } else if state.schema < known {
+        let advice = "nothing to do; start the nodes one after another";
+        out.warning(REGION, format!("{about}: the start of a node will upgrade it to schema {known}"), advice);
+    } else {
+        out.ok(REGION, about);
+    }
+    let Some(key) = key else { return };
+    match state.check(&state.name, key) {
+        Ok(()) => out.ok(REGION_KEY, "is the key of the region"),
+        Err(error) => out.failed(REGION_KEY, reason(&error), "copy the key from a node that works"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gw_shared::doctor::{Finding, Verdict};
+
+    use super::*;
+
+    fn state(replication: Replication, standbys: i64) -> EngineState {
+        EngineState {
+            address: Some("10.0.0.5:5432".to_owned()),
+            version: "15.8".to_owned(),
+            is_supported: true,
+            is_primary: true,
+            is_durable: true,
+            replication,
+            standbys,
+        }
+    }
+
+    fn finding(check: &str, examine: impl FnOnce(&mut Examination)) -> Finding {
+        let mut out = Examination::default();
+        examine(&mut out);
+        out.checks().iter().find(|finding| finding.check == check).unwrap().clone()
+    }
+
+    #[test]
+    fn a_standby_is_judged_by_what_a_failover_loses() {
+        for (replication, standbys, verdict, words) in [
+            (Replication::Synchronous, 1, Verdict::Ok, "synchronous; 1 connected"),
+            (Replication::SynchronousMissing, 0, Verdict::Failed, "changes are not acknowledged"),
+            (Replication::Asynchronous, 2, Verdict::Warning, "2 connected: a failover can lose acknowledged changes"),
+            (Replication::None, 0, Verdict::Warning, "if the server is lost"),
+        ] {
+            let found = finding("store: standby", |out| standby(out, &state(replication, standbys)));
+            assert_eq!(found.verdict, verdict, "{replication:?}");
+            assert!(found.found.contains(words), "{}", found.found);
+            assert_eq!(found.advice.is_none(), verdict == Verdict::Ok);
+        }
+    }
+
+    #[test]
+    fn an_old_or_lossy_server_is_named() {
+        let settings = PostgresSettings::new("postgres://gw:secret@db1,db2/gw?sslmode=disable", None, None).unwrap();
+        let old = EngineState { version: "14.2".to_owned(), is_supported: false, ..state(Replication::None, 0) };
+        let found = finding("store: version", |out| engine(out, &settings, &old));
+        assert_eq!((found.verdict, found.found.as_str()), (Verdict::Failed, "PostgreSQL 14.2"));
+        let lossy = EngineState { is_durable: false, ..state(Replication::None, 0) };
+        assert_eq!(finding("store: durability", |out| engine(out, &settings, &lossy)).verdict, Verdict::Warning);
+        let found = finding("store", |out| engine(out, &settings, &lossy)).found;
+        assert_eq!(found, "postgres://gw@db1,db2/gw answers from 10.0.0.5:5432");
+    }
+
+    #[test]
+    fn lost_notifications_are_a_connection_pool() {
+        let found = finding("store: notifications", |out| notifications(out, Ok(false)));
+        assert_eq!(found.verdict, Verdict::Failed);
+        assert!(found.found.contains("PgBouncer") && found.advice.unwrap().contains("pool_mode = session"));
+        assert_eq!(finding("store: notifications", |out| notifications(out, Ok(true))).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_refused_connection_has_a_remedy_of_its_own() {
+        for (reason, words) in [
+            ("db1: FATAL: password authentication failed for user \"gw\"", "store_password_file"),
+            ("db1: invalid configuration: password missing", "store_password_file"),
+            ("db1: FATAL: no pg_hba.conf entry for host \"10.0.0.7\", user \"gw\", database \"gw\"", "hostssl"),
+            ("db1: error performing TLS handshake: invalid peer certificate: UnknownIssuer", "store_ca"),
+            ("db1: FATAL: role \"gw\" does not exist", "createuser"),
+            ("db1: FATAL: database \"gw\" does not exist", "createdb"),
+            ("db1: error connecting to server: Connection refused (os error 111)", "start PostgreSQL"),
+        ] {
+            assert!(remedy(reason).contains(words), "{reason}: {}", remedy(reason));
+        }
+    }
+}

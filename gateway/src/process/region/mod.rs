@@ -1,0 +1,89 @@
+//! `gw-gateway region …`: an operator's commands on the database of a region.
+
+mod init;
+mod status;
+mod transfer;
+
+use std::path::Path;
+
+use gw_shared::command::Failure;
+use gw_shared::doctor::Examination;
+
+pub use self::init::{Created, KeyFile, init};
+pub use self::status::{ChangeStatus, Status, status};
+pub use self::transfer::{Moved, export, import};
+
+use super::doctor;
+use crate::config::{Config, StoreSettings};
+use crate::control::postgres_source;
+use crate::region::{RegionKey, RegionKeyError};
+use crate::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
+
+/// Reason why a command on a region failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    #[error("store: it is \"sqlite\"; a region needs PostgreSQL: set store = \"postgres://…\" (docs/region.md)")]
+    Sqlite,
+    #[error("region_key: missing; set it to the file of the region's key")]
+    NoKey,
+    #[error(transparent)]
+    Key(#[from] RegionKeyError),
+    #[error("{error}; the database holds the region {name} already: copy its key from another node")]
+    KeyOfOtherNodes { error: RegionKeyError, name: String },
+    #[error(
+        "store: {database} holds the region {name} already (revision {revision}); nothing was changed. \
+         Add this node with `gw-gateway region join`, or use another database"
+    )]
+    Exists { database: String, name: String, revision: i64 },
+    #[error("store: {0} holds no region: create one with `gw-gateway region init`")]
+    NoRegion(String),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(
+        "store: {0}; whether the region was filled is not known: look at it with `gw-gateway region status`, and repeat this command if its revision is 0"
+    )]
+    UnknownOutcome(String),
+    #[error("{folder}: {reason}; nothing was changed")]
+    Source { folder: String, reason: String },
+    #[error("{folder}: {reason}")]
+    Destination { folder: String, reason: String },
+}
+
+impl From<RegionError> for Failure {
+    fn from(error: RegionError) -> Self {
+        match error {
+            RegionError::Sqlite | RegionError::NoKey => Self::Usage(error.to_string()),
+            error => Self::run(error),
+        }
+    }
+}
+
+/// Checks whether a node with this configuration can join its region. Changes nothing.
+pub fn join(config: &Config) -> Result<Examination, RegionError> {
+    let mut out = Examination::default();
+    doctor::store::examine(&mut out, config, postgres(config)?);
+    Ok(out)
+}
+
+fn postgres(config: &Config) -> Result<&PostgresSettings, RegionError> {
+    match &config.store {
+        StoreSettings::Sqlite => Err(RegionError::Sqlite),
+        StoreSettings::Postgres(settings) => Ok(settings),
+    }
+}
+
+fn key_path(config: &Config) -> Result<&Path, RegionError> {
+    config.region_key.as_deref().ok_or(RegionError::NoKey)
+}
+
+fn source(config: &Config) -> Result<PostgresSource, RegionError> {
+    let settings = postgres(config)?;
+    Ok(postgres_source(config, settings, RegionKey::load(key_path(config)?)?))
+}
+
+/// The store of the region; fails if the database does not belong to it.
+fn store(config: &Config) -> Result<PostgresStore, RegionError> {
+    let mut store = PostgresStore::new(&source(config)?)?;
+    store.check()?;
+    Ok(store)
+}

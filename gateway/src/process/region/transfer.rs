@@ -1,0 +1,125 @@
+//! `region import` and `region export`: the data of a single gateway to a region, and back.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gw_shared::files;
+
+use super::{RegionError, store};
+use crate::config::Config;
+use crate::control::SHARED_SECRETS;
+use crate::store::{Contents, ContentsSummary, NamedSecret, PostgresStore, SqliteStore, StoreError, StoreSource};
+
+/// Name of an exported database until it is complete. A gateway does not look for it.
+const INCOMPLETE: &str = "gw.sqlite.incomplete";
+
+/// Contents that were moved.
+#[derive(Debug)]
+pub struct Moved {
+    pub source: ContentsSummary,
+    /// As read back from the destination; equal to `source`.
+    pub destination: ContentsSummary,
+    /// Names of shared secrets.
+    pub secrets: Vec<&'static str>,
+}
+
+/// Moves the data folder of a stopped gateway into the region, which must be empty. The folder stays as it is.
+pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
+    let mut region = store(config)?;
+    let refused = |reason: String| RegionError::Source { folder: folder.display().to_string(), reason };
+    // Also makes sure that no gateway runs with the folder.
+    let mut old = SqliteStore::open_existing(&StoreSource::sqlite_in(folder)).map_err(|error| match error {
+        StoreError::InUse => refused("a gateway is running with this folder; stop it first".to_owned()),
+        StoreError::Io(error) => refused(error.to_string()),
+        error => refused(error.to_string()),
+    })?;
+    let contents = Contents::read(&mut old)?;
+    let mut secrets: Vec<NamedSecret> = Vec::new();
+    for secret in &SHARED_SECRETS {
+        let read = secret.read_if_there(folder).map_err(|error| refused(error.to_string()))?;
+        secrets.extend(read.map(|stored| (secret.name, stored)));
+    }
+    let source = contents.summary()?;
+    let destination = region.fill(&contents, &secrets).map_err(|error| match error {
+        StoreError::Unavailable(reason) => RegionError::UnknownOutcome(reason),
+        error => error.into(),
+    })?;
+    Ok(Moved { source, destination, secrets: secrets.into_iter().map(|(name, _)| name).collect() })
+}
+
+/// Makes a data folder for a single gateway from the region. `folder` must be empty or missing. Nodes may run.
+pub fn export(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
+    let mut region = store(config)?;
+    let contents = Contents::read(&mut region)?;
+    let export = Export::begin(folder).map_err(|error| destination(folder, &error))?;
+    let moved = export.fill(&mut region, &contents);
+    if moved.is_err() {
+        export.discard();
+    }
+    moved
+}
+
+fn destination(folder: &Path, reason: &dyn std::fmt::Display) -> RegionError {
+    RegionError::Destination { folder: folder.display().to_string(), reason: reason.to_string() }
+}
+
+/// A data folder that is not complete yet.
+struct Export<'a> {
+    folder: &'a Path,
+    /// The folder did not exist before.
+    is_new: bool,
+}
+
+impl<'a> Export<'a> {
+    fn begin(folder: &'a Path) -> io::Result<Self> {
+        let is_new = !folder.exists();
+        files::create_private_dir(folder)?;
+        if fs::read_dir(folder)?.next().is_some() {
+            return Err(io::Error::other("the folder is not empty; give one that is empty or does not exist"));
+        }
+        Ok(Self { folder, is_new })
+    }
+
+    fn fill(&self, region: &mut PostgresStore, contents: &Contents) -> Result<Moved, RegionError> {
+        let failed = |error: io::Error| destination(self.folder, &error);
+        let mut secrets = Vec::new();
+        for secret in &SHARED_SECRETS {
+            let Some(stored) = region.find_secret(secret.name)? else { continue };
+            secret.write(self.folder, &stored).map_err(failed)?;
+            if secret.read(self.folder).map_err(failed)? != stored {
+                return Err(destination(self.folder, &format!("{} differs after it was written", secret.name)));
+            }
+            secrets.push(secret.name);
+        }
+        let incomplete = self.incomplete();
+        let mut new = SqliteStore::open(&incomplete)?;
+        new.fill(contents)?;
+        let (source, written) = (contents.summary()?, Contents::read(&mut new)?.summary()?);
+        if source != written {
+            return Err(destination(self.folder, &source.difference(&written)));
+        }
+        // Moves the write-ahead log into the database.
+        drop(new);
+        fs::rename(&incomplete, StoreSource::sqlite_in(self.folder)).map_err(failed)?;
+        fs::File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+        Ok(Moved { source, destination: written, secrets })
+    }
+
+    fn incomplete(&self) -> PathBuf {
+        self.folder.join(INCOMPLETE)
+    }
+
+    /// Removes what was written. A failure to do so is of no use to report: the reason to discard it is reported.
+    fn discard(&self) {
+        if self.is_new {
+            let _ = fs::remove_dir_all(self.folder);
+            return;
+        }
+        let secrets = SHARED_SECRETS.iter().flat_map(|secret| secret.files).map(|file| self.folder.join(file));
+        let journals = ["-wal", "-journal", "-shm"].map(|end| self.folder.join(format!("{INCOMPLETE}{end}")));
+        for file in secrets.chain(journals).chain([self.incomplete()]) {
+            let _ = fs::remove_file(file);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Fills a region with the contents of another store.
+
+use std::time::Duration;
+
+use tokio_postgres::{Error, Transaction};
+
+use super::super::{Contents, ContentsSummary, NumberedEntry, Revision, StoreError, StoredRecord, document};
+use super::engine::Session;
+use super::sealed::Sealer;
+use super::{FIND_SECRET, PostgresStore, read_entry, read_records};
+
+/// Longest transfer.
+const TRANSFER: Duration = Duration::from_mins(10);
+/// Rows of one statement.
+const ROWS: usize = 2_000;
+
+/// A secret that all nodes share, by its name.
+pub(crate) type NamedSecret = (&'static str, Vec<u8>);
+
+/// Records as columns, sealed.
+#[derive(Default)]
+struct RecordColumns {
+    kinds: Vec<&'static str>,
+    ids: Vec<String>,
+    documents: Vec<String>,
+}
+
+impl PostgresStore {
+    /// Writes `contents` and the shared `secrets` into a region that has none, in one transaction. Before it commits, it
+    /// reads everything back and compares it: on an error the region stays empty. [`StoreError::Unavailable`] means that
+    /// the outcome is unknown. Returns the summary of what was read back.
+    pub(crate) fn fill(&mut self, contents: &Contents, secrets: &[NamedSecret]) -> Result<ContentsSummary, StoreError> {
+        let expected = contents.summary()?;
+        // Never 0, which is the revision of an empty region.
+        let revision = contents.revision.0.max(1);
+        let records = contents.records.chunks(ROWS).map(|chunk| RecordColumns::sealed(chunk, &self.sealer));
+        let records = records.collect::<Result<Vec<_>, _>>()?;
+        let sealed = secrets.iter().map(|(name, secret)| Ok((*name, self.sealer.seal(name, secret)?)));
+        let sealed = sealed.collect::<Result<Vec<(&str, String)>, StoreError>>()?;
+        self.checked()?;
+        let sealer = &self.sealer;
+        self.engine.call(TRANSFER, async |session: &mut Session| {
+            session.take_unreplicated();
+            let transaction = session.client.transaction().await?;
+            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+            if !claim(&transaction, revision).await? {
+                return Ok(Err(StoreError::Region("the region is not empty; nothing was changed".to_owned())));
+            }
+            for columns in &records {
+                columns.insert(&transaction, revision).await?;
+            }
+            for entries in contents.audit.chunks(ROWS) {
+                insert_entries(&transaction, entries).await?;
+            }
+            for (name, secret) in &sealed {
+                let insert = "INSERT INTO gw.secrets (name, sealed) VALUES ($1, $2)";
+                transaction.execute(insert, &[name, secret]).await?;
+            }
+            let stored = match read_back(&transaction, sealer, secrets).await? {
+                Ok(stored) => stored,
+                Err(error) => return Ok(Err(error)),
+            };
+            if stored != expected {
+                // Dropping the transaction rolls it back.
+                return Ok(Err(StoreError::Corrupt(expected.difference(&stored))));
+            }
+            transaction.execute("SELECT pg_notify('gw', $1::bigint::text)", &[&revision]).await?;
+            transaction.commit().await?;
+            if session.take_unreplicated() {
+                // A later commit that is confirmed confirms this one.
+                session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
+            }
+            Ok(Ok(stored))
+        })?
+    }
+}
+
+/// Moves an empty region to `revision`. Returns whether it was empty. Other changes then wait until the transaction ends.
+async fn claim(transaction: &Transaction<'_>, revision: i64) -> Result<bool, Error> {
+    const CLAIM: &str = "
+        UPDATE gw.region SET revision = $1 WHERE revision = 0
+        AND NOT EXISTS (SELECT FROM gw.records) AND NOT EXISTS (SELECT FROM gw.audit) AND NOT EXISTS (SELECT FROM gw.secrets)";
+    Ok(transaction.execute(CLAIM, &[&revision]).await? == 1)
+}
+
+impl RecordColumns {
+    fn sealed(records: &[StoredRecord], sealer: &Sealer) -> Result<Self, StoreError> {
+        let mut columns = Self::default();
+        for record in records {
+            let (kind, id) = document::key(&record.id());
+            columns.kinds.push(kind);
+            columns.ids.push(id);
+            columns.documents.push(document::write(&sealer.seal_record(record)?)?);
+        }
+        Ok(columns)
+    }
+
+    async fn insert(&self, transaction: &Transaction<'_>, revision: i64) -> Result<(), Error> {
+        const INSERT: &str = "
+            INSERT INTO gw.records (kind, id, document, revision)
+            SELECT kind, id, document, $4 FROM unnest($1::text[], $2::text[], $3::text[]) AS new (kind, id, document)";
+        transaction.execute(INSERT, &[&self.kinds, &self.ids, &self.documents, &revision]).await.map(drop)
+    }
+}
+
+async fn insert_entries(transaction: &Transaction<'_>, entries: &[NumberedEntry]) -> Result<(), Error> {
+    const INSERT: &str = "
+        INSERT INTO gw.audit (number, at, actor, action, account, target, detail)
+        SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])";
+    let numbers: Vec<i64> = entries.iter().map(|numbered| numbered.number).collect();
+    let entries = || entries.iter().map(|numbered| &numbered.entry);
+    let times: Vec<i64> = entries().map(|entry| entry.at.0).collect();
+    let actors: Vec<&str> = entries().map(|entry| entry.actor.as_str()).collect();
+    let actions: Vec<&str> = entries().map(|entry| entry.action.as_ref()).collect();
+    let accounts: Vec<Option<&str>> = entries().map(|entry| entry.account.as_ref().map(|id| id.as_str())).collect();
+    let targets: Vec<&str> = entries().map(|entry| entry.target.as_str()).collect();
+    let details: Vec<String> = entries().map(|entry| entry.detail.to_string()).collect();
+    transaction.execute(INSERT, &[&numbers, &times, &actors, &actions, &accounts, &targets, &details]).await.map(drop)
+}
+
+/// Reads the records and the audit log, and compares the secrets. The inner error is about what was read.
+async fn read_back(
+    transaction: &Transaction<'_>,
+    sealer: &Sealer,
+    secrets: &[NamedSecret],
+) -> Result<Result<ContentsSummary, StoreError>, Error> {
+    const PAGE: &str = "
+        SELECT number, at, actor, action, account, target, detail FROM gw.audit
+        WHERE number > $1 ORDER BY number LIMIT $2";
+    let records = match read_records(transaction, sealer).await? {
+        Ok(records) => records.into_vec(),
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut audit: Vec<NumberedEntry> = Vec::new();
+    loop {
+        let after = audit.last().map_or(i64::MIN, |last| last.number);
+        let rows = transaction.query(PAGE, &[&after, &(ROWS as i64)]).await?;
+        if rows.is_empty() {
+            break;
+        }
+        match rows.iter().map(read_entry).collect::<Result<Vec<_>, _>>() {
+            Ok(entries) => audit.extend(entries),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    for (name, secret) in secrets {
+        let sealed = transaction.query_one(FIND_SECRET, &[name]).await?;
+        match sealer.open(name, sealed.get(0)) {
+            Ok(stored) if stored == *secret => {}
+            Ok(_) => return Ok(Err(StoreError::Corrupt(format!("{name} differs after it was written")))),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    Ok(Contents { revision: Revision::default(), records, audit }.summary())
+}
