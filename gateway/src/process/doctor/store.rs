@@ -35,7 +35,15 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
             format!("{settings} holds no region"),
             "create it with `gw-gateway region init`, or correct the database in `store`",
         ),
-        Err(error) => out.failed(REGION, reason(&error), "give the schema gw to the user of `store`"),
+        Err(error) => {
+            let reason = reason(&error);
+            let advice = if reason.contains("permission denied") {
+                "give the schema gw and its tables to the user of `store`"
+            } else {
+                "see the log of PostgreSQL"
+            };
+            out.failed(REGION, reason, advice);
+        }
     }
 }
 

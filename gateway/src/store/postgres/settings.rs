@@ -213,7 +213,7 @@ mod tests {
             ("postgres://", "it names no host"),
             ("postgres://db/gw", "it names no user"),
             ("mysql://gw@db/gw", "it must be \"sqlite\" or a URL such as"),
-            ("postgres://gw@db:port/gw", "invalid port"),
+            ("postgres://gw@db:port/gw", "invalid value for option `port`"),
             ("postgres://gw@db/gw?sslmode=maybe", "sslmode"),
         ] {
             let error = settings(url).unwrap_err().to_string();

@@ -96,6 +96,9 @@ fn doctor_says_why_a_store_cannot_be_used() {
     node.configure(&server.url().replace("gw@", "other@"), "");
     assert_finding(&examine(&node)("store"), "failed", "role \"other\" does not exist", "createuser");
 
+    server.sql("CREATE ROLE other LOGIN");
+    assert_finding(&examine(&node)("region"), "failed", "permission denied for schema gw", "give the schema gw");
+
     // Notifications are lost in a pool.
     node.configure(&format!("postgres://gw@{}/postgres", server.pool()), "");
     let look = examine(&node);

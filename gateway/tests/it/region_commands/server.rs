@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use crate::support::eventually;
 use crate::support::process::Running;
 
-/// The user "nobody": the server refuses to run as root.
-const NOBODY: u32 = 65_534;
+/// The user id of the server, which refuses to run as root.
+const SERVER_USER: u32 = 65_534;
 
 pub(super) struct Server {
     /// Before the folder, which is deleted after the server has ended.
@@ -50,7 +50,7 @@ impl Server {
             fs::create_dir(&path).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
             if geteuid().is_root() {
-                chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+                chown(&path, Some(SERVER_USER), Some(SERVER_USER)).unwrap();
             }
         }
         server
