@@ -142,7 +142,7 @@ fn relaying_goes_on_while_postgresql_is_away() {
     eventually("a later copy is written", || (written() > first).then_some(()));
     assert!(node.gateway.control().revision() > before);
 
-    postgres.crash();
+    postgres.stop();
     eventually("the node notices", || (node.metric("gw_store_away_seconds ") > 0.0).then_some(()));
     assert_eq!(node.status(&key), 200);
     assert_eq!(admin(node.gateway.admin_address(), "/readyz").0, 200);

@@ -207,7 +207,7 @@ fn changes_are_refused_soon_while_the_server_is_stopped() {
     let mut postgres = Postgres::with_region();
     let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
     create(&mut store, &mut position, "acme1");
-    postgres.crash();
+    postgres.stop();
     // A commit waits some time for another primary. A busy machine delays some attempts, a fault delays all.
     let refuse = |_| {
         let began = Instant::now();

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
-use super::server::Server;
 use super::{Node, end};
 use crate::support::eventually;
+use crate::support::postgres::Postgres;
 use crate::support::process::gw_gateway;
 use crate::support::programs;
 
@@ -46,7 +46,7 @@ fn doctor_looks_at_the_region_and_its_key() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let node = Node::new(&server.url());
     let look = examine(&node);
     assert_finding(&look("region key"), "failed", "region.key: No such file", "copy the key from another node");
@@ -88,7 +88,7 @@ fn doctor_says_why_a_store_cannot_be_used() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let mut server = Server::start();
+    let mut server = Postgres::start();
     let node = Node::new(&server.url());
     node.succeed("init");
     node.configure(&server.url_of("none"), "");
@@ -117,7 +117,7 @@ fn doctor_tells_how_a_standby_follows() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let mut primary = Server::start();
+    let mut primary = Postgres::start();
     let node = Node::new(&primary.url());
     node.succeed("init");
     let mut standby = primary.standby();

@@ -1,7 +1,6 @@
 //! `gw-gateway region` and `gw-gateway doctor` with a region on a real PostgreSQL.
 
 mod doctor;
-mod server;
 mod transfer;
 
 use std::fs;
@@ -11,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use self::server::Server;
+use crate::support::postgres::Postgres;
 use crate::support::process::{config_text, gw_gateway};
 use crate::support::programs;
 
@@ -91,7 +90,7 @@ fn a_region_is_created_once_with_its_key() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let node = Node::new(&server.url());
     for command in ["status", "import folder", "export folder"] {
         node.refused(command, 1);
@@ -142,7 +141,7 @@ fn a_region_that_cannot_be_created_says_why() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     node.configure(&server.url(), "");
     fs::remove_file(node.path("region.key")).unwrap();
     let text = fs::read_to_string(node.config()).unwrap().replace("region.key", "none/region.key");
@@ -157,7 +156,7 @@ fn the_status_names_engine_region_records_and_the_last_change() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let node = Node::new(&server.url());
     node.succeed("init");
     let empty = node.status();

@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
 use crate::support::programs;
 
-use super::server::Server;
 use super::{Ended, Node, end};
+use crate::support::postgres::Postgres;
 
 /// Runs an administration command against a gateway whose data folder has the admin token.
 fn administer(served: &Served, data: &Path, line: &str) -> String {
@@ -62,7 +62,7 @@ fn a_single_gateway_moves_into_a_region_and_back() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let old = tempfile::tempdir().unwrap();
     old_gateway(old.path());
     let old_data = old.path().join("data");
@@ -126,7 +126,7 @@ fn a_folder_that_is_not_complete_is_not_imported() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let node = Node::new(&server.url());
     node.succeed("init");
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn an_import_that_fails_leaves_an_empty_region() {
     if !programs::usable(&["postgresql"]) {
         return;
     }
-    let server = Server::start();
+    let server = Postgres::start();
     let old = tempfile::tempdir().unwrap();
     old_gateway(old.path());
     let data = old.path().join("data");

@@ -1,4 +1,4 @@
-//! A PostgreSQL server of its own for a test, reached over a Unix socket.
+//! PostgreSQL servers of a test, each in a folder of its own and on a Unix socket, and regions on them.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -6,49 +6,144 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+
 use gw_gateway::config::{Config, StoreSettings};
-use gw_gateway::hostname::Region;
 use gw_gateway::region::RegionKey;
-use gw_gateway::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
+use gw_gateway::store::{PostgresSettings, PostgresSource, PostgresStore};
 
 use super::eventually;
-use super::process::{config_text, send_signal};
+use super::process::{Running, config_text};
 
-/// The user "nobody": the server refuses to run as root.
-const NOBODY: u32 = 65_534;
+/// The apex of the regions in tests.
+const APEX: &str = "eu1.gw.localhost";
 
-/// A running server. It is killed on drop.
+/// The user id of the server, which refuses to run as root.
+const SERVER_USER: u32 = 65_534;
+
 pub(crate) struct Postgres {
+    /// Before the folder, which is deleted after the server has ended.
+    process: Option<Running>,
     folder: tempfile::TempDir,
-    server: Option<Child>,
 }
 
 impl Postgres {
-    /// Starts an empty server.
     pub(crate) fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        for name in ["data", "socket"] {
-            fs::create_dir(folder.path().join(name)).unwrap();
-            if is_root() {
-                chown(folder.path().join(name), Some(NOBODY), Some(NOBODY)).unwrap();
-            }
-        }
-        fs::write(folder.path().join("region.key"), "5a".repeat(32)).unwrap();
-        fs::set_permissions(folder.path().join("region.key"), fs::Permissions::from_mode(0o600)).unwrap();
-        let mut postgres = Self { folder, server: None };
-        let made =
-            postgres.command("initdb").args(["-U", "gw", "-A", "trust", "-N", "-E", "UTF8", "--locale=C"]).output();
-        let made = made.unwrap();
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        postgres.resume();
-        postgres
+        let mut server = Self::new();
+        let mut initdb = server.program("initdb");
+        initdb.args(["-U", "gw", "-A", "trust", "-N", "-E", "UTF8", "--locale=C", "-D"]).arg(server.data());
+        run(&mut initdb);
+        server.resume();
+        server
     }
 
+    /// Starts a standby of `self`.
+    pub(crate) fn standby(&self) -> Self {
+        let mut standby = Self::new();
+        let mut backup = standby.program("pg_basebackup");
+        backup.arg("-h").arg(self.socket()).args(["-U", "gw", "-R", "-c", "fast", "-D"]).arg(standby.data());
+        run(&mut backup);
+        standby.resume();
+        standby
+    }
+
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let server = Self { process: None, folder };
+        fs::write(server.key_file(), "5a".repeat(32)).unwrap();
+        fs::set_permissions(server.key_file(), fs::Permissions::from_mode(0o600)).unwrap();
+        for path in [server.data(), server.socket()] {
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+            if geteuid().is_root() {
+                chown(&path, Some(SERVER_USER), Some(SERVER_USER)).unwrap();
+            }
+        }
+        server
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// A program of PostgreSQL. It ends with this test, also if the test is killed.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "QUIT"]);
+        if geteuid().is_root() {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        }
+        command.arg(programs().join(name)).stdin(Stdio::null()).stdout(Stdio::null()).current_dir(self.folder.path());
+        command
+    }
+
+    /// Starts the server again, and waits until it answers.
+    pub(crate) fn resume(&mut self) {
+        let mut command = self.program("postgres");
+        command.arg("-D").arg(self.data()).arg("-k").arg(self.socket()).args(["-F", "-c", "listen_addresses="]);
+        self.process = Some(Running::new(command.stderr(Stdio::null()).spawn().unwrap()));
+        let mut ready = self.program("pg_isready");
+        ready.arg("-h").arg(self.socket());
+        eventually("PostgreSQL answers", || ready.status().unwrap().success().then_some(()));
+    }
+
+    pub(crate) fn stop(&mut self) {
+        let mut process = self.process.take().unwrap();
+        // Ends the processes of its connections, too.
+        let id = Pid::from_raw(process.id().try_into().unwrap()).unwrap();
+        kill_process(id, Signal::QUIT).unwrap();
+        process.exit_code();
+    }
+
+    pub(crate) fn url(&self) -> String {
+        self.url_of("postgres")
+    }
+
+    pub(crate) fn url_of(&self, database: &str) -> String {
+        format!("postgres://gw@{}/{database}", self.socket().display().to_string().replace('/', "%2F"))
+    }
+
+    /// Runs SQL; returns the rows, with `|` between columns.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        let mut command = self.program("psql");
+        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
+        String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// All stored text, as a backup holds it.
+    pub(crate) fn dump(&self) -> String {
+        let mut command = self.program("pg_dump");
+        command.arg("-h").arg(self.socket()).args(["-U", "gw", "postgres"]);
+        String::from_utf8(run(command.stdout(Stdio::piped())).stdout).unwrap()
+    }
+
+    /// A proxy that passes everything but notifications, as a pool of connections between transactions does.
+    pub(crate) fn pool(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, server) = (listener.local_addr().unwrap(), self.socket().join(".s.PGSQL.5432"));
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = UnixStream::connect(&server) else { continue };
+                let (mut from_client, mut to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || io::copy(&mut from_client, &mut to_server));
+                std::thread::spawn(move || without_notifications(server, client));
+            }
+        });
+        address
+    }
+}
+
+/// The region on a server.
+impl Postgres {
     /// Starts a server with the tables of a region.
     pub(crate) fn with_region() -> Self {
         let postgres = Self::start();
@@ -56,30 +151,8 @@ impl Postgres {
         postgres
     }
 
-    fn command(&self, program: &str) -> Command {
-        // The server ends with this process, even if a signal kills it.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]);
-        if is_root() {
-            let id = NOBODY.to_string();
-            command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
-        }
-        command.arg(programs().join(program)).arg("-D").arg(self.path("data"));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        command
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    pub(crate) fn url(&self) -> String {
-        let socket = self.path("socket").display().to_string().replace('/', "%2F");
-        format!("postgres://gw@{socket}/postgres")
-    }
-
     pub(crate) fn key_file(&self) -> PathBuf {
-        self.path("region.key")
+        self.folder.path().join("region.key")
     }
 
     pub(crate) fn source(&self, node: &str) -> PostgresSource {
@@ -89,17 +162,17 @@ impl Postgres {
     pub(crate) fn source_at(&self, url: &str, node: &str) -> PostgresSource {
         PostgresSource {
             settings: PostgresSettings::new(url, None, None).unwrap(),
-            apex: "eu1.gw.localhost".to_owned(),
+            apex: APEX.to_owned(),
             key: RegionKey::load(&self.key_file()).unwrap(),
             node: node.to_owned(),
-            lock: self.path(&format!("{node}.lock")),
+            lock: self.folder.path().join(format!("{node}.lock")),
         }
     }
 
     /// The configuration of a node on free ports.
     pub(crate) fn config(&self, data_dir: &Path) -> Config {
         let mut config = Config::parse(&config_text(data_dir, 0), |_| None).unwrap();
-        assert_eq!(config.region, Region::new("eu1", "gw.localhost"));
+        assert_eq!(config.region.apex(), APEX);
         config.store = StoreSettings::Postgres(self.source("node").settings);
         config.region_key = Some(self.key_file());
         config
@@ -111,72 +184,46 @@ impl Postgres {
         format!("{}store = \"{}\"\nregion_key = \"{}\"\n", config_text(data_dir, 0), self.url(), key.display())
     }
 
-    /// Ends the server as a crash does.
-    pub(crate) fn crash(&mut self) {
-        let mut server = self.server.take().unwrap();
-        // SIGQUIT also ends the processes of its connections.
-        rustix::process::kill_process(pid(&server), rustix::process::Signal::QUIT).unwrap();
-        server.wait().unwrap();
-    }
-
-    /// Starts the server again, and waits until it answers.
-    pub(crate) fn resume(&mut self) {
-        let mut command = self.command("postgres");
-        command.arg("-k").arg(self.path("socket")).args(["-c", "listen_addresses=", "-F"]);
-        self.server = Some(command.stderr(Stdio::null()).spawn().unwrap());
-        let mut store = PostgresStore::new(&self.source("wait")).unwrap();
-        eventually("PostgreSQL answers", || (!matches!(store.check(), Err(StoreError::Unavailable(_)))).then_some(()));
-    }
-
-    /// Runs SQL with psql; returns the rows, columns separated by `|`.
-    pub(crate) fn sql(&self, sql: &str) -> String {
-        let mut command = Command::new(programs().join("psql"));
-        command.arg("-h").arg(self.path("socket")).args(["-U", "gw", "-d", "postgres", "-XAtqc", sql]);
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
-    }
-
-    /// All stored text, as a backup holds it.
-    pub(crate) fn dump(&self) -> String {
-        let mut command = Command::new(programs().join("pg_dump"));
-        let output = command.arg("-h").arg(self.path("socket")).args(["-U", "gw", "postgres"]).output().unwrap();
-        assert!(output.status.success());
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// A proxy in front of the server.
+    /// A proxy in front of the server that can lose replies.
     pub(crate) fn proxy(&self) -> Proxy {
-        Proxy::start(self.path("socket").join(".s.PGSQL.5432"))
+        Proxy::start(self.socket().join(".s.PGSQL.5432"))
     }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        if let Some(server) = &self.server {
-            // A stopped server handles the signal when it continues.
-            send_signal(server.id(), "CONT");
-        }
-        if self.server.is_some() {
-            self.crash();
+        if self.process.is_some() {
+            self.stop();
         }
     }
 }
 
-fn pid(child: &Child) -> rustix::process::Pid {
-    rustix::process::Pid::from_child(child)
+/// Passes messages of the server (PostgreSQL 15, §55.7) but for NotificationResponse.
+fn without_notifications(mut server: UnixStream, mut client: TcpStream) -> io::Result<()> {
+    loop {
+        let mut head = [0; 5];
+        server.read_exact(&mut head)?;
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let mut body = vec![0; length - 4];
+        server.read_exact(&mut body)?;
+        if head[0] != b'A' {
+            client.write_all(&head)?;
+            client.write_all(&body)?;
+        }
+    }
 }
 
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+fn run(command: &mut Command) -> Output {
+    let output = command.stderr(Stdio::piped()).output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
 }
 
 /// The folder of the newest installed server's programs.
 fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: ./test --setup");
-    let newest = versions
-        .map(|version| version.unwrap().path())
-        .max_by_key(|path| path.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok()));
+    let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let newest = versions.map(|entry| entry.unwrap().path()).max_by_key(|path| version(path));
     newest.unwrap().join("bin")
 }
 

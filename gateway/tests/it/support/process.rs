@@ -53,7 +53,6 @@ impl Running {
 /// Sends `signal`, a name without `SIG`; returns whether the process exists.
 pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     let signal = match signal {
-        "CONT" => Signal::CONT,
         "HUP" => Signal::HUP,
         "KILL" => Signal::KILL,
         "STOP" => Signal::STOP,
