@@ -89,7 +89,7 @@ impl Postgres {
     /// Starts the server again, and waits until it answers.
     pub(crate) fn resume(&mut self) {
         let mut command = self.program("postgres");
-        command.arg("-D").arg(self.data()).arg("-k").arg(self.socket()).args(["-F", "-c", "listen_addresses="]);
+        command.arg("-D").arg(self.data()).arg("-k").arg(self.socket()).args(["-c", "listen_addresses="]);
         self.process = Some(Running::new(command.stderr(Stdio::null()).spawn().unwrap()));
         let mut ready = self.program("pg_isready");
         ready.arg("-h").arg(self.socket());
