@@ -11,6 +11,7 @@ use gw_gateway::store::{
 use gw_shared::id::AccountId;
 
 use crate::support::postgres::Postgres;
+use crate::support::programs;
 
 fn account(id: &str) -> StoredRecord {
     StoredRecord::Account(AccountRecord {
@@ -64,7 +65,7 @@ fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
 
 #[test]
 fn a_change_is_stored_with_its_entry_and_its_steps() {
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let (mut first, mut second) = (open(&postgres, "a"), open(&postgres, "b"));
     assert_eq!(first.commit(&at(&postgres, 0), &[Step::Put(account("acme"))], &entry("acme")).unwrap(), Revision(1));
     let stale = second.commit(&at(&postgres, 0), &[Step::Put(account("other"))], &entry("other"));
@@ -85,7 +86,7 @@ fn a_change_is_stored_with_its_entry_and_its_steps() {
 #[test]
 fn concurrent_writers_lose_and_double_no_change() {
     const EACH: usize = 100;
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let start = at(&postgres, 0);
     std::thread::scope(|scope| {
         for writer in ["a", "b", "c"] {
@@ -109,7 +110,7 @@ fn concurrent_writers_lose_and_double_no_change() {
 
 #[test]
 fn a_commit_with_a_lost_reply_is_made_once() {
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let proxy = postgres.proxy();
     let mut store = PostgresStore::new(&postgres.source_at(&proxy.url(), "a")).unwrap();
     store.load().unwrap();
@@ -129,7 +130,7 @@ fn a_commit_with_a_lost_reply_is_made_once() {
 
 #[test]
 fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
     for id in ["acme1", "acme2", "acme3"] {
         create(&mut store, &mut position, id);
@@ -158,7 +159,7 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
 
 #[test]
 fn secrets_are_sealed_with_the_region_key() {
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let mut store = open(&postgres, "a");
     let key = SigningKey::generate(Timestamp(1), Timestamp(1)).unwrap();
     let private = key.private_key.reveal().to_owned();
@@ -174,6 +175,9 @@ fn secrets_are_sealed_with_the_region_key() {
 
 #[test]
 fn a_database_that_does_not_fit_is_refused_with_the_reason() {
+    if !programs::usable(&["postgresql"]) {
+        return;
+    }
     let postgres = Postgres::start();
     let refusal = |source| PostgresStore::new(&source).unwrap().load().unwrap_err().to_string();
     let good = || postgres.source("a");
@@ -194,7 +198,7 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
 
 #[test]
 fn a_data_folder_has_one_process() {
-    let postgres = Postgres::with_region();
+    let Some(postgres) = Postgres::with_region() else { return };
     let source = StoreSource::Postgres(postgres.source("a"));
     let first = source.open().unwrap();
     assert!(matches!(source.open(), Err(StoreError::InUse)));
@@ -204,7 +208,7 @@ fn a_data_folder_has_one_process() {
 
 #[test]
 fn changes_are_refused_soon_while_the_server_is_stopped() {
-    let mut postgres = Postgres::with_region();
+    let Some(mut postgres) = Postgres::with_region() else { return };
     let (mut store, mut position) = (open(&postgres, "a"), at(&postgres, 0));
     create(&mut store, &mut position, "acme1");
     postgres.stop();

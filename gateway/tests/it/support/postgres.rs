@@ -18,6 +18,7 @@ use gw_gateway::store::{PostgresSettings, PostgresSource, PostgresStore};
 
 use super::eventually;
 use super::process::{Running, config_text};
+use super::programs;
 
 /// The apex of the regions in tests.
 const APEX: &str = "eu1.gw.localhost";
@@ -82,7 +83,11 @@ impl Postgres {
         if geteuid().is_root() {
             command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         }
-        command.arg(programs().join(name)).stdin(Stdio::null()).stdout(Stdio::null()).current_dir(self.folder.path());
+        command
+            .arg(folder_of_programs().join(name))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .current_dir(self.folder.path());
         command
     }
 
@@ -144,11 +149,14 @@ impl Postgres {
 
 /// The region on a server.
 impl Postgres {
-    /// Starts a server with the tables of a region.
-    pub(crate) fn with_region() -> Self {
+    /// Starts a server with the tables of a region; `None` if PostgreSQL is not installed and may be missing.
+    pub(crate) fn with_region() -> Option<Self> {
+        if !programs::usable(&["postgresql"]) {
+            return None;
+        }
         let postgres = Self::start();
         PostgresStore::create(&postgres.source("init")).unwrap();
-        postgres
+        Some(postgres)
     }
 
     pub(crate) fn key_file(&self) -> PathBuf {
@@ -220,7 +228,7 @@ fn run(command: &mut Command) -> Output {
 }
 
 /// The folder of the newest installed server's programs.
-fn programs() -> PathBuf {
+fn folder_of_programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed: ./test --setup");
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let newest = versions.map(|entry| entry.unwrap().path()).max_by_key(|path| version(path));

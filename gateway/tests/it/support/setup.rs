@@ -50,9 +50,14 @@ pub(crate) fn agent(
     state_dir: &Path,
 ) -> AgentId {
     let token = enrollment_token(control, account, services);
+    agent_with(token, &format!("{}:{port}", control.region().base_url()), ca_file, state_dir)
+}
+
+/// Enrolls an agent with a token at `gateway`, a base URL.
+pub(crate) fn agent_with(token: String, gateway: &str, ca_file: &Path, state_dir: &Path) -> AgentId {
     let options = gw_agent::identity::enroll::Options {
         state_dir: state_dir.to_owned(),
-        gateway: Some(format!("{}:{port}", control.region().base_url())),
+        gateway: Some(gateway.to_owned()),
         token: Some(TokenSource::Text(Secret::new(token))),
         name: Some("test".to_owned()),
         ca_file: Some(ca_file.to_owned()),
