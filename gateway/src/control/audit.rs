@@ -89,9 +89,9 @@ impl Control {
         let mut store = self.store();
         for _ in 0..COMMIT_ATTEMPTS {
             let after = self.position();
-            if let Some(revision) = self.commit(&mut store, &after, &[], &entry)? {
+            if let Some(position) = self.commit(&mut store, &after, &[], &entry)? {
                 tracing::info!(actor = entry.actor, action, target = entry.target, "audited");
-                self.apply(vec![(revision, Vec::new())]);
+                self.apply(vec![(position, Vec::new())]);
                 return Ok(());
             }
         }

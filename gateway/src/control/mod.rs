@@ -62,8 +62,7 @@ use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
 use crate::store::{
-    AuditEntry, Directory, History, Position, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource,
-    StoredRecord,
+    AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
@@ -236,12 +235,12 @@ impl ControlState {
         self.position = snapshot.position;
     }
 
-    fn apply(&mut self, revision: Revision, steps: &[Step], region: &Region, workers: usize) {
+    fn apply(&mut self, position: Position, steps: &[Step], region: &Region, workers: usize) {
         for step in steps {
             self.records.apply(step.clone());
         }
         self.directory.apply(steps, &self.records, region, workers);
-        self.position.revision = revision;
+        self.position = position;
     }
 }
 
@@ -327,9 +326,9 @@ impl Control {
                 target: plan.target,
                 detail: plan.detail,
             };
-            if let Some(revision) = self.commit(&mut store, &after, &plan.steps, &entry)? {
+            if let Some(position) = self.commit(&mut store, &after, &plan.steps, &entry)? {
                 tracing::info!(actor = entry.actor, action = plan.action, target = entry.target, "changed");
-                self.apply(vec![(revision, plan.steps)]);
+                self.apply(vec![(position, plan.steps)]);
                 return Ok(plan.output);
             }
         }
@@ -344,10 +343,10 @@ impl Control {
         after: &Position,
         steps: &[Step],
         entry: &AuditEntry,
-    ) -> Result<Option<Revision>, ControlError> {
+    ) -> Result<Option<Position>, ControlError> {
         let store = store.as_mut().ok_or(ControlError::HandedOver)?;
         match store.commit(after, steps, entry) {
-            Ok(revision) => Ok(Some(revision)),
+            Ok(position) => Ok(Some(position)),
             Err(StoreError::Stale) => {
                 self.follow_changes(store.as_mut())?;
                 Ok(None)
@@ -382,13 +381,13 @@ impl Control {
     }
 
     /// Applies committed changes and publishes them. Skips those that were applied before.
-    fn apply(&self, changes: Vec<(Revision, Vec<Step>)>) {
+    fn apply(&self, changes: Vec<(Position, Vec<Step>)>) {
         let mut state = self.state();
         let mut has_steps = false;
-        for (revision, steps) in changes {
-            if revision > state.position.revision {
+        for (position, steps) in changes {
+            if position.revision > state.position.revision {
                 has_steps |= !steps.is_empty();
-                state.apply(revision, &steps, &self.region, self.workers.count());
+                state.apply(position, &steps, &self.region, self.workers.count());
             }
         }
         if has_steps {

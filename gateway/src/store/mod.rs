@@ -36,9 +36,9 @@ use crate::clock::Timestamp;
 pub trait Store: Send {
     /// Loads all records in one consistent read.
     fn load(&mut self) -> Result<Snapshot, StoreError>;
-    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its revision.
+    /// Applies all steps and appends the entry to the audit log, in one durable transaction, and returns its position.
     /// Fails with [`StoreError::Stale`] if another process has committed a change after `after`.
-    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError>;
+    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError>;
     /// The changes after `position` that are committed, in their order.
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError>;
     /// Returns entries of the audit log, the newest first.
@@ -56,6 +56,9 @@ pub struct Position {
     /// UUID of the region in a database; empty for SQLite. Differs in a database that was created anew.
     pub origin: String,
     pub revision: Revision,
+    /// UUID of the change that made this revision; empty for SQLite, and if no change made it. After a failover that
+    /// lost changes, another change can have the same revision.
+    pub change: String,
 }
 
 /// All records as of one position.
@@ -68,8 +71,8 @@ pub struct Snapshot {
 /// The changes after a revision.
 #[derive(Debug)]
 pub enum History {
-    /// Each with its revision, without gaps.
-    Changes(Vec<(Revision, Vec<Step>)>),
+    /// Each with the position after it, without gaps.
+    Changes(Vec<(Position, Vec<Step>)>),
     /// The changes are not stored any more: load all records.
     Forgotten,
     /// The position is not in the history of the database, which was replaced or restored from a backup. Its records

@@ -184,12 +184,12 @@ impl Store for SqliteStore {
             records.put(document::read(&kind, &document)?);
         }
         let revision = self.0.query_row("SELECT coalesce(max(number), 0) FROM audit", [], |row| row.get(0))?;
-        let position = Position { origin: String::new(), revision: Revision(revision) };
+        let position = Position { revision: Revision(revision), ..Position::default() };
         Ok(Snapshot { position, records })
     }
 
     /// `after` is always the newest revision, because one process has the database open.
-    fn commit(&mut self, _after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
+    fn commit(&mut self, _after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for step in steps {
             match step {
@@ -210,7 +210,7 @@ impl Store for SqliteStore {
         insert_entry(&transaction, None, entry)?;
         let revision = Revision(transaction.last_insert_rowid());
         transaction.commit()?;
-        Ok(revision)
+        Ok(Position { revision, ..Position::default() })
     }
 
     fn changes_after(&mut self, _position: &Position) -> Result<History, StoreError> {

@@ -42,10 +42,10 @@ fn open(postgres: &Postgres, node: &str) -> PostgresStore {
 fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
     loop {
         match store.commit(at, &[Step::Put(account(id))], &entry(id)) {
-            Ok(revision) => return at.revision = revision,
+            Ok(position) => return *at = position,
             Err(StoreError::Stale) => {
                 let History::Changes(changes) = store.changes_after(at).unwrap() else { panic!("history lost") };
-                at.revision = changes.last().unwrap().0;
+                *at = changes.last().unwrap().0.clone();
             }
             Err(error) => panic!("{error}"),
         }
@@ -54,7 +54,9 @@ fn create(store: &mut PostgresStore, at: &mut Position, id: &str) {
 
 /// The position with this revision in the region of `postgres`.
 fn at(postgres: &Postgres, revision: i64) -> Position {
-    Position { origin: postgres.sql("SELECT id FROM gw.region"), revision: Revision(revision) }
+    let origin = postgres.sql("SELECT id FROM gw.region");
+    let change = postgres.sql(&format!("SELECT change_id FROM gw.changes WHERE revision = {revision}"));
+    Position { origin, revision: Revision(revision), change }
 }
 
 fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
@@ -67,14 +69,17 @@ fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
 fn a_change_is_stored_with_its_entry_and_its_steps() {
     let Some(postgres) = Postgres::with_region() else { return };
     let (mut first, mut second) = (open(&postgres, "a"), open(&postgres, "b"));
-    assert_eq!(first.commit(&at(&postgres, 0), &[Step::Put(account("acme"))], &entry("acme")).unwrap(), Revision(1));
+    assert_eq!(
+        first.commit(&at(&postgres, 0), &[Step::Put(account("acme"))], &entry("acme")).unwrap(),
+        at(&postgres, 1)
+    );
     let stale = second.commit(&at(&postgres, 0), &[Step::Put(account("other"))], &entry("other"));
     assert!(matches!(stale, Err(StoreError::Stale)), "{stale:?}");
     let History::Changes(changes) = second.changes_after(&at(&postgres, 0)).unwrap() else { panic!() };
-    assert_eq!(format!("{changes:?}"), format!("{:?}", [(Revision(1), vec![Step::Put(account("acme"))])]));
+    assert_eq!(format!("{changes:?}"), format!("{:?}", [(at(&postgres, 1), vec![Step::Put(account("acme"))])]));
     // The last step of a record counts.
     let steps = [Step::Put(account("twice")), Step::Delete(account("twice").id()), Step::Delete(account("acme").id())];
-    assert_eq!(second.commit(&at(&postgres, 1), &steps, &entry("twice")).unwrap(), Revision(2));
+    assert_eq!(second.commit(&at(&postgres, 1), &steps, &entry("twice")).unwrap(), at(&postgres, 2));
     let loaded = first.load().unwrap();
     assert_eq!((loaded.position.revision, loaded.records.accounts.len()), (Revision(2), 0));
     assert_eq!(audit(&mut first), [(2, "twice".to_owned()), (1, "acme".to_owned())]);
@@ -121,7 +126,7 @@ fn a_commit_with_a_lost_reply_is_made_once() {
         if n > 0 {
             proxy.lose_the_next_reply();
         }
-        position.revision = store.commit(&position, &[Step::Put(account(&id))], &entry(&id)).unwrap();
+        position = store.commit(&position, &[Step::Put(account(&id))], &entry(&id)).unwrap();
         assert!(!proxy.has_lost_none());
     }
     assert_eq!(position.revision, Revision(5));
@@ -135,23 +140,22 @@ fn history_before_the_oldest_change_and_of_a_restored_database_is_lost() {
     for id in ["acme1", "acme2", "acme3"] {
         create(&mut store, &mut position, id);
     }
-    let before = position;
-    let mut history = |revision| {
-        let position = Position { revision: Revision(revision), ..before.clone() };
-        match store.changes_after(&position).unwrap() {
-            History::Changes(changes) => changes.len().to_string(),
-            other => format!("{other:?}"),
-        }
+    let positions: Vec<Position> = (0..=3).map(|revision| at(&postgres, revision)).collect();
+    let mut history = |position: &Position| match store.changes_after(position).unwrap() {
+        History::Changes(changes) => changes.len().to_string(),
+        other => format!("{other:?}"),
     };
-    assert_eq!([0, 3].map(&mut history), ["3", "0"]);
-    assert_eq!(history(4), "Replaced", "the database is older than this node");
-    postgres.sql("DELETE FROM gw.changes WHERE revision = 1");
-    assert_eq!([0, 1].map(&mut history), ["Forgotten", "2"]);
-    postgres.sql("DELETE FROM gw.changes");
-    assert_eq!([2, 3].map(&mut history), ["Forgotten", "0"]);
+    assert_eq!([0, 1, 3].map(|revision| history(&positions[revision])), ["3", "2", "0"]);
+    let later = Position { revision: Revision(4), ..position.clone() };
+    assert_eq!(history(&later), "Replaced", "the database is older than this node");
+    let other = |revision: usize| Position { change: positions[0].origin.clone(), ..positions[revision].clone() };
+    assert_eq!([2, 3].map(|revision| history(&other(revision))), ["Replaced"; 2], "a failover lost changes");
+    postgres.sql("DELETE FROM gw.changes WHERE revision <= 2");
+    assert_eq!([0, 1, 3].map(|revision| history(&positions[revision])), ["Forgotten", "Forgotten", "0"]);
     postgres.sql("UPDATE gw.region SET id = gen_random_uuid()");
-    assert_eq!(history(3), "Replaced", "another region");
-    let refused = store.commit(&before, &[Step::Put(account("acme4"))], &entry("acme4"));
+    let before = &position;
+    assert_eq!(history(before), "Replaced", "another region");
+    let refused = store.commit(before, &[Step::Put(account("acme4"))], &entry("acme4"));
     assert!(matches!(refused, Err(StoreError::Stale)), "{refused:?}");
     assert_eq!(store.load().unwrap().records.accounts.len(), 3);
     assert!(matches!(store.changes_after(&at(&postgres, 3)).unwrap(), History::Changes(_)));

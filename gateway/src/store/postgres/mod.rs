@@ -47,7 +47,8 @@ const FIND_SECRET: &str = "SELECT sealed FROM gw.secrets WHERE name = $1";
 
 const COMMIT_CHANGE: &str = "
     WITH bumped AS (
-        UPDATE gw.region SET revision = revision + 1 WHERE revision = $1 AND id = $2::text::uuid RETURNING revision
+        UPDATE gw.region SET revision = revision + 1, last_change = $8::text::uuid
+        WHERE revision = $1 AND id = $2::text::uuid AND coalesce(last_change::text, '') = $17 RETURNING revision
     ), put AS (
         INSERT INTO gw.records (kind, id, document, revision)
         SELECT new.kind, new.id, new.document, bumped.revision
@@ -200,21 +201,23 @@ impl Store for PostgresStore {
             let begin = session.client.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
             let transaction = begin.read_only(true).start().await?;
             transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
-            let region = transaction.query_one("SELECT id::text, revision FROM gw.region", &[]).await?;
+            let region = transaction
+                .query_one("SELECT id::text, revision, coalesce(last_change::text, '') FROM gw.region", &[])
+                .await?;
             let records = read_records(&transaction, sealer).await?;
-            let position = Position { origin: region.get(0), revision: Revision(region.get(1)) };
+            let position = Position { origin: region.get(0), revision: Revision(region.get(1)), change: region.get(2) };
             Ok(records.map(|records| Snapshot { position, records }))
         })?
     }
 
-    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Revision, StoreError> {
+    fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
         let deadline = Instant::now() + COMMIT;
         let change_id = self.ids.next_id().to_string();
         let steps = FinalSteps::of(steps, &self.sealer)?;
         let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
         let account = entry.account.as_ref().map(AccountId::as_str);
         let node = self.source.node.clone();
-        let parameters: [&(dyn ToSql + Sync); 16] = [
+        let parameters: [&(dyn ToSql + Sync); 17] = [
             &after.revision.0,
             &after.origin,
             &steps.put_kinds,
@@ -231,21 +234,26 @@ impl Store for PostgresStore {
             &account,
             &entry.target,
             &detail,
+            &after.change,
         ];
+        let made = |revision| {
+            let (origin, change) = (after.origin.clone(), change_id.clone());
+            Position { origin, revision: Revision(revision), change }
+        };
         let mut is_unknown = false;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             // After an unknown outcome the change may be committed: look for it before another attempt and after it.
             let attempt = match is_unknown.then(|| self.find_change(&change_id, left)).transpose() {
-                Ok(Some(Some(revision))) => return Ok(Revision(revision)),
+                Ok(Some(Some(revision))) => return Ok(made(revision)),
                 Ok(_) => self.commit_once(&parameters, left),
                 Err(error) => Err(error),
             };
             match attempt {
-                Ok(Some(revision)) => return Ok(Revision(revision)),
+                Ok(Some(revision)) => return Ok(made(revision)),
                 Ok(None) if is_unknown => {
                     let found = self.find_change(&change_id, left)?;
-                    return found.map(Revision).ok_or(StoreError::Stale);
+                    return found.map(made).ok_or(StoreError::Stale);
                 }
                 Ok(None) => return Err(StoreError::Stale),
                 Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
@@ -259,29 +267,43 @@ impl Store for PostgresStore {
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
         const SELECT: &str = "
-            SELECT region.id::text, region.revision, changes.revision, changes.steps FROM gw.region
+            SELECT region.id::text, region.revision, coalesce(region.last_change::text, ''),
+                (SELECT change_id::text FROM gw.changes WHERE revision = $1),
+                changes.revision, changes.change_id::text, changes.steps
+            FROM gw.region
             LEFT JOIN gw.changes ON changes.revision > $1 AND changes.revision <= region.revision
             ORDER BY changes.revision LIMIT $2";
         let rows = self.checked()?.call(CALL * 2, async |session: &mut Session| {
             let statement = session.prepare(SELECT).await?;
             session.client.query(&statement, &[&position.revision.0, &CHANGES]).await
         })?;
-        let newest = rows.first().map(|row| (row.get::<_, &str>(0), row.get::<_, i64>(1)));
-        match newest {
-            Some((id, newest)) if id == position.origin && newest >= position.revision.0 => {}
-            _ => return Ok(History::Replaced),
+        let Some(first) = rows.first() else { return Ok(History::Replaced) };
+        let newest = Position { origin: first.get(0), revision: Revision(first.get(1)), change: first.get(2) };
+        if newest == *position {
+            return Ok(History::Changes(Vec::new()));
+        }
+        let ours: Option<&str> = first.get(3);
+        if newest.origin != position.origin
+            || newest.revision <= position.revision
+            || ours.is_some_and(|change| change != position.change)
+        {
+            return Ok(History::Replaced);
+        }
+        if ours.is_none() && !position.change.is_empty() {
+            return Ok(History::Forgotten);
         }
         let mut changes = Vec::new();
         let mut expected = position.revision.0;
         for row in &rows {
-            let Some(at) = row.get::<_, Option<i64>>(2) else { break };
+            let Some(at) = row.get::<_, Option<i64>>(4) else { break };
             expected += 1;
             if at != expected {
                 return Ok(History::Forgotten);
             }
-            changes.push((Revision(at), steps::from_json(row.get(3), &self.sealer)?));
+            let position = Position { origin: newest.origin.clone(), revision: Revision(at), change: row.get(5) };
+            changes.push((position, steps::from_json(row.get(6), &self.sealer)?));
         }
-        let is_complete = rows.len() as i64 == CHANGES || newest.is_some_and(|(_, newest)| newest == expected);
+        let is_complete = rows.len() as i64 == CHANGES || newest.revision.0 == expected;
         Ok(if is_complete { History::Changes(changes) } else { History::Forgotten })
     }
 

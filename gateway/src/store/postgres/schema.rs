@@ -24,6 +24,7 @@ pub(super) const MIGRATIONS: &[&str] = &["
         schema integer NOT NULL,
         feature_level integer NOT NULL DEFAULT 1,
         revision bigint NOT NULL DEFAULT 0,
+        last_change uuid,
         epoch bigint NOT NULL DEFAULT 0,
         tick bigint NOT NULL DEFAULT 0
     );
