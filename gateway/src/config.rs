@@ -15,6 +15,7 @@ use crate::hostname::Region;
 use crate::limits;
 use crate::memory::process;
 use crate::rate::Rate;
+use crate::region::RegionKey;
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 
@@ -27,6 +28,10 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
     pub admin_hosts: Vec<String>,
+    /// Where other nodes of the region connect; `None` if this gateway is the only node.
+    pub peer_listen: Option<SocketAddr>,
+    /// File with the secret of the region. Present if `peer_listen` is.
+    pub region_key: Option<PathBuf>,
     /// At least 1.
     pub workers: usize,
     pub certificate: CertificateSource,
@@ -85,6 +90,8 @@ impl Config {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             admin_hosts: Vec::new(),
+            peer_listen: None,
+            region_key: None,
             workers: workers_or_cores(0),
             hand_over: HandOver::Auto,
             trusted_proxies: TrustedProxies::default(),
@@ -111,7 +118,7 @@ impl Config {
         Self::parse_with(text, environment, |_, _, _| Vec::new())
     }
 
-    /// As [`Self::parse`], and also checks the certificate; reports all mistakes together. Also returns warnings about
+    /// As [`Self::parse`], and also checks the certificate and the region key; reports all mistakes together. Also returns warnings about
     /// properties that some callers refuse.
     pub fn check(
         text: &str,
@@ -126,6 +133,9 @@ impl Config {
                 }
                 Err(mistakes) => mistakes.0,
             })?;
+        if let Some(Err(error)) = config.region_key.as_deref().map(RegionKey::load) {
+            return Err(ConfigErrors(vec![error.to_string()]));
+        }
         Ok((config, warnings))
     }
 
@@ -143,6 +153,8 @@ impl Config {
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
+        let peer_listen = keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
+        let region_key = keys.text("region_key", "a file", |text| Some(PathBuf::from(text)));
         let certificate = keys.text("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
         let key = keys.text("tls_key", "a file", |text| Some(PathBuf::from(text)));
         let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
@@ -166,6 +178,9 @@ impl Config {
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
+        if peer_listen.is_some() != region_key.is_some() {
+            keys.errors.push("peer_listen, region_key: give both or neither".to_owned());
+        }
         if let (Some(certificate), Some(key)) = (&certificate, &key) {
             let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
             keys.errors.extend(check_certificate(certificate, key, region.as_ref()));
@@ -181,6 +196,8 @@ impl Config {
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
             admin_hosts: admin_hosts.unwrap_or(defaults.admin_hosts),
+            peer_listen,
+            region_key,
             workers: workers.map_or(defaults.workers, workers_or_cores),
             certificate: match (certificate, key) {
                 (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
@@ -279,11 +296,13 @@ mod tests {
         assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
         assert!(config.relay_memory > 0);
         assert_eq!(config.traces, None);
+        assert_eq!((config.peer_listen, config.region_key), (None, None));
     }
 
     #[test]
     fn all_keys_are_parsed() {
         let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
+                     peer_listen = \"10.0.0.1:7000\"\nregion_key = \"r\"\n\
                      tls_certificate = \"c\"\ntls_key = \"k\"\n\
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                      trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
@@ -295,6 +314,7 @@ mod tests {
         let config = parse(&format!("{MINIMAL}{given}")).unwrap();
         assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
         assert_eq!(config.admin_hosts, ["a.example"]);
+        assert_eq!((config.peer_listen.unwrap().port(), config.region_key.unwrap()), (7000, PathBuf::from("r")));
         let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };
         assert_eq!((certificate, key), (PathBuf::from("c"), PathBuf::from("k")));
         assert_eq!((config.hand_over, config.log_format), (HandOver::Never, LogFormat::Json));
@@ -316,7 +336,7 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_with_their_keys() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                    hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                    hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\nregion_key = \"r\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                     token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
                     auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
@@ -349,6 +369,7 @@ mod tests {
                 "traces.endpoint",
                 "traces.sample_ratio",
                 "tls_certificate, tls_key",
+                "peer_listen, region_key",
                 "colour",
                 "traces.colour",
             ]

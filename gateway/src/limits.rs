@@ -147,6 +147,13 @@ pub(crate) const PROXY_HEADER: usize = 536;
 /// of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
+/// Time to connect to another node of the region.
+pub(crate) const NODE_CONNECT: Duration = Duration::from_secs(2);
+/// Bytes of one receive from a spliced tunnel, and most bytes of one direction that wait for a peer that is slow to read.
+pub(crate) const SPLICE_BUFFER: usize = 64 * KIB;
+/// Time for the second direction of a spliced tunnel to end after the first.
+pub(crate) const SPLICE_END: Duration = Duration::from_secs(5);
+
 /// Messages in the mailbox of one worker. If full, requests are refused (503), connections are not handed over, and
 /// wakes take a slower path.
 pub(crate) const MAILBOX: usize = 16 * KIB;
@@ -216,6 +223,9 @@ pub(crate) const TUNNELS_BY_AGENT: Rate = Rate::new(10, 60).unwrap();
 pub(crate) const TUNNELS_BY_SERVICE: Rate = Rate::new(2 * TUNNELS_PER_SERVICE as u32, 600).unwrap();
 /// Entries in each table of rates of new tunnels on one worker. Without a free entry, tunnels are refused (503).
 pub(crate) const TUNNEL_BUCKETS: usize = 16 * KIB;
+/// Tunnels of all services that one worker admits, in a region of several nodes. The TLS handshakes of the agents of a
+/// node that was lost then take a fifth of the time of its heirs. More are refused (503), and their agents try again.
+pub(crate) const ADMITTED_TUNNELS: Rate = Rate::new(400, 60 * 200).unwrap();
 /// Tunnels of one agent and service that are being opened. A further one ends the oldest.
 pub(crate) const OPENINGS_PER_TUNNEL: usize = 2;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.

@@ -14,7 +14,7 @@ use crate::telemetry::counters::{TunnelReport, WorkerReport};
 use crate::telemetry::request_log::LogStats;
 
 /// Name and help of each of a worker's totals. The metric is `gw_{name}_total`.
-const TOTALS: [(&str, &str); 15] = [
+const TOTALS: [(&str, &str); 16] = [
     ("accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted."),
     ("apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log."),
     ("connections_abusive", "Connections closed because of their peer's behaviour."),
@@ -30,6 +30,7 @@ const TOTALS: [(&str, &str); 15] = [
     ("task_panics", "Panics contained in one connection. Each is a bug."),
     ("tokens_denied", "Refused requests for an access token."),
     ("tokens_minted", "Issued access tokens."),
+    ("tunnels_spliced", "Tunnels spliced to the node that owns their service."),
 ];
 
 /// Writes all metrics.

@@ -56,6 +56,7 @@ use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
+use crate::region::Placement;
 use crate::store::{AuditEntry, Directory, Records, SqliteStore, Step, Store, StoreError, StoredRecord};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
@@ -389,6 +390,11 @@ impl Control {
         let certificates = Arc::new(self.tls.reload()?);
         self.workers.publish_certificates(&certificates);
         Ok(())
+    }
+
+    /// Makes every worker use this placement of services on nodes from now on.
+    pub(crate) fn publish_placement(&self, placement: Placement) {
+        self.workers.publish_placement(&Arc::new(placement));
     }
 
     /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.

@@ -1,8 +1,10 @@
-//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker, TLS handshake, protocol.
+//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker or node, TLS handshake, protocol.
 
 mod acceptor;
 mod hand_over;
+mod nodes;
 pub(crate) mod proxy_protocol;
+mod splice;
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,6 +32,7 @@ use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::rate_limit::{AddressSlot, Arrivals};
+use crate::region::Peering;
 use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
@@ -54,6 +57,8 @@ pub(crate) struct Ingress {
     pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
     pub(crate) router: Rc<Router>,
     pub(crate) tunnels: Rc<Tunnels>,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) peering: Option<Rc<Peering>>,
     pub(crate) counters: Rc<Counters>,
 }
 
@@ -90,6 +95,8 @@ impl Ingress {
         };
         if !is_tunnel(&greeting.hello) {
             grace::wait_for_tunnels(&self.tunnels, &greeting.hello, &guard).await;
+        } else if let Some(to) = self.node_for(&greeting.hello) {
+            return runtime::spawn(self.splice(greeting, peer, guard, to));
         }
         let Some(owner) = self.worker_for(&greeting.hello) else {
             return self.welcome(greeting, peer, guard).await;

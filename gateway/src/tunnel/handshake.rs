@@ -58,7 +58,7 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
             // fill the log.
             let is_unknown_agent =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
-            if !is_unknown_agent && tunnels.registry.borrow().openings().may_log_refusal() {
+            if !is_unknown_agent && tunnels.may_log_refusal() {
                 tracing::warn!(%peer, %error, "tunnel refused");
             } else {
                 tracing::debug!(%peer, %error, "tunnel refused");
@@ -140,7 +140,9 @@ fn admit(
     if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
-    tunnels.registry.borrow().openings().admit(&identity.agent, service, Instant::now())?;
+    let now = Instant::now();
+    tunnels.take_admission(now)?;
+    tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;
     Ok((identity.agent, Arc::clone(service)))
 }
 

@@ -22,6 +22,7 @@ use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::SocketMemory;
 use crate::ownership::WorkerId;
 use crate::rate_limit::{Arrivals, Bucket, Buckets};
+use crate::region::Peering;
 use crate::relay::{AuthFailures, Relay};
 use crate::request_scope::Observers;
 use crate::route::Router;
@@ -46,6 +47,7 @@ struct Common {
     ids: Rc<RequestIds>,
     lifecycle: Rc<Lifecycle>,
     socket_memory: Rc<SocketMemory>,
+    peering: Option<Rc<Peering>>,
 }
 
 impl Worker {
@@ -67,6 +69,7 @@ impl Worker {
             ids: Rc::new(RequestIds::new()),
             lifecycle: Rc::default(),
             socket_memory: SocketMemory::new(id, setup.socket_budget),
+            peering: setup.region.as_ref().map(|region| Peering::new(&region.key)),
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
@@ -81,9 +84,10 @@ impl Worker {
         });
         let router = Rc::new(common.router(&upstream, &observers));
         let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
-        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours)?;
+        let peer_listeners = setup.region.map(|region| region.listeners).unwrap_or_default();
+        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners)?;
         let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels));
-        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, .. } = common;
+        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, peering, .. } = common;
         let stop = Stop::default();
         Ok(Self {
             id,
@@ -100,6 +104,7 @@ impl Worker {
             upstream,
             router,
             ingress,
+            peering,
             stop,
         })
     }
@@ -120,11 +125,13 @@ impl Common {
     }
 
     fn tunnels(&self, grace: Arc<TunnelGrace>) -> Tunnels {
+        let now = Instant::now();
         Tunnels {
             worker: self.id,
             region: self.config.region.clone(),
             agent_mtls: self.config.agent_mtls,
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
+            admissions: self.peering.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
             grace,
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
@@ -193,6 +200,7 @@ impl Common {
             owners: self.peers.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
+            peering: self.peering.clone(),
             counters: Rc::clone(&self.counters),
         }
     }

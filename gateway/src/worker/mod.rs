@@ -32,6 +32,7 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
+use crate::region::{Peering, Placement, RegionKey};
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::Directory;
@@ -55,6 +56,8 @@ pub(crate) struct Setup {
     pub(crate) listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub(crate) listeners_are_ours: bool,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) region: Option<RegionSetup>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
     /// Tunnels that agents had with the predecessor.
@@ -69,6 +72,13 @@ pub(crate) struct Setup {
     pub(crate) connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub(crate) socket_budget: Arc<SocketBudget>,
+}
+
+/// What a worker of a node in a region of several nodes starts with.
+pub(crate) struct RegionSetup {
+    pub(crate) key: RegionKey,
+    /// For other nodes.
+    pub(crate) listeners: Vec<TcpListener>,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
@@ -87,6 +97,8 @@ pub(crate) struct Worker {
     upstream: Rc<Upstream>,
     pub(crate) router: Rc<Router>,
     ingress: Rc<Ingress>,
+    /// `None` if this gateway is the only node of its region.
+    peering: Option<Rc<Peering>>,
     stop: Stop,
 }
 
@@ -177,6 +189,7 @@ impl Worker {
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
+            WorkerMessage::Placement(placement) => self.use_placement(placement),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
             WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
@@ -215,6 +228,12 @@ impl Worker {
         self.buckets.borrow_mut().retain(&directory, Instant::now());
         self.counters.services.retain(&directory);
         self.directory.replace(directory);
+    }
+
+    fn use_placement(&self, placement: Arc<Placement>) {
+        if let Some(peering) = &self.peering {
+            peering.replace_placement(placement);
+        }
     }
 
     fn drain(&self, has_successor: bool) {

@@ -13,6 +13,7 @@ use crate::ingress::{HandedOver, Load};
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
 use crate::pipe;
+use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::tls::ServerConfigs;
@@ -77,6 +78,10 @@ impl Workers for Peers {
 
     fn publish_directory(&self, directory: &Arc<Directory>) {
         self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
+    }
+
+    fn publish_placement(&self, placement: &Arc<Placement>) {
+        self.tell_all(|| WorkerMessage::Placement(Arc::clone(placement)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {
