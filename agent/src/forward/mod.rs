@@ -35,7 +35,7 @@ impl TunnelRequest {
         // The head has arrived with the stream.
         let part = receiver.poll_receive(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Ok(ReceivedPart::Head(Kind::Request, payload))) = part else { return None };
-        match head::parse_request(&payload, receiver.is_done()) {
+        match head::parse_request(&payload, receiver.ended_with_head()) {
             Ok(head) => Some(Self { head, sender, receiver }),
             Err(error) => {
                 // A gateway never sends this.

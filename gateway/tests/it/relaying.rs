@@ -82,6 +82,10 @@ fn bodies_of_every_framing_arrive_complete() {
     assert_eq!(exchange("Content-Length: 0\r\n\r\n"), "Length(0) 0 none");
     assert_eq!(exchange("Content-Length: 3\r\n\r\nabc"), "Length(3) 3 none");
     assert_eq!(exchange("Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"), "Chunked 5 none");
+    // The end of the body arrives together with the head.
+    for _ in 0..20 {
+        assert_eq!(exchange("Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), "Chunked 0 none");
+    }
     let with_trailer = "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Checksum: 7\r\n\r\n";
     assert_eq!(exchange(with_trailer), "Chunked 3 7");
 }

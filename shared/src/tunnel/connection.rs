@@ -293,6 +293,11 @@ impl StreamReceiver {
         self.tunnel.with(|endpoint| endpoint.is_received(self.key))
     }
 
+    /// Whether the head of a request had END.
+    pub fn ended_with_head(&self) -> bool {
+        self.tunnel.with(|endpoint| endpoint.ended_with_head(self.key))
+    }
+
     /// Gives the peer credit for `bytes` that were relayed.
     pub fn release(&self, bytes: usize) {
         self.tunnel.with(|endpoint| endpoint.release(self.key, bytes));

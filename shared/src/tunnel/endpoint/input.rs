@@ -216,6 +216,7 @@ impl Endpoint {
         let mut stream = Stream::new(header.stream, checked_credit(0, number(credit))?);
         stream.has_head = true;
         stream.receive_head(Kind::Request, Bytes::copy_from_slice(head));
+        stream.ended_with_head = header.end;
         if header.end {
             stream.receive_end();
         } else {

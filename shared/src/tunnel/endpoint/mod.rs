@@ -403,6 +403,11 @@ impl Endpoint {
         self.streams[key.0].is_received()
     }
 
+    /// Whether the head of a request had END. Unlike [`Self::is_received`], false if the end of an empty body follows it.
+    pub fn ended_with_head(&self, key: StreamKey) -> bool {
+        self.streams[key.0].ended_with_head
+    }
+
     /// Ready once the peer has reset the stream or the tunnel has ended.
     pub fn poll_reset(&mut self, key: StreamKey, cx: &mut Context<'_>) -> Poll<()> {
         let stream = &mut self.streams[key.0];

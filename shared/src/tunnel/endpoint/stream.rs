@@ -74,6 +74,8 @@ pub(super) struct Stream {
     pub(super) has_head: bool,
     /// How the peer's direction ended.
     pub(super) received_end: Option<Closing>,
+    /// It ended with the head of a request.
+    pub(super) ended_with_head: bool,
     /// Code of the peer's RESET, which may follow its END.
     reset: Option<Bytes>,
     /// Nothing reads the received parts: they are discarded.
@@ -121,6 +123,7 @@ impl Stream {
             head_bytes: 0,
             has_head: false,
             received_end: None,
+            ended_with_head: false,
             reset: None,
             discards: false,
             is_truncated: false,
