@@ -60,7 +60,8 @@ use crate::region::Placement;
 use crate::store::{AuditEntry, Directory, Records, SqliteStore, Step, Store, StoreError, StoredRecord};
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
-use crate::tls::pki::{Authority, PkiError};
+use crate::tls::node::NodeTls;
+use crate::tls::pki::{Authority, NodeIdentity, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 
 /// Length of every generated secret: 43 base62 characters hold 256 bits.
@@ -76,6 +77,8 @@ pub struct Control {
     state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
+    /// Node that has a certificate for links to other nodes.
+    certified_node: Mutex<Option<NodeIdentity>>,
     admin_token: Secret,
     admin_hosts: Vec<String>,
     workers: Arc<dyn Workers>,
@@ -231,6 +234,7 @@ impl Control {
             }),
             agents,
             tls,
+            certified_node: Mutex::default(),
             admin_token: admin_token(&config.data_dir.join("admin.token"))?,
             admin_hosts: config.admin_hosts.clone(),
             workers,
@@ -392,9 +396,20 @@ impl Control {
         Ok(())
     }
 
-    /// Makes every worker use this placement of services on nodes from now on.
-    pub(crate) fn publish_placement(&self, placement: Placement) {
+    /// Makes every worker use this placement of services on nodes from now on. Issues a certificate for this node first if
+    /// its slot or session is new.
+    pub(crate) fn publish_placement(&self, placement: Placement) -> Result<(), ControlError> {
+        let slot = placement.here();
+        let node = NodeIdentity { slot, session: placement.member(slot).map_or(0, |member| member.session) };
+        let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
+        if *certified != Some(node) {
+            let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
+            self.workers.publish_node_tls(&Arc::new(tls));
+            *certified = Some(node);
+        }
+        // Under the lock, so that placements arrive in order.
         self.workers.publish_placement(&Arc::new(placement));
+        Ok(())
     }
 
     /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.

@@ -258,8 +258,8 @@ impl Gateway {
     /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
     /// on. For tests.
     #[doc(hidden)]
-    pub fn set_placement(&self, placement: Placement) {
-        self.control.publish_placement(placement);
+    pub fn set_placement(&self, placement: Placement) -> Result<(), ControlError> {
+        self.control.publish_placement(placement)
     }
 
     /// Counts of exported and lost spans; `None` without a collector.

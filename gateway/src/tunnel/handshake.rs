@@ -27,11 +27,19 @@ use crate::hostname::Destination;
 use crate::http_message::dated;
 use crate::http1;
 use crate::limits;
+use crate::region::NodeSlot;
 use crate::store::Service;
 use crate::tls::pki;
 
-/// Serves the upgrade request on a connection of an agent, and starts the tunnel.
-pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketAddr, guard: ConnectionGuard) {
+/// Serves the upgrade request on a connection of an agent, and starts the tunnel. `via` is the node that splices the
+/// connection, if any.
+pub(crate) async fn serve(
+    tunnels: Rc<Tunnels>,
+    stream: TlsStream,
+    peer: SocketAddr,
+    via: Option<NodeSlot>,
+    guard: ConnectionGuard,
+) {
     guard.expect_by(Instant::now() + limits::HEAD);
     let begin = |agent| {
         let openings = Rc::clone(tunnels.registry.borrow().openings());
@@ -80,7 +88,7 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, agent, service, opening));
+    runtime::spawn(session::run(tunnels, stream, agent, service, opening, via));
 }
 
 /// Reads the head of an upgrade request. `None` if the agent has closed the connection.

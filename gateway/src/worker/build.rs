@@ -34,6 +34,7 @@ use crate::tls::ServerConfigs;
 use crate::tunnel::grace::TunnelGrace;
 use crate::tunnel::{Registry, Tunnels};
 use crate::upstream::Upstream;
+use crate::upstream::cross_node::Nodes;
 
 /// What several parts of a worker share.
 struct Common {
@@ -47,7 +48,7 @@ struct Common {
     ids: Rc<RequestIds>,
     lifecycle: Rc<Lifecycle>,
     socket_memory: Rc<SocketMemory>,
-    peering: Option<Rc<Peering>>,
+    nodes: Option<Rc<Nodes>>,
 }
 
 impl Worker {
@@ -58,6 +59,7 @@ impl Worker {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
+        let nodes = setup.region.as_ref().map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key)));
         let common = Common {
             id,
             config,
@@ -69,7 +71,7 @@ impl Worker {
             ids: Rc::new(RequestIds::new()),
             lifecycle: Rc::default(),
             socket_memory: SocketMemory::new(id, setup.socket_budget),
-            peering: setup.region.as_ref().map(|region| Peering::new(&region.key)),
+            nodes,
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
@@ -81,13 +83,16 @@ impl Worker {
             cross_core_served: Cell::new(0),
             owners: common.peers.clone(),
             wakes: common.peers.clone(),
+            nodes: common.nodes.clone(),
+            directory: Rc::clone(&common.directory),
+            lifecycle: Rc::clone(&common.lifecycle),
         });
         let router = Rc::new(common.router(&upstream, &observers));
         let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
         let peer_listeners = setup.region.map(|region| region.listeners).unwrap_or_default();
         let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners)?;
         let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels));
-        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, peering, .. } = common;
+        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, nodes, .. } = common;
         let stop = Stop::default();
         Ok(Self {
             id,
@@ -104,7 +109,7 @@ impl Worker {
             upstream,
             router,
             ingress,
-            peering,
+            nodes,
             stop,
         })
     }
@@ -131,7 +136,7 @@ impl Common {
             region: self.config.region.clone(),
             agent_mtls: self.config.agent_mtls,
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
-            admissions: self.peering.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
+            admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
             grace,
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
@@ -200,7 +205,7 @@ impl Common {
             owners: self.peers.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
-            peering: self.peering.clone(),
+            nodes: self.nodes.clone(),
             counters: Rc::clone(&self.counters),
         }
     }

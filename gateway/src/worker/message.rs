@@ -13,6 +13,7 @@ use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
+use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
 
 /// What another thread asks of a worker.
@@ -31,6 +32,8 @@ pub(crate) enum WorkerMessage {
     Directory(Arc<Directory>),
     /// Use this placement of services on nodes from now on.
     Placement(Arc<Placement>),
+    /// Use this configuration for new links to other nodes.
+    NodeTls(Arc<NodeTls>),
     /// Use these certificates for new connections.
     Certificates(Arc<ServerConfigs>),
     /// Continue the buckets of this worker's services at these levels.

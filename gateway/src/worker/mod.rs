@@ -32,10 +32,10 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
-use crate::region::{Peering, Placement, RegionKey};
+use crate::region::{Placement, RegionKey};
 use crate::request_scope::Observers;
 use crate::route::Router;
-use crate::store::Directory;
+use crate::store::{Directory, Service};
 use crate::telemetry::counters::{Counters, WorkerReport};
 use crate::telemetry::request_log::LogQueue;
 use crate::telemetry::trace;
@@ -43,6 +43,7 @@ use crate::tls::ServerConfigs;
 use crate::tunnel::Tunnels;
 use crate::tunnel::grace::TunnelGrace;
 use crate::upstream::Upstream;
+use crate::upstream::cross_node::Nodes;
 
 /// Interval of the check for expired certificates of tunnels.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -98,7 +99,7 @@ pub(crate) struct Worker {
     pub(crate) router: Rc<Router>,
     ingress: Rc<Ingress>,
     /// `None` if this gateway is the only node of its region.
-    peering: Option<Rc<Peering>>,
+    nodes: Option<Rc<Nodes>>,
     stop: Stop,
 }
 
@@ -190,6 +191,7 @@ impl Worker {
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
             WorkerMessage::Placement(placement) => self.use_placement(placement),
+            WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
             WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
@@ -216,6 +218,7 @@ impl Worker {
                 self.lifecycle.end();
                 self.ingress.acceptor.abandon();
                 self.tunnels.registry.borrow().cut();
+                self.nodes.iter().for_each(|nodes| nodes.cut());
                 self.stop.request();
             }
         }
@@ -231,9 +234,10 @@ impl Worker {
     }
 
     fn use_placement(&self, placement: Arc<Placement>) {
-        if let Some(peering) = &self.peering {
-            peering.replace_placement(placement);
-        }
+        let Some(nodes) = &self.nodes else { return };
+        let left = nodes.use_placement(placement);
+        let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
+        self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
     }
 
     fn drain(&self, has_successor: bool) {
@@ -261,6 +265,7 @@ impl Worker {
     fn is_quiet(&self) -> bool {
         self.observers.requests_in_flight.get() == 0
             && self.upstream.cross_core_served.get() == 0
+            && self.nodes.as_ref().is_none_or(|nodes| nodes.requests_served.get() == 0)
             && self.connections.are_quiet(Instant::now())
     }
 
@@ -273,6 +278,8 @@ impl Worker {
             ended_early: self.ended_early(),
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
+            node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
+            node_requests: self.nodes.as_ref().map_or(0, |nodes| nodes.requests_served.get()),
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),

@@ -17,6 +17,7 @@ use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::tls::ServerConfigs;
+use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
 
 /// Time limit for the reports of all workers.
@@ -82,6 +83,10 @@ impl Workers for Peers {
 
     fn publish_placement(&self, placement: &Arc<Placement>) {
         self.tell_all(|| WorkerMessage::Placement(Arc::clone(placement)));
+    }
+
+    fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
+        self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {

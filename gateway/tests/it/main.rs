@@ -29,6 +29,7 @@ mod process_lifecycle;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;
+mod region_requests;
 mod region_tunnels;
 mod relaying;
 mod request_captures;

@@ -1,7 +1,7 @@
 //! A region of several nodes: tunnels that are spliced to the node that owns their service.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 
 use aws_lc_rs::hmac;
 
@@ -13,8 +13,13 @@ const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// The announcement of a tunnel from 192.0.2.7:4660, as node `sender` writes it for the owner with this session.
 fn announcement(key: &[u8], sender: usize, session: u128) -> Vec<u8> {
+    announcement_of(key, 7, sender, session)
+}
+
+/// The announcement of a tunnel from 192.0.2.`last`:4660.
+fn announcement_of(key: &[u8], last: u8, sender: usize, session: u128) -> Vec<u8> {
     let secret = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), b"gw announcement of a spliced tunnel");
-    let addresses = [192, 0, 2, 7, 0, 0, 0, 0, 0x12, 0x34, 0, 0];
+    let addresses = [192, 0, 2, last, 0, 0, 0, 0, 0x12, 0x34, 0, 0];
     let mut header = b"\r\n\r\n\0\r\nQUIT\n\x21\x11".to_vec();
     header.extend_from_slice(&(12u16 + 3 + 67).to_be_bytes());
     header.extend_from_slice(&addresses);
@@ -149,22 +154,44 @@ fn a_tunnel_whose_owner_is_lost_moves_to_the_next_one() {
 }
 
 #[test]
-fn the_address_of_the_agent_is_kept() {
-    let nodes = Nodes::start(2);
+fn tunnels_move_when_their_service_or_the_node_between_moves() {
+    let mut nodes = Nodes::start(3);
+    let (owner, other) = nodes.owner_and_other();
+    let _agent = nodes.run_agent(other, &backend::answering(OK));
+    nodes.wait_for_tunnel(owner);
+    let generation = nodes.tunnels(owner)[0].generation;
+    // The node that splices the connection leaves: the agent connects again before the old tunnel ends.
+    let left: Vec<usize> = (0..3).filter(|node| *node != other).collect();
+    nodes.place(&left);
+    eventually("the agent has connected again", || {
+        let tunnels = nodes.tunnels(owner);
+        tunnels.iter().any(|tunnel| tunnel.generation > generation && !tunnel.draining).then_some(())
+    });
+    // The service moves to another node.
+    let next: Vec<usize> = left.into_iter().filter(|node| *node != owner).collect();
+    nodes.place(&next);
+    nodes.wait_for_tunnel(next[0]);
+    eventually("the old tunnel has ended", || nodes.tunnels(owner).is_empty().then_some(()));
+}
+
+#[test]
+fn limits_apply_to_the_address_of_the_agent() {
+    let nodes = Nodes::start_with(2, "connections_per_address = 1\n");
     let (owner, other) = nodes.owner_and_other();
     let hello = client_hello(&nodes, b"gw-tunnel/2");
-    // Counted for the announced address: the connection of the other node is not from there.
-    let announced: SocketAddr = "192.0.2.7:4660".parse().unwrap();
-    assert_ne!(nodes.gateway(owner).address().ip(), announced.ip());
-    let valid = announcement(&KEY, other, Nodes::session(owner));
-    let held: Vec<TcpStream> = (0..3)
-        .map(|_| {
-            let mut socket = nodes.connect_as_node(owner);
-            socket.write_all(&[&valid[..], &hello].concat()).unwrap();
-            socket
-        })
-        .collect();
-    let connections =
-        || -> usize { nodes.gateway(owner).control().reports().iter().map(|report| report.connections).sum() };
-    eventually("the connections are counted", || (connections() == held.len()).then_some(()));
+    let connect = |last: u8| {
+        let mut socket = nodes.connect_as_node(owner);
+        let header = announcement_of(&KEY, last, other, Nodes::session(owner));
+        socket.write_all(&[&header[..], &hello].concat()).unwrap();
+        socket
+    };
+    let different: Vec<TcpStream> = (0..5).map(connect).collect();
+    for mut socket in &different {
+        // The node answers the ClientHello.
+        assert_eq!(socket.read(&mut [0]).unwrap(), 1);
+    }
+    assert_eq!(nodes.turned_away(owner, "address_connections"), 0);
+    // All tunnels of a service are on one worker.
+    let _same: Vec<TcpStream> = (0..5).map(|_| connect(100)).collect();
+    eventually("only one is taken", || (nodes.turned_away(owner, "address_connections") == 4).then_some(()));
 }

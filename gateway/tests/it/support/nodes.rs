@@ -32,6 +32,11 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// Starts `count` gateways that are all members and know it.
     pub(crate) fn start(count: usize) -> Self {
+        Self::start_with(count, "")
+    }
+
+    /// As [`Self::start`], with more lines of configuration.
+    pub(crate) fn start_with(count: usize, configuration: &str) -> Self {
         let prepared = Prepared::new();
         let key = prepared.path("region.key");
         fs::write(&key, KEY).unwrap();
@@ -39,8 +44,11 @@ impl Nodes {
         let start = |number: usize| {
             let data = prepared.path(&format!("node{number}"));
             copy(&prepared.path("data"), &data);
-            let text =
-                format!("{}peer_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n", config_text(&data, 0), key.display());
+            let text = format!(
+                "{}peer_listen = \"127.0.0.1:0\"\nregion_key = \"{}\"\n{configuration}",
+                config_text(&data, 0),
+                key.display()
+            );
             Some(Gateway::start(&Config::parse(&text, |_| None).unwrap()).unwrap())
         };
         let gateways = (0..count).map(start).collect();
@@ -83,7 +91,7 @@ impl Nodes {
         self.epoch += 1;
         for (node, gateway) in self.gateways.iter().enumerate() {
             if let Some(gateway) = gateway {
-                gateway.set_placement(self.placement(node, members));
+                set_placement(gateway, self.placement(node, members));
             }
         }
     }
@@ -91,7 +99,7 @@ impl Nodes {
     /// Makes one node use these members.
     pub(crate) fn place_at(&mut self, node: usize, members: &[usize]) {
         self.epoch += 1;
-        self.gateway(node).set_placement(self.placement(node, members));
+        set_placement(self.gateway(node), self.placement(node, members));
     }
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
@@ -132,7 +140,7 @@ impl Nodes {
 
     /// A request head for the demo's service, with its key; `rest` is further fields and the body.
     pub(crate) fn request(&self, line: &str, rest: &str) -> String {
-        let key = self.about(0).service_key;
+        let key = self.prepared.service_key();
         format!("{line} HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {key}\r\n{rest}")
     }
 
@@ -155,6 +163,15 @@ impl Nodes {
         let reports = self.gateway(node).control().reports();
         reports.iter().filter_map(|report| report.turned_away.get(reason)).sum()
     }
+}
+
+/// Returns when all workers use the placement.
+fn set_placement(gateway: &Gateway, placement: Placement) {
+    gateway.set_placement(placement).unwrap();
+    // A worker answers after it has handled earlier messages.
+    eventually("all workers report", || {
+        (gateway.control().reports().len() == gateway.control().workers()).then_some(())
+    });
 }
 
 /// Copies a folder without its folders.
