@@ -31,6 +31,9 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
     pub admin_hosts: Vec<String>,
+    /// Where other nodes of the region connect; `None` if this gateway is the only node.
+    /// Not a key of the file yet, because nothing publishes the members of a region.
+    pub peer_listen: Option<SocketAddr>,
     /// At least 1.
     pub workers: usize,
     pub certificate: CertificateSource,
@@ -100,6 +103,7 @@ impl Config {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             admin_hosts: Vec::new(),
+            peer_listen: None,
             workers: workers_or_cores(0),
             hand_over: HandOver::Auto,
             trusted_proxies: TrustedProxies::default(),

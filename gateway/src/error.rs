@@ -60,6 +60,10 @@ pub enum Error {
     TunnelLost,
     #[error("the agent's answer is not valid on the tunnel")]
     TunnelProtocol,
+    #[error("the node of this service cannot be reached; nothing was sent to the backend")]
+    NodeUnavailable,
+    #[error("the connection to the node of this service was lost before the response began")]
+    NodeLost,
     #[error("Concurrent backend request limit exceeded")]
     AgentConcurrencyLimit,
     #[error("{0}")]
@@ -179,6 +183,10 @@ impl Error {
                 ((StatusCode::BAD_GATEWAY, "HeadersTooLarge"), ErrorCode::HeadersTooLarge, Caller)
             }
             Self::TunnelLost | Self::TunnelProtocol => (RELAY, ErrorCode::RelayError, Agent),
+            Self::NodeLost => (RELAY, ErrorCode::RelayError, Gateway),
+            Self::NodeUnavailable => {
+                ((StatusCode::SERVICE_UNAVAILABLE, "NodeUnavailable"), ErrorCode::NodeUnavailable, Gateway)
+            }
             Self::AgentConcurrencyLimit => (AGENT, ErrorCode::AgentConcurrencyLimit, Agent),
             Self::AgentForward(error) => (AGENT, error.code.error_code(), Backend),
             Self::AgentUnavailable => {
@@ -227,7 +235,7 @@ impl Error {
             | Self::TunnelRateLimited { retry_after } => {
                 Some((retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0)).max(1))
             }
-            Self::Overloaded(_) => Some(1),
+            Self::Overloaded(_) | Self::NodeUnavailable => Some(1),
             _ => None,
         }
     }
@@ -243,7 +251,7 @@ impl Error {
                 }
             },
             // An error of a malformed request body; malformed heads never get this far.
-            Self::TunnelLost | Self::TunnelProtocol | Self::BadRequest(_) => true,
+            Self::TunnelLost | Self::TunnelProtocol | Self::NodeLost | Self::BadRequest(_) => true,
             _ => false,
         }
     }
@@ -347,6 +355,8 @@ mod tests {
             (Error::ServiceDisabled, "502 PolicyDenied GW_SERVICE_DISABLED"),
             (Error::HeadersTooLarge(InvalidHead::HeadTooLarge(1)), "502 HeadersTooLarge GW_HEADERS_TOO_LARGE"),
             (Error::TunnelLost, "502 RelayError GW_RELAY_ERROR"),
+            (Error::NodeLost, "502 RelayError GW_RELAY_ERROR"),
+            (Error::NodeUnavailable, "503 NodeUnavailable GW_NODE_UNAVAILABLE"),
             (Error::AgentConcurrencyLimit, "502 AgentError GW_AGENT_CONCURRENCY_LIMIT"),
             (reported("GW_BACKEND_UNREACHABLE", "x"), "502 AgentError GW_BACKEND_UNREACHABLE"),
             (reported("GW_BACKEND_TLS", "x"), "502 AgentError GW_BACKEND_TLS"),

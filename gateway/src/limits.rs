@@ -147,6 +147,29 @@ pub(crate) const PROXY_HEADER: usize = 536;
 /// of two, so that the hash table never grows (see `rate_limit::addresses`).
 pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 
+/// Time to connect to another node of the region.
+pub(crate) const NODE_CONNECT: Duration = Duration::from_secs(2);
+/// Time that a request waits for a connection to the node of its service, and for another node after a failure.
+pub(crate) const NODE_WAIT: Duration = Duration::from_secs(5);
+/// Times that a request is sent to another node, or again, after a node has not taken it.
+pub(crate) const NODE_RETRIES: usize = 2;
+/// Pause before such a retry, if the other node may not know the current placement yet.
+pub(crate) const NODE_IS_LATE: Duration = Duration::from_millis(100);
+/// Longest such pause, if this node may not know the current placement yet. It ends with the next placement.
+pub(crate) const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
+/// Time without requests after which a link to another node ends.
+pub(crate) const LINK_IDLE: Duration = Duration::from_secs(60);
+/// Concurrent requests of one worker on a link to another node. More are refused (503).
+pub(crate) const LINK_REQUESTS: usize = CROSS_CORE_REQUESTS;
+/// Bytes of bodies that one end of a link holds if no reader reads, beyond the least window of each request.
+pub(crate) const LINK_BUDGET: usize = 16 * MIB;
+/// Links of other nodes to one worker. More are closed.
+pub(crate) const LINKS_SERVED: usize = 4 * KIB;
+/// Bytes of one receive from a spliced tunnel, and most bytes of one direction that wait for a peer that is slow to read.
+pub(crate) const SPLICE_BUFFER: usize = 64 * KIB;
+/// Time for the second direction of a spliced tunnel to end after the first.
+pub(crate) const SPLICE_END: Duration = Duration::from_secs(5);
+
 /// Messages in the mailbox of one worker. If full, requests are refused (503), connections are not handed over, and
 /// wakes take a slower path.
 pub(crate) const MAILBOX: usize = 16 * KIB;
@@ -216,6 +239,9 @@ pub(crate) const TUNNELS_BY_AGENT: Rate = Rate::new(10, 60).unwrap();
 pub(crate) const TUNNELS_BY_SERVICE: Rate = Rate::new(2 * TUNNELS_PER_SERVICE as u32, 600).unwrap();
 /// Entries in each table of rates of new tunnels on one worker. Without a free entry, tunnels are refused (503).
 pub(crate) const TUNNEL_BUCKETS: usize = 16 * KIB;
+/// Tunnels of all services that one worker admits, in a region of several nodes. The TLS handshakes of the agents of a
+/// node that was lost then take a fifth of the time of its heirs. More are refused (503), and their agents try again.
+pub(crate) const ADMITTED_TUNNELS: Rate = Rate::new(400, 60 * 200).unwrap();
 /// Tunnels of one agent and service that are being opened. A further one ends the oldest.
 pub(crate) const OPENINGS_PER_TUNNEL: usize = 2;
 /// Connections of one agent that are not yet tunnels, beyond [`OPENINGS_PER_TUNNEL`] for each service.
@@ -265,6 +291,11 @@ const _: () = assert!(CALLER_CONNECTION_MAX + RELAY_MAX + CROSS_CORE_MAX <= MIB 
 const _: () = assert!(CALLER_CONNECTION_MAX + LONG_RELAY_MAX + CROSS_CORE_MAX <= 9 * MIB);
 // Each request that waits for the control plane can hold a whole body.
 const _: () = assert!(CONTROL_JOBS * APEX_BODY <= 16 * MIB);
+// A stalled request whose service another node owns holds no more here than one that crosses workers.
+const _: () = assert!(tunnel::window::LEAST as usize + tunnel::endpoint::STREAM_SEND_BUFFER <= RELAY_MAX);
+// The budget of a link has room for streams with the first window.
+const _: () =
+    assert!(LINK_BUDGET >= 32 * tunnel::window::FIRST as usize && LINK_REQUESTS <= tunnel::endpoint::STREAMS_MAX);
 // Queues of all pairs of pipes.
 const _: () = assert!(CROSS_CORE_REQUESTS * 2 * PIPE_FRAMES * 64 <= 16 * MIB);
 // The mailbox has room for the wakes of all requests that cross cores, and for other messages.

@@ -49,6 +49,7 @@ error_codes! {
     BodyTooLarge = "GW_BODY_TOO_LARGE",
     MethodNotAllowed = "GW_METHOD_NOT_ALLOWED",
     Misdirected = "GW_MISDIRECTED",
+    NodeUnavailable = "GW_NODE_UNAVAILABLE",
     NotFound = "GW_NOT_FOUND",
     Overloaded = "GW_OVERLOADED",
     CsrInvalid = "GW_CSR_INVALID",

@@ -14,7 +14,7 @@ use crate::telemetry::counters::{TunnelReport, WorkerReport};
 use crate::telemetry::request_log::LogStats;
 
 /// Name and help of each of a worker's totals. The metric is `gw_{name}_total`.
-const TOTALS: [(&str, &str); 15] = [
+const TOTALS: [(&str, &str); 18] = [
     ("accept_errors", "Failed attempts to accept a connection, because descriptors or memory were exhausted."),
     ("apex_records_left_out", "Unauthenticated requests to the apex that were not recorded in the request log."),
     ("connections_abusive", "Connections closed because of their peer's behaviour."),
@@ -22,14 +22,17 @@ const TOTALS: [(&str, &str); 15] = [
     ("connections_handed_over", "Connections handed over to the worker that owns their service."),
     ("connections_shed", "Connections closed because there were too many."),
     ("handshake_failures", "Connections that ended before their TLS handshake was complete."),
+    ("node_retries", "Requests sent to another node, or again, because a node did not take them."),
     ("requests", "Received requests, including those to the apex."),
     ("requests_caller_gone", "Requests whose caller left before the response was sent."),
     ("requests_complete", "Requests whose response was sent completely, including the gateway's errors."),
     ("requests_crossing", "Requests passed to the worker that owns their service."),
+    ("requests_crossing_nodes", "Requests taken by another node, which owns their service."),
     ("requests_cut", "Requests whose response was cut off after it had begun."),
     ("task_panics", "Panics contained in one connection. Each is a bug."),
     ("tokens_denied", "Refused requests for an access token."),
     ("tokens_minted", "Issued access tokens."),
+    ("tunnels_spliced", "Tunnels spliced to the node that owns their service."),
 ];
 
 /// Writes all metrics.
@@ -117,6 +120,8 @@ fn workers(out: &mut Exposition, reports: &[WorkerReport]) {
     gauge("gw_crossing_requests", "Requests in progress for callers on other workers.", |report| {
         report.crossings_served as f64
     });
+    gauge("gw_node_links", "Open links to other nodes of the region.", |report| report.node_links as f64);
+    gauge("gw_node_requests", "Requests in progress for callers of other nodes.", |report| report.node_requests as f64);
     let help = "Bytes in the kernel's socket buffers of callers' connections.";
     gauge("gw_connections_kernel_bytes", help, |report| report.socket_bytes as f64);
     let help = "Limit of bytes in the kernel's socket buffers of callers' connections, for all workers together.";
@@ -312,6 +317,8 @@ mod tests {
             ended_early: BTreeMap::from([("frames", 1)]),
             connections: 3,
             crossings_served: 0,
+            node_links: 0,
+            node_requests: 0,
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 10,

@@ -137,7 +137,12 @@ fn check_claims(
     if claims.aud != service.audience {
         return Err(Error::TokenAudienceMismatch);
     }
-    match directory.credential(claims.client_id.as_str()) {
+    check_credential(directory, service, claims.client_id.as_str())
+}
+
+/// Checks that a credential still gives access to the service.
+pub(super) fn check_credential(directory: &Directory, service: &Service, id: &str) -> Result<ClientId, Error> {
+    match directory.credential(id) {
         Some((id, access)) if access.permits(service) => Ok(id.clone()),
         _ => Err(Error::CredentialRevoked),
     }

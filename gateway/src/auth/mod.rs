@@ -16,8 +16,8 @@ use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::store::{Directory, Service};
 
-/// Proof that the caller of a request may call the service. Only [`authenticate`] and `Self::administrator` create
-/// one.
+/// Proof that the caller of a request may call the service. Only [`authenticate`], `Self::by_node`
+/// and `Self::administrator` create one.
 pub struct Authenticated {
     pub(crate) service: Arc<Service>,
     pub(crate) by: Principal,
@@ -26,7 +26,24 @@ pub struct Authenticated {
 
 struct Proof;
 
+/// Kinds of credentials, as errors name them.
+pub(crate) const TOKENS: &str = "access tokens";
+pub(crate) const KEYS: &str = "service keys";
+
 impl Authenticated {
+    /// Checks by this directory that a caller may call the service, after another node of the region has authenticated
+    /// the request: that node may not know yet that an administrator has revoked the access.
+    pub(crate) fn by_node(directory: &Directory, service: &Arc<Service>, by: Principal) -> Result<Self, Error> {
+        match &by {
+            Principal::Client(_) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed(TOKENS)),
+            Principal::Client(id) => drop(jwt::check_credential(directory, service, id.as_str())?),
+            Principal::ServiceKey(_) if !service.modes.service_key => return Err(Error::AuthModeNotAllowed(KEYS)),
+            Principal::ServiceKey(id) => drop(service_key::check(directory, service, id.as_str())?),
+            Principal::Admin => {}
+        }
+        Ok(Self { service: Arc::clone(service), by, _proof: Proof })
+    }
+
     /// Used for replays, which the admin listener has authenticated.
     pub(crate) fn administrator(service: &Arc<Service>) -> Self {
         Self { service: Arc::clone(service), by: Principal::Admin, _proof: Proof }
@@ -67,9 +84,9 @@ pub fn authenticate(
     let by = match (token, key) {
         (None, None) => return Err(Error::AuthRequired),
         (Some(_), Some(_)) => return Err(Error::AuthAmbiguous),
-        (Some(_), None) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed("access tokens")),
+        (Some(_), None) if !service.modes.jwt => return Err(Error::AuthModeNotAllowed(TOKENS)),
         (Some(token), None) => Principal::Client(jwt::verify(checks, tokens, token)?),
-        (None, Some(_)) if !service.modes.service_key => return Err(Error::AuthModeNotAllowed("service keys")),
+        (None, Some(_)) if !service.modes.service_key => return Err(Error::AuthModeNotAllowed(KEYS)),
         (None, Some(key)) => Principal::ServiceKey(service_key::verify(checks.directory, service, key.as_bytes())?),
     };
     Ok(Authenticated { service: Arc::clone(service), by, _proof: Proof })

@@ -22,6 +22,15 @@ pub(super) fn verify(directory: &Directory, service: &Service, value: &[u8]) -> 
     Ok(id.clone())
 }
 
+/// Checks that a key whose secret another node has verified still gives access to the service.
+pub(super) fn check(directory: &Directory, service: &Service, id: &str) -> Result<KeyId, Error> {
+    match directory.service_key(id) {
+        Some((id, access)) if access.permits(service) => Ok(id.clone()),
+        Some((_, access)) if access.enabled => Err(Error::ServiceKeyNotAllowed),
+        _ => Err(Error::ServiceKeyInvalid),
+    }
+}
+
 /// The full text of a service key.
 pub(crate) fn text(id: &KeyId, secret: &str) -> String {
     format!("{PREFIX}{id}.{secret}")

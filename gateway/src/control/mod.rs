@@ -61,12 +61,14 @@ use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::Bucket;
+use crate::region::Placement;
 use crate::store::{
     AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
-use crate::tls::pki::{Authority, PkiError};
+use crate::tls::node::NodeTls;
+use crate::tls::pki::{Authority, NodeIdentity, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
 
 /// Length of every generated secret: 43 base62 characters hold 256 bits.
@@ -87,6 +89,8 @@ pub struct Control {
     state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
+    /// Node that has a certificate for links to other nodes.
+    certified_node: Mutex<Option<NodeIdentity>>,
     admin_token: Secret,
     admin_hosts: Vec<String>,
     engine_health: EngineHealth,
@@ -457,6 +461,22 @@ impl Control {
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
         let certificates = Arc::new(self.tls.reload()?);
         self.workers.publish_certificates(&certificates);
+        Ok(())
+    }
+
+    /// Makes every worker use this placement of services on nodes from now on. Issues a certificate for this node first if
+    /// its slot or session is new.
+    pub(crate) fn publish_placement(&self, placement: Placement) -> Result<(), ControlError> {
+        let slot = placement.here();
+        let node = NodeIdentity { slot, session: placement.member(slot).map_or(0, |member| member.session) };
+        let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
+        if *certified != Some(node) {
+            let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
+            self.workers.publish_node_tls(&Arc::new(tls));
+            *certified = Some(node);
+        }
+        // Under the lock, so that placements arrive in order.
+        self.workers.publish_placement(&Arc::new(placement));
         Ok(())
     }
 

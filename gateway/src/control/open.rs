@@ -47,6 +47,7 @@ impl Control {
             tls,
             admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
+            certified_node: Mutex::default(),
             engine_health: EngineHealth::default(),
             workers,
         };

@@ -4,15 +4,21 @@ use std::sync::Arc;
 
 use super::Replay;
 use crate::ownership::WorkerId;
+use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::ServerConfigs;
+use crate::tls::node::NodeTls;
 
 /// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
 pub(crate) trait Workers: Send + Sync {
     fn count(&self) -> usize;
     /// Makes every worker use this directory from now on.
     fn publish_directory(&self, directory: &Arc<Directory>);
+    /// Makes every worker use this placement of services on nodes from now on.
+    fn publish_placement(&self, placement: &Arc<Placement>);
+    /// Makes every worker use this configuration for new links to other nodes.
+    fn publish_node_tls(&self, tls: &Arc<NodeTls>);
     /// Makes every worker use these certificates for new connections.
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>);
     /// Reports of the workers that answer in time.

@@ -21,16 +21,32 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// A worker's listening sockets.
 pub(crate) struct Acceptor {
     /// Empty once they are left to other processes.
-    listeners: RefCell<Vec<Rc<Listener>>>,
+    listeners: RefCell<Vec<(Rc<Listener>, Entrance)>>,
     /// No other process listens on them.
     are_ours: bool,
     stopped: watch::Sender<bool>,
 }
 
+/// Which peers connect to a listening socket.
+#[derive(Debug, Clone, Copy)]
+enum Entrance {
+    /// Callers and agents.
+    Public,
+    /// Other nodes of the region.
+    Nodes,
+}
+
 impl Acceptor {
-    pub(crate) fn new(listeners: Vec<std::net::TcpListener>, are_ours: bool) -> io::Result<Self> {
+    /// `of_nodes` are the sockets for other nodes of the region.
+    pub(crate) fn new(
+        listeners: Vec<std::net::TcpListener>,
+        are_ours: bool,
+        of_nodes: Vec<std::net::TcpListener>,
+    ) -> io::Result<Self> {
+        let public = listeners.into_iter().map(|listener| (listener, Entrance::Public));
+        let all = public.chain(of_nodes.into_iter().map(|listener| (listener, Entrance::Nodes)));
         let listeners: io::Result<_> =
-            listeners.into_iter().map(|listener| Listener::new(listener).map(Rc::new)).collect();
+            all.map(|(listener, entrance)| Ok((Rc::new(Listener::new(listener)?), entrance))).collect();
         Ok(Self { listeners: RefCell::new(listeners?), are_ours, stopped: watch::Sender::new(false) })
     }
 
@@ -46,20 +62,20 @@ impl Acceptor {
     /// Makes the kernel refuse connections at once, unless another process listens, too.
     pub(crate) fn abandon(&self) {
         self.stop(false);
-        self.listeners.take().iter().for_each(|listener| listener.shut());
+        self.listeners.take().iter().for_each(|(listener, _)| listener.shut());
     }
 }
 
 impl Ingress {
     /// Accepts on every listener of this worker.
     pub(crate) fn accept_all(self: &Rc<Self>) {
-        for listener in self.acceptor.listeners.borrow().iter() {
-            runtime::spawn(Rc::clone(self).accept(Rc::clone(listener)));
+        for (listener, entrance) in self.acceptor.listeners.borrow().iter() {
+            runtime::spawn(Rc::clone(self).accept(Rc::clone(listener), *entrance));
         }
     }
 
     /// Accepts until the acceptor is stopped.
-    async fn accept(self: Rc<Self>, listener: Rc<Listener>) {
+    async fn accept(self: Rc<Self>, listener: Rc<Listener>, entrance: Entrance) {
         let mut stopped = self.acceptor.stopped.subscribe();
         let mut stopped = pin!(stopped.wait_for(|stopped| *stopped));
         loop {
@@ -68,7 +84,7 @@ impl Ingress {
                 Either::Right((accepted, _)) => accepted,
             };
             match accepted {
-                Ok((fd, peer)) => self.begin(fd, peer),
+                Ok((fd, peer)) => self.begin(fd, peer, entrance),
                 Err(error) => {
                     self.counters.accept_errors.increment();
                     // ECONNABORTED: the peer gave up before the accept. Other errors are a shortage.
@@ -80,17 +96,20 @@ impl Ingress {
             }
         }
         // Connections that wait on a listener left to another process belong to that process.
-        let is_left = !self.acceptor.listeners.borrow().iter().any(|kept| Rc::ptr_eq(kept, &listener));
+        let is_left = !self.acceptor.listeners.borrow().iter().any(|(kept, _)| Rc::ptr_eq(kept, &listener));
         if !is_left {
             while let Ok(Some((fd, peer))) = listener.try_accept() {
-                self.begin(fd, peer);
+                self.begin(fd, peer, entrance);
             }
             listener.shut();
         }
     }
 
-    fn begin(self: &Rc<Self>, fd: OwnedFd, peer: SocketAddr) {
+    fn begin(self: &Rc<Self>, fd: OwnedFd, peer: SocketAddr, entrance: Entrance) {
         self.counters.accepted.increment();
-        runtime::spawn(Rc::clone(self).greet(fd, peer));
+        match entrance {
+            Entrance::Public => runtime::spawn(Rc::clone(self).greet(fd, peer)),
+            Entrance::Nodes => runtime::spawn(Rc::clone(self).greet_node(fd, peer)),
+        }
     }
 }

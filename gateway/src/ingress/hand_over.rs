@@ -1,6 +1,5 @@
 //! Hands connections over to the worker that owns their service.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
@@ -8,7 +7,7 @@ use bytes::Bytes;
 use gw_shared::net::Socket;
 use gw_shared::net::tls::{ClientHello, Greeting};
 
-use super::{Ingress, is_tunnel};
+use super::{Ingress, Origin, is_tunnel};
 use crate::config::HandOver;
 use crate::hostname::Destination;
 use crate::limits;
@@ -26,8 +25,7 @@ pub(crate) struct HandedOver {
     /// Bytes received so far: the ClientHello.
     received: Bytes,
     hello: ClientHello,
-    /// The client of the TCP connection, or the one that a trusted proxy announced.
-    peer: SocketAddr,
+    origin: Origin,
 }
 
 impl Ingress {
@@ -45,10 +43,10 @@ impl Ingress {
         should_hand_over(self.hand_over, is_tunnel(hello), busier_per_mille).then_some(owner)
     }
 
-    pub(super) async fn hand_over(self: Rc<Self>, owner: WorkerId, greeting: Greeting, peer: SocketAddr) {
+    pub(super) async fn hand_over(self: Rc<Self>, owner: WorkerId, greeting: Greeting, origin: Origin) {
         let Greeting { socket, received, hello } = greeting;
         let Some(fd) = socket.into_fd() else { return };
-        match self.owners.post(owner, Box::new(HandedOver { fd, received, hello, peer })) {
+        match self.owners.post(owner, Box::new(HandedOver { fd, received, hello, origin })) {
             Ok(()) => self.counters.handed_over.increment(),
             // The mailbox of the owner is full: the connection is served here and its requests cross cores.
             Err(connection) if !is_tunnel(&connection.hello) => self.take_over(*connection).await,
@@ -59,16 +57,17 @@ impl Ingress {
 
     /// Serves a connection whose ClientHello another worker read.
     pub(crate) async fn take_over(self: Rc<Self>, connection: HandedOver) {
-        let HandedOver { fd, received, hello, peer } = connection;
+        let HandedOver { fd, received, hello, origin } = connection;
         let Ok(socket) = Socket::from_fd(fd) else { return };
         let Some(mut guard) = self.register(&socket) else { return };
-        if !self.trusted_proxies.contains(peer.ip()) {
-            match self.arrivals.count(peer.ip()) {
+        let address = origin.peer.ip();
+        if !self.trusted_proxies.contains(address) {
+            match self.arrivals.count(address) {
                 Ok(slot) => guard.counts_for(Some(slot)),
                 Err(too_many) => return self.counters.turned_away.increment(too_many.reason()),
             }
         }
-        self.welcome(Greeting { socket, received, hello }, peer, guard).await;
+        self.welcome(Greeting { socket, received, hello }, origin, guard).await;
     }
 }
 

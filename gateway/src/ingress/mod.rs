@@ -1,8 +1,10 @@
-//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker, TLS handshake, protocol.
+//! New connections: accept, PROXY protocol, ClientHello, hand-over to the owning worker or node, TLS handshake, protocol.
 
 mod acceptor;
 mod hand_over;
+mod nodes;
 pub(crate) mod proxy_protocol;
+mod splice;
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,11 +32,13 @@ use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::rate_limit::{AddressSlot, Arrivals};
+use crate::region::NodeSlot;
 use crate::route::Router;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 use crate::tls::{ALPN_HTTP2, ServerConfigs};
 use crate::tunnel::{self, Tunnels, grace};
+use crate::upstream::cross_node::Nodes;
 
 /// Takes in the connections of one worker.
 pub(crate) struct Ingress {
@@ -54,7 +58,24 @@ pub(crate) struct Ingress {
     pub(crate) owners: Arc<dyn Post<Box<HandedOver>>>,
     pub(crate) router: Rc<Router>,
     pub(crate) tunnels: Rc<Tunnels>,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) nodes: Option<Rc<Nodes>>,
     pub(crate) counters: Rc<Counters>,
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    /// The client of the TCP connection, or the one that a trusted proxy or a node announced.
+    peer: SocketAddr,
+    /// Node that splices the connection.
+    via: Option<NodeSlot>,
+}
+
+impl Origin {
+    fn direct(peer: SocketAddr) -> Self {
+        Self { peer, via: None }
+    }
 }
 
 impl Ingress {
@@ -90,12 +111,14 @@ impl Ingress {
         };
         if !is_tunnel(&greeting.hello) {
             grace::wait_for_tunnels(&self.tunnels, &greeting.hello, &guard).await;
+        } else if let Some(to) = self.node_for(&greeting.hello) {
+            return runtime::spawn(self.splice(greeting, peer, guard, to));
         }
         let Some(owner) = self.worker_for(&greeting.hello) else {
-            return self.welcome(greeting, peer, guard).await;
+            return self.welcome(greeting, Origin::direct(peer), guard).await;
         };
         drop(guard);
-        self.hand_over(owner, greeting, peer).await;
+        self.hand_over(owner, greeting, Origin::direct(peer)).await;
     }
 
     /// Counts a new connection for its address, unless the address has too many.
@@ -120,7 +143,8 @@ impl Ingress {
     }
 
     /// Does the TLS handshake and serves the protocol that the ClientHello names.
-    async fn welcome(self: Rc<Self>, greeting: Greeting, peer: SocketAddr, mut guard: ConnectionGuard) {
+    async fn welcome(self: Rc<Self>, greeting: Greeting, origin: Origin, mut guard: ConnectionGuard) {
+        let Origin { peer, via } = origin;
         let tunnel = is_tunnel(&greeting.hello);
         let certificates = self.certificates.get();
         let config = if tunnel { &certificates.tunnel } else { &certificates.public };
@@ -135,7 +159,7 @@ impl Ingress {
         // A new task: the connection does not keep the memory of this future.
         let router = || Rc::clone(&self.router);
         if tunnel {
-            runtime::spawn(tunnel::handshake::serve(Rc::clone(&self.tunnels), stream, peer, guard));
+            runtime::spawn(tunnel::handshake::serve(Rc::clone(&self.tunnels), stream, peer, via, guard));
         } else if stream.speaks(ALPN_HTTP2) {
             runtime::spawn(downstream::h2::serve(router(), stream, peer.ip(), guard));
         } else {

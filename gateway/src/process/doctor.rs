@@ -88,11 +88,11 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     }
     // Without the admin listener, the listener for callers may belong to another configuration.
     let runs = is_admin_listener(config.admin_listen);
-    let ports = [
-        ("listen", config.listen, runs && is_listener(config.listen).unwrap_or(false)),
-        ("admin_listen", config.admin_listen, runs),
-    ];
-    for (check, address, runs) in ports {
+    let belongs = |address| runs && is_listener(address).unwrap_or(false);
+    let ports =
+        [("listen", config.listen, belongs(config.listen)), ("admin_listen", config.admin_listen, runs)].into_iter();
+    let peers = config.peer_listen.map(|address| ("peer_listen", address, belongs(address)));
+    for (check, address, runs) in ports.chain(peers) {
         let bound = TcpListener::bind(address);
         port(out, check, address, bound.as_ref().err(), runs);
     }

@@ -29,7 +29,9 @@ impl Gateway {
             if !successor {
                 self.end_quiet_connections();
             }
-            self.all_report(|report| report.connections == 0 && report.crossings_served == 0)
+            self.all_report(|report| {
+                report.connections == 0 && report.crossings_served == 0 && report.node_requests == 0
+            })
         });
         if successor && let Some(predecessor) = &self.predecessor {
             // This process relays the successor's records to its own predecessor, so it waits for the predecessor's

@@ -22,11 +22,12 @@ use crate::mailbox::{Inbox, mailbox};
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
+use crate::region::{Placement, RegionKey, RegionKeyError};
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
-use crate::worker::{self, Peers, Setup, WorkerMessage};
+use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
 
 use super::control_plane::AdminThread;
 use super::listeners::{Inherited, ListenError, Listeners};
@@ -46,6 +47,8 @@ pub struct Gateway {
     pub(super) sampler: Option<Sampler>,
     pub(super) address: SocketAddr,
     pub(super) admin_address: SocketAddr,
+    /// `None` without a listener for other nodes.
+    pub(super) peer_address: Option<SocketAddr>,
     /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
@@ -90,6 +93,8 @@ pub enum StartError {
     Takeover(#[from] TakeoverError),
     #[error(transparent)]
     RequestLog(#[from] LogError),
+    #[error(transparent)]
+    RegionKey(#[from] RegionKeyError),
     #[error("a worker did not start; see the log for the reason")]
     Worker,
     #[error("cannot start a thread: {0}")]
@@ -148,6 +153,7 @@ impl Gateway {
             sampler: None,
             address: listeners.address().map_err(ListenError::from)?,
             admin_address: listeners.admin_address().map_err(ListenError::from)?,
+            peer_address: listeners.peer_address().map_err(ListenError::from)?,
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
@@ -176,13 +182,16 @@ impl Gateway {
     ) -> Result<Vec<Setup>, StartError> {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
+        let region_key = config.peer_listen.and(config.region_key.as_deref()).map(RegionKey::load).transpose()?;
+        let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
         let shared_config = Arc::new(config.clone());
         let connection_limit = connections_per_worker(descriptors, config.workers);
-        let setup = |(number, listeners_share)| Setup {
+        let setup = |(number, (listeners_share, peer_listeners))| Setup {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
+            region: region_key.clone().map(|key| RegionSetup { key, listeners: peer_listeners }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
             certificates: Arc::clone(&certificates),
@@ -195,7 +204,7 @@ impl Gateway {
             socket_budget: Arc::clone(socket_budget),
             connection_limit,
         };
-        Ok(shares.into_iter().enumerate().map(setup).collect())
+        Ok(shares.into_iter().zip(peer_shares).enumerate().map(setup).collect())
     }
 
     /// Starts the workers. They accept connections when this returns.
@@ -243,6 +252,18 @@ impl Gateway {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
+    }
+
+    /// Address that other nodes of the region connect to; `None` without one.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.peer_address
+    }
+
+    /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
+    /// on. For tests.
+    #[doc(hidden)]
+    pub fn set_placement(&self, placement: Placement) -> Result<(), ControlError> {
+        self.control.publish_placement(placement)
     }
 
     /// Counts of exported and lost spans; `None` without a collector.

@@ -23,6 +23,8 @@ pub(crate) struct Listeners {
     /// At least one.
     pub(crate) callers: Vec<TcpListener>,
     pub(crate) admin: TcpListener,
+    /// For other nodes of the region; empty without `peer_listen`.
+    pub(crate) peers: Vec<TcpListener>,
     /// The sockets for callers are not those of the service manager.
     pub(crate) are_ours: bool,
 }
@@ -32,6 +34,7 @@ pub(crate) struct Listeners {
 pub(crate) struct Inherited {
     pub(crate) callers: Vec<TcpListener>,
     pub(crate) admin: Option<TcpListener>,
+    pub(crate) peers: Vec<TcpListener>,
     pub(crate) from_service_manager: bool,
 }
 
@@ -62,8 +65,9 @@ impl Inherited {
     }
 
     /// Drops sockets whose address differs from the configuration. Keeps those of the service manager, which chooses
-    /// their addresses.
+    /// their addresses; it opens none for other nodes.
     fn retain_wanted(&mut self, config: &Config) {
+        self.peers.retain(|listener| config.peer_listen.is_some_and(|wanted| is_at(listener, wanted)));
         if !self.from_service_manager {
             self.callers.retain(|listener| is_at(listener, config.listen));
             self.admin.take_if(|listener| !is_at(listener, config.admin_listen));
@@ -90,19 +94,14 @@ impl Listeners {
     /// Opens the sockets of the configuration. Uses those of `inherited` with the same address.
     pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
         inherited.retain_wanted(config);
-        let Inherited { mut callers, admin, from_service_manager } = inherited;
+        let Inherited { mut callers, admin, mut peers, from_service_manager } = inherited;
         let admin = admin.map_or_else(|| bind(config.admin_listen, false), Ok)?;
-        if callers.is_empty() {
-            // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split the connections.
-            drop(bind(config.listen, false)?);
-            // If the port is 0, the kernel chooses it here; the other sockets share it.
-            callers.push(bind(config.listen, true)?);
+        let queues = if from_service_manager { callers.len() } else { config.workers };
+        bind_queues(&mut callers, config.listen, queues)?;
+        if let Some(address) = config.peer_listen {
+            bind_queues(&mut peers, address, config.workers)?;
         }
-        let address = callers[0].local_addr()?;
-        while callers.len() < config.workers && !from_service_manager {
-            callers.push(bind(address, true)?);
-        }
-        Ok(Self { callers, admin, are_ours: !from_service_manager })
+        Ok(Self { callers, admin, peers, are_ours: !from_service_manager })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -113,7 +112,12 @@ impl Listeners {
         self.admin.local_addr()
     }
 
-    /// The listeners of each of `workers` workers. Includes every listener: the kernel spreads connections over all
+    /// Where other nodes connect; `None` without `peer_listen`.
+    pub(crate) fn peer_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.peers.first().map(TcpListener::local_addr).transpose()
+    }
+
+    /// The listeners for callers of each of `workers` workers. Includes every listener: the kernel spreads connections over all
     /// queues.
     pub(crate) fn shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
         let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
@@ -129,6 +133,30 @@ impl Listeners {
         }
         Ok(shares)
     }
+
+    /// The listeners for other nodes of each of `workers` workers.
+    pub(crate) fn peer_shares(&self, workers: usize) -> io::Result<Vec<Vec<TcpListener>>> {
+        let mut shares: Vec<Vec<TcpListener>> = (0..workers).map(|_| Vec::new()).collect();
+        for (number, listener) in self.peers.iter().enumerate() {
+            shares[number % workers].push(listener.try_clone()?);
+        }
+        Ok(shares)
+    }
+}
+
+/// Opens sockets at `address` until there are as many as `queues`. The kernel spreads connections over them.
+fn bind_queues(sockets: &mut Vec<TcpListener>, address: SocketAddr, queues: usize) -> Result<(), ListenError> {
+    if sockets.is_empty() {
+        // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split the connections.
+        drop(bind(address, false)?);
+        // If the port is 0, the kernel chooses it here; the other sockets share it.
+        sockets.push(bind(address, true)?);
+    }
+    let address = sockets[0].local_addr()?;
+    while sockets.len() < queues {
+        sockets.push(bind(address, true)?);
+    }
+    Ok(())
 }
 
 fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
@@ -170,6 +198,7 @@ mod tests {
         Inherited {
             callers: listeners.callers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
             admin: Some(listeners.admin.try_clone().unwrap()),
+            peers: listeners.peers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
             from_service_manager: !listeners.are_ours,
         }
     }
@@ -203,9 +232,23 @@ mod tests {
     fn every_worker_accepts_from_the_sockets_of_the_service_manager() {
         let socket = || TcpListener::bind("127.0.0.1:0").unwrap();
         let callers = vec![socket(), socket()];
-        let inherited = Inherited { callers, admin: None, from_service_manager: true };
+        let inherited = Inherited { callers, from_service_manager: true, ..Inherited::default() };
         let listeners = Listeners::open(&config(3), inherited).unwrap();
         assert_eq!(counts(&listeners, 3), [2, 2, 2]);
+    }
+
+    #[test]
+    fn sockets_for_other_nodes_exist_if_configured_and_are_handed_over() {
+        let first = Listeners::open(&config(2), Inherited::default()).unwrap();
+        assert_eq!((first.peers.len(), first.peer_address().unwrap()), (0, None));
+        let in_region = |workers| Config { peer_listen: Some("127.0.0.1:0".parse().unwrap()), ..config(workers) };
+        let first = Listeners::open(&in_region(2), Inherited::default()).unwrap();
+        let next = Listeners::open(&in_region(3), handed_over(&first)).unwrap();
+        assert_eq!(next.peer_address().unwrap(), first.peer_address().unwrap());
+        let shares: Vec<usize> = next.peer_shares(3).unwrap().iter().map(Vec::len).collect();
+        assert_eq!(shares, [1, 1, 1]);
+        let without = Listeners::open(&config(2), handed_over(&next)).unwrap();
+        assert!(without.peers.is_empty());
     }
 
     #[test]

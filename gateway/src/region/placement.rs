@@ -66,6 +66,11 @@ impl Placement {
         &self.members
     }
 
+    /// The member in this slot; `None` if the node owns no services.
+    pub fn member(&self, slot: NodeSlot) -> Option<&Member> {
+        self.members.iter().find(|member| member.slot == slot)
+    }
+
     /// The owner of the service with this hostname. Without members it is this node.
     pub fn owner(&self, hostname: &str) -> Owner<'_> {
         let slots = self.members.iter().map(|member| u64::from(member.slot.0));
@@ -129,5 +134,12 @@ mod tests {
     #[test]
     fn without_members_this_node_owns_all() {
         assert_eq!(placement(7, &[]).owner("a"), Owner::Here);
+    }
+
+    #[test]
+    fn members_are_found_by_their_slot() {
+        let placement = placement(7, &[0, 2]);
+        assert_eq!(placement.member(NodeSlot(2)).unwrap().peer_address.port(), 7002);
+        assert_eq!(placement.member(NodeSlot(7)), None);
     }
 }

@@ -2,6 +2,7 @@
 
 mod authenticate;
 mod max_forwards;
+mod on_node;
 mod outbound;
 mod replay;
 mod stream;
@@ -16,6 +17,7 @@ use gw_shared::tunnel::head::OutboundRequest;
 use http::Response;
 
 pub(crate) use self::authenticate::AuthFailures;
+use self::on_node::stream_on_node;
 use self::outbound::outbound;
 use self::stream::stream;
 use self::upgrade::stream_upgrade;
@@ -27,7 +29,8 @@ use crate::http_message::{Outcome, RequestBody, ResponseSink};
 use crate::lifecycle::Lifecycle;
 use crate::request_scope::{Observers, RequestScope, Stage, refuse, respond};
 use crate::store::{Directory, Service};
-use crate::upstream::{Upstream, UpstreamRequest};
+use crate::upstream::cross_node::CrossNodeRequest;
+use crate::upstream::{Opening, Upstream, UpstreamRequest};
 
 /// Relays the requests of one worker's callers.
 pub(crate) struct Relay {
@@ -62,6 +65,10 @@ impl Relay {
                     Box::pin(stream_upgrade(scope, request, version, body, response)).await
                 }
                 Ok(Decision::Opened(request)) => stream(scope, request, body, response).await,
+                // Boxed: a gateway without other nodes never needs the memory.
+                Ok(Decision::OnNode(request)) => {
+                    Box::pin(stream_on_node(scope, *request, is_upgrade.then_some(version), body, response)).await
+                }
                 Ok(Decision::AnswerHere(answer)) => respond(scope, *answer, response).await,
                 Ok(Decision::TakenBack) => Outcome::CallerGone,
                 Err(error) => refuse(scope, &error, response).await,
@@ -94,7 +101,10 @@ impl Relay {
         if let Some(answer) = max_forwards::count_down(&mut request, scope.id) {
             return Ok(Decision::AnswerHere(Box::new(answer)));
         }
-        self.admit_and_open(scope, authenticated, request, peer).map(Decision::Opened)
+        self.admit_and_open(scope, authenticated, request, peer).map(|opening| match opening {
+            Opening::Opened(request) => Decision::Opened(request),
+            Opening::OnNode(request) => Decision::OnNode(request),
+        })
     }
 
     /// The service with this label, if it is enabled.
@@ -110,20 +120,22 @@ impl Relay {
         if service.enabled { Ok(service) } else { Err(Error::ServiceDisabled) }
     }
 
-    /// Admits the request by the bucket of its service and opens it on a tunnel.
+    /// Admits the request by the bucket of its service and opens it on a tunnel, unless another node owns the service.
     fn admit_and_open(
         &self,
         scope: &RequestScope,
         authenticated: Authenticated,
         request: RequestHead,
         peer: &Peer,
-    ) -> Result<UpstreamRequest, Error> {
+    ) -> Result<Opening, Error> {
         scope.note(Stage::Opening(&request));
         let outbound = self.outbound(scope, request, peer)?;
         let admission = self.upstream.admit(authenticated)?;
-        let opened = self.upstream.open(admission, outbound)?;
-        scope.note(Stage::Upstream(opened.response.progress()));
-        Ok(opened)
+        let opening = self.upstream.open(admission, outbound)?;
+        if let Opening::Opened(opened) = &opening {
+            scope.note(Stage::Upstream(opened.response.progress()));
+        }
+        Ok(opening)
     }
 
     fn outbound(&self, scope: &RequestScope, request: RequestHead, peer: &Peer) -> Result<OutboundRequest, Error> {
@@ -136,6 +148,8 @@ impl Relay {
 /// Outcome of the checks before the first byte of the body.
 enum Decision {
     Opened(UpstreamRequest),
+    /// Another node of the region owns the service.
+    OnNode(Box<CrossNodeRequest>),
     /// `Max-Forwards` is 0: the gateway answers (RFC 9110 §7.6.2).
     AnswerHere(Box<Response<Vec<u8>>>),
     /// The caller reset the stream already (rapid reset, CVE-2023-44487): nothing is opened upstream.

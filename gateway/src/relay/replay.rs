@@ -10,6 +10,7 @@ use http::header::{self, HeaderValue};
 use tokio::sync::oneshot;
 
 use super::Relay;
+use super::on_node::stream_on_node;
 use super::stream::stream;
 use crate::auth::Authenticated;
 use crate::client_address::Peer;
@@ -17,7 +18,7 @@ use crate::control::{REPLAY_FRAMING, Replay};
 use crate::error::Error;
 use crate::http_message::{BodyError, CallerGone, RequestBody, ResponseHead, ResponseSink};
 use crate::request_scope::{RequestScope, Stage, refuse};
-use crate::upstream::UpstreamRequest;
+use crate::upstream::Opening;
 
 impl Relay {
     /// Relays a captured request. The response is recorded and then dropped.
@@ -45,7 +46,10 @@ impl Relay {
         let scope = RequestScope::begin_replay(&self.observers, &request, original, caller);
         let id = scope.id;
         let outcome = match self.open_replay(&scope, &label, request) {
-            Ok(request) => stream(&scope, request, &mut captured, &mut Discard::default()).await,
+            Ok(Opening::Opened(request)) => stream(&scope, request, &mut captured, &mut Discard::default()).await,
+            Ok(Opening::OnNode(request)) => {
+                stream_on_node(&scope, *request, None, &mut captured, &mut Discard::default()).await
+            }
             Err(error) => refuse(&scope, &error, &mut Discard::default()).await,
         };
         scope.account(outcome);
@@ -55,7 +59,7 @@ impl Relay {
         let _ = reply.send(id);
     }
 
-    fn open_replay(&self, scope: &RequestScope, label: &str, request: RequestHead) -> Result<UpstreamRequest, Error> {
+    fn open_replay(&self, scope: &RequestScope, label: &str, request: RequestHead) -> Result<Opening, Error> {
         let directory = self.directory.get();
         let service = self.find(scope, &directory, label, &request)?;
         let authenticated = Authenticated::administrator(service);

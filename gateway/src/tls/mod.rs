@@ -1,6 +1,7 @@
-//! TLS configurations for callers and for tunnels, with the same server certificate.
+//! TLS configurations: for callers and for tunnels, with the same server certificate; between the nodes of a region.
 
 pub(crate) mod certificate;
+pub(crate) mod node;
 pub(crate) mod pki;
 
 use std::path::PathBuf;

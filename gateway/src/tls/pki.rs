@@ -18,6 +18,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::clock::Timestamp;
 use crate::hostname::Region;
+use crate::region::NodeSlot;
 
 /// Lifetime of the authorities.
 const AUTHORITY_LIFETIME: Duration = Duration::from_hours(3650 * 24);
@@ -83,6 +84,19 @@ impl Authority {
         let mut params = leaf_params(agent.as_str(), now, not_after, ExtendedKeyUsagePurpose::ClientAuth);
         params.subject_alt_names = vec![SanType::URI(agent_uri(region, account, agent).try_into()?)];
         Ok(params.signed_by(&request.0, &self.issuer)?.pem())
+    }
+
+    /// Issues a certificate with which a process of a node authenticates itself to other nodes, as server and as client.
+    /// It lives as long as the authority: its key exists in the memory of that process only.
+    pub(crate) fn issue_node(&self, region: &Region, node: NodeIdentity) -> Result<Issued, PkiError> {
+        let now = Timestamp::now();
+        let name = format!("node {}", node.slot.get());
+        let mut params = leaf_params(&name, now, now.after(AUTHORITY_LIFETIME), ExtendedKeyUsagePurpose::ServerAuth);
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        params.subject_alt_names = vec![SanType::URI(node_uri(region, node).try_into()?)];
+        let pair = KeyPair::generate()?;
+        let certificate = params.signed_by(&pair, &self.issuer)?;
+        Ok(Issued { certificate_pem: certificate.pem(), key_pem: pair.serialize_pem() })
     }
 
     /// Issues a server certificate for the apex of the region and all of its tenants.
@@ -166,6 +180,31 @@ pub(crate) struct AgentIdentity {
 
 /// Reads the identity from a verified certificate; `None` if it does not belong to an agent of this region.
 pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<AgentIdentity> {
+    let path = path_in_region(certificate, region)?;
+    let (account, agent) = path.split_once("/agent/")?;
+    Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
+}
+
+/// The identity in a node's certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeIdentity {
+    pub(crate) slot: NodeSlot,
+    /// 0 for a node that owns no services.
+    pub(crate) session: u128,
+}
+
+/// Reads the identity from a verified certificate; `None` if it does not belong to a node of this region.
+pub(crate) fn node_identity(certificate: &CertificateDer<'_>, region: &Region) -> Option<NodeIdentity> {
+    let path = path_in_region(certificate, region)?;
+    let (slot, session) = path.strip_prefix("node/")?.split_once('/')?;
+    let slot = NodeSlot::new(slot.parse().ok()?)?;
+    let node = NodeIdentity { slot, session: u128::from_str_radix(session, 16).ok()? };
+    // One identity has one form.
+    (node_path(node) == path).then_some(node)
+}
+
+/// The path of the only URI in a certificate, if the URI names something in this region.
+fn path_in_region(certificate: &CertificateDer<'_>, region: &Region) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let names = certificate.subject_alternative_name().ok()??;
     let mut uris = names.value.general_names.iter().filter_map(|name| match name {
@@ -173,9 +212,7 @@ pub(crate) fn agent_identity(certificate: &CertificateDer<'_>, region: &Region) 
         _ => None,
     });
     let (Some(uri), None) = (uris.next(), uris.next()) else { return None };
-    let rest = uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/')?;
-    let (account, agent) = rest.split_once("/agent/")?;
-    Some(AgentIdentity { account: AccountId::new(account).ok()?, agent: AgentId::new(agent).ok()? })
+    uri.strip_prefix("gw://")?.strip_prefix(region.apex())?.strip_prefix('/').map(str::to_owned)
 }
 
 /// Expiry of a certificate; `None` if it cannot be parsed.
@@ -195,6 +232,14 @@ pub(crate) fn verify_signature(certificate: &CertificateDer<'_>, message: &[u8],
 
 fn agent_uri(region: &Region, account: &AccountId, agent: &AgentId) -> String {
     format!("gw://{}/{account}/agent/{agent}", region.apex())
+}
+
+fn node_uri(region: &Region, node: NodeIdentity) -> String {
+    format!("gw://{}/{}", region.apex(), node_path(node))
+}
+
+fn node_path(node: NodeIdentity) -> String {
+    format!("node/{}/{:032x}", node.slot.get(), node.session)
 }
 
 fn authority_params(common_name: &str) -> CertificateParams {
@@ -260,6 +305,20 @@ mod tests {
         assert_eq!(parsed.public_key().raw, pair.subject_public_key_info());
         let lifetime = parsed.validity().not_after.timestamp() - parsed.validity().not_before.timestamp();
         assert_eq!(lifetime, 24 * 3600 + 300);
+    }
+
+    #[test]
+    fn certificates_of_nodes_and_of_agents_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::load_or_create(directory.path(), "agent-ca", "test").unwrap();
+        let region = Region::new("eu1", "example.com");
+        let node = NodeIdentity { slot: NodeSlot::new(1023).unwrap(), session: 1 << 127 };
+        let issued = authority.issue_node(&region, node).unwrap();
+        let der = CertificateDer::from_pem_slice(issued.certificate_pem.as_bytes()).unwrap();
+        assert_eq!((node_identity(&der, &region), agent_identity(&der, &region)), (Some(node), None));
+        assert_eq!(node_identity(&der, &Region::new("eu2", "example.com")), None);
+        let (agent, ..) = issue(&csr(&CertificateParams::default(), &KeyPair::generate().unwrap()));
+        assert_eq!(node_identity(&agent, &region), None);
     }
 
     #[test]

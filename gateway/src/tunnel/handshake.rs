@@ -27,11 +27,19 @@ use crate::hostname::Destination;
 use crate::http_message::dated;
 use crate::http1;
 use crate::limits;
+use crate::region::NodeSlot;
 use crate::store::Service;
 use crate::tls::pki;
 
-/// Serves the upgrade request on a connection of an agent, and starts the tunnel.
-pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketAddr, guard: ConnectionGuard) {
+/// Serves the upgrade request on a connection of an agent, and starts the tunnel. `via` is the node that splices the
+/// connection, if any.
+pub(crate) async fn serve(
+    tunnels: Rc<Tunnels>,
+    stream: TlsStream,
+    peer: SocketAddr,
+    via: Option<NodeSlot>,
+    guard: ConnectionGuard,
+) {
     guard.expect_by(Instant::now() + limits::HEAD);
     let begin = |agent| {
         let openings = Rc::clone(tunnels.registry.borrow().openings());
@@ -58,7 +66,7 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
             // fill the log.
             let is_unknown_agent =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
-            if !is_unknown_agent && tunnels.registry.borrow().openings().may_log_refusal() {
+            if !is_unknown_agent && tunnels.may_log_refusal() {
                 tracing::warn!(%peer, %error, "tunnel refused");
             } else {
                 tracing::debug!(%peer, %error, "tunnel refused");
@@ -80,7 +88,7 @@ pub(crate) async fn serve(tunnels: Rc<Tunnels>, stream: TlsStream, peer: SocketA
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, agent, service, opening));
+    runtime::spawn(session::run(tunnels, stream, agent, service, opening, via));
 }
 
 /// Reads the head of an upgrade request. `None` if the agent has closed the connection.
@@ -140,7 +148,9 @@ fn admit(
     if service.owner != tunnels.worker {
         return Err(Error::Misdirected);
     }
-    tunnels.registry.borrow().openings().admit(&identity.agent, service, Instant::now())?;
+    let now = Instant::now();
+    tunnels.take_admission(now)?;
+    tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;
     Ok((identity.agent, Arc::clone(service)))
 }
 

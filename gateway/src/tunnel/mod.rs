@@ -11,6 +11,7 @@ pub(crate) mod session;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use gw_shared::id::RequestIds;
 
@@ -18,10 +19,12 @@ use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
 use crate::control::Executor;
 use crate::current::Current;
+use crate::error::Error;
 use crate::hostname::Region;
 use crate::lifecycle::Lifecycle;
 use crate::memory::relay::RelayMemory;
 use crate::ownership::WorkerId;
+use crate::rate_limit::Bucket;
 use crate::store::Directory;
 use crate::telemetry::counters::Counters;
 use crate::tls::ServerConfigs;
@@ -33,6 +36,9 @@ pub(crate) struct Tunnels {
     /// Whether agents must send a client certificate. Otherwise they may sign a challenge.
     pub(crate) agent_mtls: bool,
     pub(crate) registry: RefCell<Registry>,
+    /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
+    /// this node, the agents of all of them connect at once.
+    pub(crate) admissions: Option<RefCell<Bucket>>,
     /// Tunnels that agents had with the predecessor.
     pub(crate) grace: Arc<TunnelGrace>,
     pub(crate) directory: Rc<Current<Directory>>,
@@ -42,4 +48,16 @@ pub(crate) struct Tunnels {
     pub(crate) counters: Rc<Counters>,
     pub(crate) ids: Rc<RequestIds>,
     pub(crate) lifecycle: Rc<Lifecycle>,
+}
+
+impl Tunnels {
+    /// Whether a refusal of a tunnel may be logged as a warning. Limited by a rate, so that agents cannot fill the log.
+    pub(crate) fn may_log_refusal(&self) -> bool {
+        self.registry.borrow().openings().may_log_refusal()
+    }
+
+    fn take_admission(&self, now: Instant) -> Result<(), Error> {
+        let Some(admissions) = &self.admissions else { return Ok(()) };
+        admissions.borrow_mut().take(now).map_err(|_| Error::Overloaded("admitting as many tunnels as it can"))
+    }
 }

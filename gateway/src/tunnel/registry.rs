@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Admitted;
-use crate::store::Directory;
+use crate::region::NodeSlot;
+use crate::store::{Directory, Service};
 use crate::telemetry::counters::TunnelReport;
 
 /// The live tunnels of the services that one worker owns.
@@ -108,6 +109,11 @@ impl Registry {
         Ok(Rc::clone(picked))
     }
 
+    /// Whether the service has a tunnel that takes requests.
+    pub(crate) fn has_tunnel(&self, label: &str) -> bool {
+        self.by_service.get(label).into_iter().flatten().any(|session| session.takes_requests())
+    }
+
     /// Sends the agents the services that they serve. To be called before [`Self::enforce`], so that an agent that
     /// loses its tunnel gets the message.
     pub(crate) fn announce(&self, directory: &Directory) {
@@ -123,6 +129,19 @@ impl Registry {
                     agent = %session.agent, service = %session.service.label, "tunnel cut: agent revoked or certificate expired"
                 );
                 session.cut();
+            }
+        }
+    }
+
+    /// Sends the agents of services that `is_elsewhere` to the node that owns them now, and those whose connection comes
+    /// through a node that `has_left` to another node. Running requests finish.
+    pub(crate) fn relocate(&self, is_elsewhere: impl Fn(&Service) -> bool, has_left: impl Fn(NodeSlot) -> bool) {
+        for session in self.by_service.values().flatten().filter(|session| session.takes_requests()) {
+            if is_elsewhere(&session.service) {
+                session.send(&ToAgent::Drain);
+                session.end();
+            } else if session.via.get().is_some_and(&has_left) {
+                session.send(&ToAgent::Drain);
             }
         }
     }

@@ -32,6 +32,7 @@ use crate::error::Error;
 use crate::limits;
 use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
+use crate::region::NodeSlot;
 use crate::store::{Directory, Service};
 use crate::telemetry::counters::TunnelReport;
 
@@ -40,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) agent: AgentId,
     pub(crate) service: Arc<Service>,
     pub(crate) generation: u64,
+    /// Node that splices the connection; `None` if the agent is connected to this node.
+    pub(super) via: Cell<Option<NodeSlot>>,
     /// Value of the registry's counter at the last pick of this session.
     pub(super) last_pick: Cell<u64>,
     pub(crate) tunnel: Tunnel,
@@ -101,6 +104,7 @@ pub(super) async fn run(
     agent: AgentId,
     service: Arc<Service>,
     opening: Opening,
+    via: Option<NodeSlot>,
 ) {
     let last_received = stream.socket().last_received();
     if let Err(error) = stream.socket().detect_dead_peer(heartbeat::TCP_DEAD_AFTER) {
@@ -110,6 +114,7 @@ pub(super) async fn run(
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
     }
     let session = Session::new(&tunnels, stream.socket(), agent, service);
+    session.via.set(via);
     runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
     let ended = {
         let driven = std::pin::pin!(drive(&session, &stream));
@@ -174,6 +179,7 @@ impl Session {
             agent,
             service,
             generation: tunnels.registry.borrow_mut().next_generation(),
+            via: Cell::default(),
             last_pick: Cell::default(),
             tunnel,
             flow,

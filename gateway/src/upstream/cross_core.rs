@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use gw_shared::runtime;
@@ -15,8 +16,12 @@ use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::limits;
 use crate::pipe::{self, Closed};
-use crate::rate_limit;
+use crate::rate_limit::{self, Admitted};
+use crate::store::Service;
 use crate::tunnel::session::OpenedStream;
+
+/// Interval between checks for the first tunnel of a service that has moved to this node.
+const TUNNEL_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A request on its way to the worker that owns its service.
 pub(crate) struct CrossCoreRequest {
@@ -66,6 +71,10 @@ impl Upstream {
             let CrossCoreRequest { request, outbound, upload, response, opened } = request;
             let upstream = &served.0;
             let admitted = rate_limit::charge_or_wait(&upstream.buckets, request).await;
+            if let Ok(Admitted(request)) = &admitted {
+                // The caller's worker may give up meanwhile, which is noticed below.
+                let _ = or_closed(&response, upstream.wait_for_tunnel(&request.service)).await;
+            }
             match admitted.and_then(|admitted| upstream.open_on_tunnel(&admitted, &outbound)) {
                 Ok(request) => {
                     if let Some(stream) = request.response.progress().opened {
@@ -77,6 +86,15 @@ impl Upstream {
                 Err(error) => refuse(response, error).await,
             }
         });
+    }
+}
+
+impl Upstream {
+    /// Waits for the first tunnel of a service that came to this node a moment ago.
+    async fn wait_for_tunnel(&self, service: &Service) {
+        while self.lacks_tunnel(service) {
+            runtime::sleep(TUNNEL_CHECK_INTERVAL).await;
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use gw_shared::tunnel::head::OutboundRequest;
 
-use super::response::{RequestTraits, TunnelResponse};
+use super::response::{Carrier, RequestTraits, TunnelResponse};
 use super::{PendingResponse, Upload, Upstream, UpstreamRequest};
 use crate::error::Error;
 use crate::rate_limit::Admitted;
@@ -19,7 +19,7 @@ impl Upstream {
         let request = RequestTraits::of(outbound);
         Ok(UpstreamRequest {
             upload: if outbound.has_body() { Upload::Tunnel(upload) } else { Upload::None },
-            response: PendingResponse::Tunnel(TunnelResponse::new(response, in_flight, request)),
+            response: PendingResponse::Tunnel(TunnelResponse::new(response, Carrier::Tunnel(in_flight), request, None)),
         })
     }
 }

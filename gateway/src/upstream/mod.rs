@@ -2,9 +2,11 @@
 //! response down.
 //!
 //! On the worker that owns the service, both are a stream of the tunnel (`local`). On another worker they are pipes to a
-//! task of the owner, which opens the stream there (`cross_core`). Callers of this module do not see the difference.
+//! task of the owner, which opens the stream there (`cross_core`). On another node they are a stream of a link to the
+//! owner (`cross_node`). Callers of this module see a difference only before the request is opened.
 
 mod cross_core;
+pub(crate) mod cross_node;
 mod frame;
 mod local;
 mod response;
@@ -23,18 +25,23 @@ use gw_shared::tunnel::head::{OutboundRequest, write_trailers};
 use gw_shared::tunnel::timing::AgentTiming;
 
 pub(crate) use self::cross_core::CrossCoreRequest;
+use self::cross_node::{CrossNodeRequest, Nodes};
 pub(crate) use self::frame::{Frame, HeadResult};
-use self::response::TunnelResponse;
+use self::response::{Carrier, TunnelResponse};
 use crate::auth::Authenticated;
+use crate::current::Current;
 use crate::error::Error;
 use crate::http_message::ResponseHead;
+use crate::lifecycle::Lifecycle;
+use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
 use crate::pipe::{self, Closed};
 use crate::rate_limit::{Admitted, Buckets};
+use crate::store::{Directory, Service};
 use crate::telemetry::counters::Counters;
 use crate::tunnel::Tunnels;
-use crate::tunnel::session::{InFlight, OpenedStream};
+use crate::tunnel::session::OpenedStream;
 
 /// Opens the relayed requests of one worker.
 pub(crate) struct Upstream {
@@ -47,6 +54,10 @@ pub(crate) struct Upstream {
     /// Mailboxes of all workers.
     pub(crate) owners: Arc<dyn Post<Box<CrossCoreRequest>>>,
     pub(crate) wakes: Arc<dyn Post<pipe::Wake>>,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) nodes: Option<Rc<Nodes>>,
+    pub(crate) directory: Rc<Current<Directory>>,
+    pub(crate) lifecycle: Rc<Lifecycle>,
 }
 
 /// Where an authenticated request is admitted.
@@ -55,6 +66,15 @@ pub(crate) enum Admission {
     Admitted(Admitted),
     /// The owner of its service admits it, or refuses it, when it arrives there.
     ByOwner(Authenticated),
+    /// Another node of the region owns its service, and admits it or refuses it.
+    ByNode(Rc<Nodes>, Authenticated),
+}
+
+/// A request after it was opened.
+pub(crate) enum Opening {
+    Opened(UpstreamRequest),
+    /// Another node owns the service: the request has yet to be sent there.
+    OnNode(Box<CrossNodeRequest>),
 }
 
 /// How far a request has got upstream.
@@ -68,10 +88,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    fn opened_here(opened: OpenedStream) -> Self {
-        Self { opened: Some(opened), ..Self::default() }
-    }
-
     /// The stream on the tunnel, once it is open.
     pub(crate) fn opened(&self) -> Option<&OpenedStream> {
         self.opened.as_ref().or_else(|| self.opened_by_owner.as_ref()?.get())
@@ -81,18 +97,43 @@ impl Progress {
 impl Upstream {
     /// Admits a request by the bucket of its service if that is on this worker.
     pub(crate) fn admit(&self, request: Authenticated) -> Result<Admission, Error> {
+        match &self.nodes {
+            Some(nodes) if nodes.peering.is_elsewhere(&request.service.hostname) => {
+                Ok(Admission::ByNode(Rc::clone(nodes), request))
+            }
+            Some(_) | None => self.admit_here(request),
+        }
+    }
+
+    /// As [`Self::admit`], for a service that this node owns.
+    fn admit_here(&self, request: Authenticated) -> Result<Admission, Error> {
         // While another process has the buckets, admission has to wait: it is left to a task, as for another worker.
-        if request.service.owner != self.worker || !self.buckets.borrow().are_here() {
+        // So it is while the agents of a service that has moved to this node connect.
+        if request.service.owner != self.worker
+            || !self.buckets.borrow().are_here()
+            || self.lacks_tunnel(&request.service)
+        {
             return Ok(Admission::ByOwner(request));
         }
         self.buckets.borrow_mut().charge(request, Instant::now()).map(Admission::Admitted)
     }
 
+    /// Whether the service came to this node a moment ago and has no tunnel yet.
+    fn lacks_tunnel(&self, service: &Service) -> bool {
+        let Some(nodes) = &self.nodes else { return false };
+        nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, Instant::now())
+            && !self.tunnels.registry.borrow().has_tunnel(&service.label)
+    }
+
     /// Opens a request on a tunnel of its service, on whichever worker owns that.
-    pub(crate) fn open(&self, admission: Admission, outbound: OutboundRequest) -> Result<UpstreamRequest, Error> {
+    pub(crate) fn open(self: &Rc<Self>, admission: Admission, outbound: OutboundRequest) -> Result<Opening, Error> {
         match admission {
-            Admission::Admitted(admitted) => self.open_on_tunnel(&admitted, &outbound),
-            Admission::ByOwner(request) => self.send_to_owner(request, outbound),
+            Admission::Admitted(admitted) => self.open_on_tunnel(&admitted, &outbound).map(Opening::Opened),
+            Admission::ByOwner(request) => self.send_to_owner(request, outbound).map(Opening::Opened),
+            Admission::ByNode(nodes, request) => {
+                let upstream = Rc::clone(self);
+                Ok(Opening::OnNode(Box::new(CrossNodeRequest { upstream, nodes, request, outbound })))
+            }
         }
     }
 }
@@ -133,7 +174,7 @@ pub(crate) struct Download {
 enum Source {
     Tunnel {
         body: ReceivedBody,
-        _in_flight: InFlight,
+        _carrier: Carrier,
     },
     CrossCore(pipe::Receiver<Frame>),
     /// The response has no body.

@@ -2,6 +2,7 @@
 //! here.
 
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::Bytes;
 use gw_shared::error_code::AgentErrorCode;
@@ -11,17 +12,19 @@ use gw_shared::tunnel::body::{BrokenBody, Received, ReceivedBody};
 use gw_shared::tunnel::connection::StreamReceiver;
 use gw_shared::tunnel::endpoint::{Closed, ReceivedPart};
 use gw_shared::tunnel::frame::Kind;
-use gw_shared::tunnel::head::{self, AgentResponse, OutboundRequest};
+use gw_shared::tunnel::head::{self, AgentResponse, OutboundRequest, Refusal};
 use gw_shared::tunnel::response::{InterimBudget, InvalidResponse, check_fields, check_status};
 use gw_shared::tunnel::text::printable;
+use gw_shared::tunnel::timing::AgentTiming;
 use http::header;
 use http::{Method, StatusCode};
 
+use super::cross_node::{OnNode, Refused, read_notice, read_refusal, timing};
 use super::{Frame, Progress, Source};
 use crate::error::Error;
 use crate::http_message::ResponseHead;
 use crate::limits;
-use crate::tunnel::session::InFlight;
+use crate::tunnel::session::{InFlight, OpenedStream};
 
 /// The parts of a request that decide how its response is read.
 #[derive(Debug)]
@@ -42,23 +45,75 @@ impl RequestTraits {
     }
 }
 
-/// A response that is expected on a stream of a tunnel.
+/// The connection with the stream of a request, which counts the request until it is dropped.
+pub(super) enum Carrier {
+    /// A tunnel of this worker.
+    Tunnel(InFlight),
+    /// A link to the node that owns the service.
+    Node(Box<OnNode>),
+}
+
+impl Carrier {
+    /// The stream on the tunnel of the agent, once it is known.
+    fn opened(&self) -> Option<OpenedStream> {
+        match self {
+            Self::Tunnel(in_flight) => Some(in_flight.stream()),
+            Self::Node(on_node) => on_node.opened.clone(),
+        }
+    }
+
+    /// Error of a stream that ended before the response began.
+    fn lost(&self) -> Error {
+        match self {
+            Self::Tunnel(_) => Error::TunnelLost,
+            Self::Node(_) => Error::NodeLost,
+        }
+    }
+
+    /// The received timing, if there is one, limited to the time that the request has taken.
+    fn timing(&self, received: AgentTiming) -> Option<AgentTiming> {
+        match self {
+            Self::Tunnel(in_flight) => Some(received.within(in_flight.open_for())),
+            Self::Node(on_node) => timing(received, on_node.sent.elapsed()),
+        }
+    }
+
+    /// Takes a notice of the owner of the service: an interim response that goes no further.
+    fn take_notice(&mut self, payload: &Bytes) -> bool {
+        let Self::Node(on_node) = self else { return false };
+        let opened = head::parse_interim(payload).ok().and_then(|head| read_notice(&head.headers, Instant::now()));
+        let is_notice = opened.is_some();
+        if is_notice {
+            on_node.opened = opened;
+        }
+        is_notice
+    }
+}
+
+/// A response that is expected on a stream of a tunnel, or of a link to another node.
 pub(crate) struct TunnelResponse {
     stream: StreamReceiver,
-    in_flight: InFlight,
+    carrier: Carrier,
     request: RequestTraits,
     budget: InterimBudget,
+    /// Part that was received already.
+    first: Option<ReceivedPart>,
     /// Part or error that followed the last interim response.
     received: Option<Result<ReceivedPart, Error>>,
 }
 
 impl TunnelResponse {
-    pub(super) fn new(stream: StreamReceiver, in_flight: InFlight, request: RequestTraits) -> Self {
-        Self { stream, in_flight, request, budget: InterimBudget::default(), received: None }
+    pub(super) fn new(
+        stream: StreamReceiver,
+        carrier: Carrier,
+        request: RequestTraits,
+        first: Option<ReceivedPart>,
+    ) -> Self {
+        Self { stream, carrier, request, budget: InterimBudget::default(), first, received: None }
     }
 
     pub(super) fn progress(&self) -> Progress {
-        Progress::opened_here(self.in_flight.stream())
+        Progress { opened: self.carrier.opened(), ..Progress::default() }
     }
 
     /// The next interim response; `None` if a final response or an error is next.
@@ -66,13 +121,20 @@ impl TunnelResponse {
         if self.received.is_some() {
             return None;
         }
-        let ended = match self.stream.receive().await {
-            Ok(ReceivedPart::Head(Kind::Interim, payload)) => match interim_head(&payload, &mut self.budget) {
-                Ok(head) => return Some(head),
-                Err(invalid) => Err(Error::invalid_response(invalid)),
-            },
-            Ok(part) => Ok(part),
-            Err(Closed::Reset(_) | Closed::Here | Closed::Lost) => Err(Error::TunnelLost),
+        let ended = loop {
+            let part = match self.first.take() {
+                Some(part) => Ok(part),
+                None => self.stream.receive().await,
+            };
+            match part {
+                Ok(ReceivedPart::Head(Kind::Interim, payload)) if self.carrier.take_notice(&payload) => {}
+                Ok(ReceivedPart::Head(Kind::Interim, payload)) => match interim_head(&payload, &mut self.budget) {
+                    Ok(head) => return Some(head),
+                    Err(invalid) => break Err(Error::invalid_response(invalid)),
+                },
+                Ok(part) => break Ok(part),
+                Err(Closed::Reset(_) | Closed::Here | Closed::Lost) => break Err(self.carrier.lost()),
+            }
         };
         self.received = Some(ended);
         None
@@ -84,26 +146,24 @@ impl TunnelResponse {
         let received = match self.received.take() {
             Some(Ok(part)) => self.receive_head(part, &mut progress),
             Some(Err(error)) => Err(error),
-            None => Err(Error::TunnelLost),
+            None => Err(self.carrier.lost()),
         };
         (progress, received)
     }
 
     fn receive_head(self, part: ReceivedPart, progress: &mut Progress) -> Result<(ResponseHead, Source), Error> {
-        let took = self.in_flight.open_for();
         let payload = match part {
             ReceivedPart::Head(Kind::Response, payload) => payload,
             ReceivedPart::Head(Kind::Refused, payload) => {
                 let refusal = head::parse_refusal(payload).ok_or(Error::TunnelProtocol)?;
-                progress.timing = Some(refusal.timing.within(took));
-                let message = printable(&refusal.message, limits::AGENT_MESSAGE);
-                return Err(Error::from_agent(AgentErrorCode::parse(&refusal.code), &message));
+                progress.timing = self.carrier.timing(refusal.timing);
+                return Err(self.refusal(&refusal));
             }
             // The endpoint allows nothing else before the head.
             _ => return Err(Error::TunnelProtocol),
         };
         let response = head::parse_response(payload, self.request.method()).map_err(|_| malformed())?;
-        progress.timing = Some(response.timing.within(took));
+        progress.timing = self.carrier.timing(response.timing);
         let (head, framing) =
             final_head(response, &self.request, self.stream.is_done()).map_err(Error::invalid_response)?;
         if !head.has_body {
@@ -114,7 +174,22 @@ impl TunnelResponse {
             Some(_) => ReceivedBody::upgraded(self.stream),
             None => ReceivedBody::new(self.stream, framing),
         };
-        Ok((head, Source::Tunnel { body, _in_flight: self.in_flight }))
+        Ok((head, Source::Tunnel { body, _carrier: self.carrier }))
+    }
+
+    /// The error in place of a response.
+    fn refusal(&self, refusal: &Refusal) -> Error {
+        match &self.carrier {
+            Carrier::Tunnel(_) => {
+                let message = printable(&refusal.message, limits::AGENT_MESSAGE);
+                Error::from_agent(AgentErrorCode::parse(&refusal.code), &message)
+            }
+            Carrier::Node(_) => match read_refusal(refusal) {
+                Refused::Error(error) => error,
+                // The request was accepted before.
+                Refused::NotOwner { .. } => Error::TunnelProtocol,
+            },
+        }
     }
 }
 
@@ -189,8 +264,6 @@ pub(super) fn poll_frame(body: &mut ReceivedBody, cx: &mut Context<'_>) -> Poll<
 
 #[cfg(test)]
 mod tests {
-    use gw_shared::tunnel::timing::AgentTiming;
-
     use super::*;
 
     fn traits(is_head: bool, protocol: Option<&'static str>) -> RequestTraits {

@@ -22,6 +22,7 @@ use crate::memory::relay::RelayMemory;
 use crate::memory::sockets::SocketMemory;
 use crate::ownership::WorkerId;
 use crate::rate_limit::{Arrivals, Bucket, Buckets};
+use crate::region::Peering;
 use crate::relay::{AuthFailures, Relay};
 use crate::request_scope::Observers;
 use crate::route::Router;
@@ -33,6 +34,7 @@ use crate::tls::ServerConfigs;
 use crate::tunnel::grace::TunnelGrace;
 use crate::tunnel::{Registry, Tunnels};
 use crate::upstream::Upstream;
+use crate::upstream::cross_node::Nodes;
 
 /// What several parts of a worker share.
 struct Common {
@@ -46,6 +48,7 @@ struct Common {
     ids: Rc<RequestIds>,
     lifecycle: Rc<Lifecycle>,
     socket_memory: Rc<SocketMemory>,
+    nodes: Option<Rc<Nodes>>,
 }
 
 impl Worker {
@@ -56,6 +59,7 @@ impl Worker {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
+        let nodes = setup.region.as_ref().map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key)));
         let common = Common {
             id,
             config,
@@ -67,6 +71,7 @@ impl Worker {
             ids: Rc::new(RequestIds::new()),
             lifecycle: Rc::default(),
             socket_memory: SocketMemory::new(id, setup.socket_budget),
+            nodes,
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
@@ -78,12 +83,16 @@ impl Worker {
             cross_core_served: Cell::new(0),
             owners: common.peers.clone(),
             wakes: common.peers.clone(),
+            nodes: common.nodes.clone(),
+            directory: Rc::clone(&common.directory),
+            lifecycle: Rc::clone(&common.lifecycle),
         });
         let router = Rc::new(common.router(&upstream, &observers));
         let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
-        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours)?;
+        let peer_listeners = setup.region.map(|region| region.listeners).unwrap_or_default();
+        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners)?;
         let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels));
-        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, .. } = common;
+        let Common { peers, directory, certificates, counters, lifecycle, socket_memory, nodes, .. } = common;
         let stop = Stop::default();
         Ok(Self {
             id,
@@ -100,6 +109,7 @@ impl Worker {
             upstream,
             router,
             ingress,
+            nodes,
             stop,
         })
     }
@@ -120,11 +130,13 @@ impl Common {
     }
 
     fn tunnels(&self, grace: Arc<TunnelGrace>) -> Tunnels {
+        let now = Instant::now();
         Tunnels {
             worker: self.id,
             region: self.config.region.clone(),
             agent_mtls: self.config.agent_mtls,
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
+            admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
             grace,
             directory: Rc::clone(&self.directory),
             certificates: Rc::clone(&self.certificates),
@@ -193,6 +205,7 @@ impl Common {
             owners: self.peers.clone(),
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
+            nodes: self.nodes.clone(),
             counters: Rc::clone(&self.counters),
         }
     }

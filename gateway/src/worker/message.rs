@@ -9,9 +9,11 @@ use crate::control::Replay;
 use crate::ingress::HandedOver;
 use crate::pipe;
 use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
+use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
+use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
 
 /// What another thread asks of a worker.
@@ -28,6 +30,10 @@ pub(crate) enum WorkerMessage {
     ChargeAddress(Box<AddressCharge>),
     /// Use this directory from now on.
     Directory(Arc<Directory>),
+    /// Use this placement of services on nodes from now on.
+    Placement(Arc<Placement>),
+    /// Use this configuration for new links to other nodes.
+    NodeTls(Arc<NodeTls>),
     /// Use these certificates for new connections.
     Certificates(Arc<ServerConfigs>),
     /// Continue the buckets of this worker's services at these levels.

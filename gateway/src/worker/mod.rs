@@ -32,9 +32,10 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
+use crate::region::{Placement, RegionKey};
 use crate::request_scope::Observers;
 use crate::route::Router;
-use crate::store::Directory;
+use crate::store::{Directory, Service};
 use crate::telemetry::counters::{Counters, WorkerReport};
 use crate::telemetry::request_log::LogQueue;
 use crate::telemetry::trace;
@@ -42,6 +43,7 @@ use crate::tls::ServerConfigs;
 use crate::tunnel::Tunnels;
 use crate::tunnel::grace::TunnelGrace;
 use crate::upstream::Upstream;
+use crate::upstream::cross_node::Nodes;
 
 /// Interval of the check for expired certificates of tunnels.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,6 +57,8 @@ pub(crate) struct Setup {
     pub(crate) listeners: Vec<TcpListener>,
     /// No other process listens on them.
     pub(crate) listeners_are_ours: bool,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) region: Option<RegionSetup>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) certificates: Arc<ServerConfigs>,
     /// Tunnels that agents had with the predecessor.
@@ -69,6 +73,13 @@ pub(crate) struct Setup {
     pub(crate) connection_limit: usize,
     /// Kernel memory of the callers of all workers.
     pub(crate) socket_budget: Arc<SocketBudget>,
+}
+
+/// What a worker of a node in a region of several nodes starts with.
+pub(crate) struct RegionSetup {
+    pub(crate) key: RegionKey,
+    /// For other nodes.
+    pub(crate) listeners: Vec<TcpListener>,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
@@ -87,6 +98,8 @@ pub(crate) struct Worker {
     upstream: Rc<Upstream>,
     pub(crate) router: Rc<Router>,
     ingress: Rc<Ingress>,
+    /// `None` if this gateway is the only node of its region.
+    nodes: Option<Rc<Nodes>>,
     stop: Stop,
 }
 
@@ -177,6 +190,8 @@ impl Worker {
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
+            WorkerMessage::Placement(placement) => self.use_placement(placement),
+            WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
             WorkerMessage::Levels(levels) => {
                 self.buckets.borrow_mut().take_over(&levels, &self.directory.get(), self.id, Instant::now());
@@ -203,6 +218,7 @@ impl Worker {
                 self.lifecycle.end();
                 self.ingress.acceptor.abandon();
                 self.tunnels.registry.borrow().cut();
+                self.nodes.iter().for_each(|nodes| nodes.cut());
                 self.stop.request();
             }
         }
@@ -215,6 +231,13 @@ impl Worker {
         self.buckets.borrow_mut().retain(&directory, Instant::now());
         self.counters.services.retain(&directory);
         self.directory.replace(directory);
+    }
+
+    fn use_placement(&self, placement: Arc<Placement>) {
+        let Some(nodes) = &self.nodes else { return };
+        let left = nodes.use_placement(placement);
+        let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
+        self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
     }
 
     fn drain(&self, has_successor: bool) {
@@ -242,6 +265,7 @@ impl Worker {
     fn is_quiet(&self) -> bool {
         self.observers.requests_in_flight.get() == 0
             && self.upstream.cross_core_served.get() == 0
+            && self.nodes.as_ref().is_none_or(|nodes| nodes.requests_served.get() == 0)
             && self.connections.are_quiet(Instant::now())
     }
 
@@ -254,6 +278,8 @@ impl Worker {
             ended_early: self.ended_early(),
             connections: self.connections.len(),
             crossings_served: self.upstream.cross_core_served.get(),
+            node_links: self.nodes.as_ref().map_or(0, |nodes| nodes.open_links()),
+            node_requests: self.nodes.as_ref().map_or(0, |nodes| nodes.requests_served.get()),
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),

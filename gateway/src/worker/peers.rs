@@ -13,9 +13,11 @@ use crate::ingress::{HandedOver, Load};
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
 use crate::pipe;
+use crate::region::Placement;
 use crate::store::Directory;
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::tls::ServerConfigs;
+use crate::tls::node::NodeTls;
 use crate::upstream::CrossCoreRequest;
 
 /// Time limit for the reports of all workers.
@@ -77,6 +79,14 @@ impl Workers for Peers {
 
     fn publish_directory(&self, directory: &Arc<Directory>) {
         self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
+    }
+
+    fn publish_placement(&self, placement: &Arc<Placement>) {
+        self.tell_all(|| WorkerMessage::Placement(Arc::clone(placement)));
+    }
+
+    fn publish_node_tls(&self, tls: &Arc<NodeTls>) {
+        self.tell_all(|| WorkerMessage::NodeTls(Arc::clone(tls)));
     }
 
     fn publish_certificates(&self, certificates: &Arc<ServerConfigs>) {

@@ -19,6 +19,8 @@ use crate::process::listeners::{Inherited, Listeners};
 const CALLERS: u8 = b'c';
 /// Byte that comes with the admin listener.
 const ADMIN: u8 = b'a';
+/// Byte that comes with a listening socket for other nodes of the region.
+const PEERS: u8 = b'p';
 /// Byte after the last socket, if this process opened the sockets.
 const END_OF_OWN: u8 = b'.';
 /// Byte after the last socket, if the service manager opened the sockets.
@@ -29,6 +31,9 @@ pub(super) fn send(over: &UnixStream, listeners: &Listeners) -> io::Result<()> {
         send_socket(over, CALLERS, Some(listener.as_fd()))?;
     }
     send_socket(over, ADMIN, Some(listeners.admin.as_fd()))?;
+    for listener in &listeners.peers {
+        send_socket(over, PEERS, Some(listener.as_fd()))?;
+    }
     send_socket(over, if listeners.are_ours { END_OF_OWN } else { END_OF_SERVICE_MANAGERS }, None)
 }
 
@@ -38,6 +43,7 @@ pub(super) fn receive(over: &UnixStream) -> Result<Inherited, TakeoverError> {
         match receive_socket(over)? {
             (CALLERS, Some(fd)) => inherited.callers.push(TcpListener::from(fd)),
             (ADMIN, Some(fd)) => inherited.admin = Some(TcpListener::from(fd)),
+            (PEERS, Some(fd)) => inherited.peers.push(TcpListener::from(fd)),
             (END_OF_OWN, None) => return Ok(inherited),
             (END_OF_SERVICE_MANAGERS, None) => return Ok(Inherited { from_service_manager: true, ..inherited }),
             (kind, _) => return Err(TakeoverError::Unexpected(format!("{kind:#x} in place of a socket"))),
@@ -88,13 +94,15 @@ mod tests {
             listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
         };
         let expected = addresses(&callers);
+        let peers = vec![callers[1].try_clone().unwrap()];
         let sending = thread::spawn(move || {
-            send(&ours, &Listeners { callers, admin, are_ours: false }).unwrap();
+            send(&ours, &Listeners { callers, admin, peers, are_ours: false }).unwrap();
             ours
         });
         let inherited = receive(&theirs).unwrap();
         assert_eq!(addresses(&inherited.callers), expected);
         assert_eq!(inherited.admin.unwrap().local_addr().unwrap(), expected[0]);
+        assert_eq!(addresses(&inherited.peers), expected[1..2]);
         assert!(inherited.from_service_manager);
         let flags = rustix::io::fcntl_getfd(&inherited.callers[0]).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));

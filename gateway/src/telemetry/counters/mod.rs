@@ -45,8 +45,12 @@ impl Reasons {
 pub(crate) struct Counters {
     pub(crate) requests: Counter,
     pub(crate) crossings: Counter,
+    /// Requests that another node has taken.
+    pub(crate) node_crossings: Counter,
+    pub(crate) node_retries: Counter,
     pub(crate) accepted: Counter,
     pub(crate) handed_over: Counter,
+    pub(crate) tunnels_spliced: Counter,
     pub(crate) shed: Counter,
     pub(crate) accept_errors: Counter,
     pub(crate) handshake_failures: Counter,
@@ -104,6 +108,8 @@ impl Counters {
             ("requests_cut", self.cut.value()),
             ("requests_caller_gone", self.caller_gone.value()),
             ("requests_crossing", self.crossings.value()),
+            ("requests_crossing_nodes", self.node_crossings.value()),
+            ("node_retries", self.node_retries.value()),
             ("connections_accepted", self.accepted.value()),
             ("connections_handed_over", self.handed_over.value()),
             ("connections_shed", self.shed.value()),
@@ -111,6 +117,7 @@ impl Counters {
             ("handshake_failures", self.handshake_failures.value()),
             ("connections_abusive", self.abusive.value()),
             ("apex_records_left_out", self.apex_records_left_out.value()),
+            ("tunnels_spliced", self.tunnels_spliced.value()),
             ("tokens_minted", self.tokens_minted.value()),
             ("tokens_denied", self.tokens_denied.value()),
             ("task_panics", gw_shared::runtime::contained_panics()),
@@ -142,6 +149,10 @@ pub struct WorkerReport {
     pub ended_early: BTreeMap<&'static str, u64>,
     pub connections: usize,
     pub crossings_served: usize,
+    /// Open links to other nodes.
+    pub node_links: usize,
+    /// Requests in progress for callers of other nodes.
+    pub node_requests: usize,
     /// Bytes that the kernel holds for callers' connections, at the last measurement.
     pub socket_bytes: usize,
     /// Limit of these bytes for all workers together.

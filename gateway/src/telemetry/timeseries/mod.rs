@@ -257,6 +257,8 @@ mod tests {
             ended_early: BTreeMap::new(),
             connections: 0,
             crossings_served: 0,
+            node_links: 0,
+            node_requests: 0,
             socket_bytes: 0,
             socket_limit: 0,
             busy_per_mille: 0,

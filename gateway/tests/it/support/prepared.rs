@@ -42,6 +42,10 @@ impl Prepared {
         Self { directory, service_key }
     }
 
+    pub(crate) fn service_key(&self) -> &str {
+        &self.service_key
+    }
+
     /// The id of the service key.
     pub(crate) fn key_id(&self) -> &str {
         self.service_key.trim_start_matches("gw_sk_").split('.').next().unwrap()

@@ -1,0 +1,200 @@
+//! Connections between nodes of the region: tunnels that one node splices to the owner of their service, and links that
+//! carry requests to it.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::{Buf, BytesMut};
+use gw_shared::net::Socket;
+use gw_shared::net::TlsStream;
+use gw_shared::net::tls::{ClientHello, Greeting};
+use gw_shared::runtime;
+
+use super::splice::{self, SpliceTo};
+use super::{Ingress, Origin, is_tunnel};
+use crate::connections::ConnectionGuard;
+use crate::hostname::Destination;
+use crate::limits;
+use crate::region::{InvalidAnnouncement, Owner, Peering, TunnelAnnouncement};
+use crate::tls::node::ALPN_NODE;
+use crate::tls::pki::{self, NodeIdentity};
+use crate::upstream::cross_node::{self, Nodes};
+
+/// Reason in the counter of connections that were not taken.
+const UNVERIFIED: &str = "node_unverified";
+const NOT_OWNER: &str = "not_owner";
+const UNREACHABLE: &str = "owner_unreachable";
+
+impl Ingress {
+    /// The other node that owns the service of a tunnel, if any. Tunnels of unknown services are refused here.
+    pub(super) fn node_for(&self, hello: &ClientHello) -> Option<SpliceTo> {
+        let placement = self.nodes.as_ref()?.peering.placement()?;
+        let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?) else { return None };
+        let directory = self.directory.get();
+        match placement.owner(&directory.service(&label)?.hostname) {
+            Owner::Here => None,
+            Owner::Peer(owner) => Some(SpliceTo { owner: owner.clone(), here: placement.here() }),
+        }
+    }
+
+    /// Splices a tunnel to the node that owns its service. On a failure the connection closes and the agent tries again.
+    pub(super) async fn splice(
+        self: Rc<Self>,
+        greeting: Greeting,
+        agent: SocketAddr,
+        mut guard: ConnectionGuard,
+        to: SpliceTo,
+    ) {
+        let Some(nodes) = &self.nodes else { return };
+        let node = to.owner.slot.get();
+        match splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements).await {
+            Ok(owner) => {
+                guard.has_shaken_hands();
+                // A spliced tunnel counts as a running request: a drain waits until the agent has moved.
+                guard.busy();
+                self.counters.tunnels_spliced.increment();
+                tracing::debug!(%agent, node, "tunnel spliced to the owner of its service");
+                let ended = splice::carry(&greeting.socket, &owner).await;
+                tracing::debug!(%agent, node, error = ended.err().map(tracing::field::display), "spliced tunnel ended");
+            }
+            Err(error) => {
+                self.counters.turned_away.increment(UNREACHABLE);
+                if self.tunnels.may_log_refusal() {
+                    let address = to.owner.peer_address;
+                    tracing::warn!(%agent, node, %address, %error, "cannot splice a tunnel to the owner of its service");
+                }
+            }
+        }
+    }
+
+    /// Reads the beginning of a connection from another node: a spliced tunnel, or a link.
+    pub(super) async fn greet_node(self: Rc<Self>, fd: OwnedFd, node: SocketAddr) {
+        let Some(nodes) = self.nodes.clone() else { return };
+        let Ok(socket) = Socket::from_fd(fd) else { return };
+        let Some(guard) = self.register(&socket) else { return };
+        let (beginning, received) = match read_beginning(&socket, &nodes.peering).await {
+            Ok(read) => read,
+            Err(error) => return self.refuse_node(node, &error),
+        };
+        let greeting = match Greeting::read(socket, received).await {
+            Ok(greeting) => greeting,
+            Err(error) => return self.handshake_failed(node, &error),
+        };
+        match beginning {
+            Beginning::Tunnel(announced) => self.take_spliced(&nodes, announced, greeting, guard).await,
+            Beginning::Link => match self.shake_hands(&nodes, greeting).await {
+                Ok((stream, identity)) => {
+                    let upstream = Rc::clone(&self.router.relay.upstream);
+                    runtime::spawn(cross_node::serve_link(upstream, nodes, stream, identity));
+                }
+                Err(error) => self.refuse_node(node, &error),
+            },
+        }
+    }
+
+    fn refuse_node(&self, node: SocketAddr, error: &NotANode) {
+        self.counters.turned_away.increment(UNVERIFIED);
+        if self.tunnels.may_log_refusal() {
+            tracing::warn!(%node, %error, "connection from another node refused");
+        }
+    }
+
+    /// Serves a spliced tunnel if this node owns its service. Never splices it again, so that nodes with different
+    /// placements do not send a tunnel around.
+    async fn take_spliced(
+        self: Rc<Self>,
+        nodes: &Nodes,
+        announced: TunnelAnnouncement,
+        greeting: Greeting,
+        mut guard: ConnectionGuard,
+    ) {
+        let agent = announced.agent;
+        if !self.owns(&nodes.peering, &announced, &greeting.hello) {
+            self.counters.turned_away.increment(NOT_OWNER);
+            let sender = announced.sender.get();
+            return tracing::debug!(%agent, sender, "spliced tunnel refused: this process does not own its service");
+        }
+        if !self.trusted_proxies.contains(agent.ip()) {
+            let Some(counted) = self.count_connection(agent) else { return };
+            guard.counts_for(Some(counted));
+        }
+        let origin = Origin { peer: agent, via: Some(announced.sender) };
+        let Some(worker) = self.worker_for(&greeting.hello) else {
+            return runtime::spawn(self.welcome(greeting, origin, guard));
+        };
+        drop(guard);
+        self.hand_over(worker, greeting, origin).await;
+    }
+
+    /// Does the TLS handshake of a link. The other end must be a node of the region.
+    async fn shake_hands(&self, nodes: &Nodes, greeting: Greeting) -> Result<(TlsStream, NodeIdentity), NotANode> {
+        if nodes.links_served.get() >= limits::LINKS_SERVED {
+            return Err(NotANode::TooManyLinks);
+        }
+        let tls = nodes.tls().ok_or(NotANode::NoCertificate)?;
+        if !greeting.hello.alpn.iter().any(|protocol| protocol == ALPN_NODE) {
+            return Err(NotANode::OtherProtocol);
+        }
+        let other_end = greeting.socket.closer();
+        let handshake = greeting.accept(Arc::clone(&tls.server));
+        let stream =
+            self.handshakes.one_a_turn(|| other_end.is_hung_up(), handshake).await.ok_or(NotANode::CutOff)??;
+        let certificate = stream.peer_certificate().ok_or(NotANode::OtherCertificate)?;
+        let node = pki::node_identity(&certificate, &self.region).ok_or(NotANode::OtherCertificate)?;
+        Ok((stream, node))
+    }
+
+    fn owns(&self, peering: &Peering, announced: &TunnelAnnouncement, hello: &ClientHello) -> bool {
+        let Some(name) = hello.server_name.as_deref().filter(|_| is_tunnel(hello)) else { return false };
+        let Destination::Tenant(label) = self.region.destination(name) else { return false };
+        peering.owns(&format!("{label}.{}", self.region.apex()), announced.owner_session)
+    }
+}
+
+/// What a connection of another node is for.
+enum Beginning {
+    Tunnel(TunnelAnnouncement),
+    /// A TLS connection begins.
+    Link,
+}
+
+/// Why a connection is refused on the listener for other nodes.
+#[derive(Debug, thiserror::Error)]
+enum NotANode {
+    #[error(transparent)]
+    Announcement(#[from] InvalidAnnouncement),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("the connection ended at its beginning")]
+    CutOff,
+    #[error("a TLS connection that does not offer {}", String::from_utf8_lossy(ALPN_NODE))]
+    OtherProtocol,
+    #[error("its certificate is not that of a node of this region")]
+    OtherCertificate,
+    #[error("this node has no certificate yet")]
+    NoCertificate,
+    #[error("there are too many links of other nodes")]
+    TooManyLinks,
+}
+
+/// Content type of the first TLS record (RFC 8446 §5.1).
+const HANDSHAKE: u8 = 22;
+
+/// Reads the beginning of a connection, with the announcement of a tunnel; also returns the bytes behind it.
+async fn read_beginning(socket: &Socket, peering: &Peering) -> Result<(Beginning, BytesMut), NotANode> {
+    let mut received = BytesMut::new();
+    loop {
+        if std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut received)).await? == 0 {
+            return Err(NotANode::CutOff);
+        }
+        if received[0] == HANDSHAKE {
+            return Ok((Beginning::Link, received));
+        }
+        if let Some((announced, length)) = peering.announcements.parse(&received)? {
+            received.advance(length);
+            return Ok((Beginning::Tunnel(announced), received));
+        }
+    }
+}

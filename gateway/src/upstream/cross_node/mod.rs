@@ -1,0 +1,113 @@
+//! Requests of services that another node of the region owns.
+//!
+//! The node of the caller sends the request to the owner over a link: a TLS connection between the two nodes with the
+//! frames of the tunnel protocol, on which the node of the caller opens streams. The owner checks the access again, admits
+//! the request and serves it on a tunnel of its own, or answers that it is not the owner. It never passes the request on.
+
+mod link;
+mod request;
+mod serve;
+mod wire;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gw_shared::net::Closer;
+use slab::Slab;
+
+use self::link::Link;
+pub(super) use self::request::OnNode;
+pub(crate) use self::request::{CrossNodeRequest, ShortBody};
+pub(crate) use self::serve::serve_link;
+pub(super) use self::wire::{Refused, read_notice, read_refusal, timing};
+use crate::hostname::Region;
+use crate::region::{NodeSlot, Peering, Placement};
+use crate::tls::node::NodeTls;
+
+/// A connection that [`Nodes::cut`] ends.
+struct Attached<'a> {
+    nodes: &'a Nodes,
+    key: usize,
+}
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        self.nodes.connections.borrow_mut().try_remove(self.key);
+    }
+}
+
+/// The links of one worker to other nodes, and what it serves for them.
+pub(crate) struct Nodes {
+    pub(crate) region: Region,
+    pub(crate) peering: Rc<Peering>,
+    /// `None` until the first placement is published.
+    #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
+    tls: RefCell<Option<Rc<Arc<NodeTls>>>>,
+    /// Links for new requests, by slot and session of the other node.
+    links: RefCell<HashMap<(NodeSlot, u128), Rc<Link>>>,
+    /// Connections of all links, of this worker to other nodes and the other way round.
+    connections: RefCell<Slab<Closer>>,
+    /// Open links of other nodes to this worker.
+    pub(crate) links_served: Cell<usize>,
+    /// Requests that this worker serves for other nodes.
+    pub(crate) requests_served: Cell<usize>,
+}
+
+impl Nodes {
+    pub(crate) fn new(region: Region, peering: Rc<Peering>) -> Rc<Self> {
+        Rc::new(Self {
+            region,
+            peering,
+            tls: RefCell::default(),
+            links: RefCell::default(),
+            connections: RefCell::default(),
+            links_served: Cell::default(),
+            requests_served: Cell::default(),
+        })
+    }
+
+    #[expect(clippy::redundant_allocation, reason = "as the field")]
+    pub(crate) fn tls(&self) -> Option<Rc<Arc<NodeTls>>> {
+        self.tls.borrow().clone()
+    }
+
+    /// Uses this configuration for new links.
+    pub(crate) fn use_tls(&self, tls: Arc<NodeTls>) {
+        self.tls.replace(Some(Rc::new(tls)));
+    }
+
+    /// Uses this placement. Links to processes that are no members end after their running requests. Returns the slots of
+    /// members that have left.
+    pub(crate) fn use_placement(&self, placement: Arc<Placement>) -> Vec<NodeSlot> {
+        self.links.borrow_mut().retain(|_, link| {
+            let stays = placement.members().contains(&link.to);
+            if !stays {
+                link.retire();
+            }
+            stays
+        });
+        let previous = self.peering.placement();
+        let members = previous.iter().flat_map(|previous| previous.members());
+        let left = members.map(|member| member.slot).filter(|slot| placement.member(*slot).is_none()).collect();
+        self.peering.replace_placement(placement, Instant::now());
+        left
+    }
+
+    /// Ends all links at once.
+    pub(crate) fn cut(&self) {
+        self.connections.borrow().iter().for_each(|(_, connection)| connection.abort());
+    }
+
+    /// Lets [`Self::cut`] end a connection until the returned value is dropped.
+    fn attach(&self, connection: Closer) -> Attached<'_> {
+        Attached { nodes: self, key: self.connections.borrow_mut().insert(connection) }
+    }
+
+    /// Links to other nodes that take requests.
+    pub(crate) fn open_links(&self) -> usize {
+        self.links.borrow().values().filter(|link| link.is_open()).count()
+    }
+}

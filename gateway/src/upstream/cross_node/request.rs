@@ -1,0 +1,213 @@
+//! The node of the caller: sends a request to the owner of its service, and to another node if the owner has changed.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use gw_shared::http::{Fields, InvalidHead};
+use gw_shared::runtime;
+use gw_shared::tunnel::connection::{StreamReceiver, StreamSender};
+use gw_shared::tunnel::endpoint::{OpenError, ReceivedPart};
+use gw_shared::tunnel::frame::{Kind, REQUEST_HEAD};
+use gw_shared::tunnel::head::{OutboundRequest, parse_refusal, write_trailers};
+use gw_shared::tunnel::window;
+
+use super::wire::{self, Refused};
+use super::{Nodes, link};
+use crate::auth::Authenticated;
+use crate::error::Error;
+use crate::limits;
+use crate::memory::relay::AccountMemory;
+use crate::region::{Member, Owner};
+use crate::tunnel::session::OpenedStream;
+use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
+use crate::upstream::{Opening, PendingResponse, Upload, Upstream, UpstreamRequest};
+
+/// A request of a service that another node owns. Nothing of it has been sent.
+pub(crate) struct CrossNodeRequest {
+    pub(in crate::upstream) upstream: Rc<Upstream>,
+    pub(in crate::upstream) nodes: Rc<Nodes>,
+    pub(in crate::upstream) request: Authenticated,
+    pub(in crate::upstream) outbound: OutboundRequest,
+}
+
+/// A request body that is sent together with the head, and again if another node turns out to be the owner.
+pub(crate) struct ShortBody {
+    pub(crate) data: Bytes,
+    pub(crate) trailers: Option<Fields>,
+}
+
+/// A request on a link.
+pub(in crate::upstream) struct OnNode {
+    /// Stream on the tunnel at the owner, once the owner has reported it.
+    pub(in crate::upstream) opened: Option<OpenedStream>,
+    /// When the request was sent.
+    pub(in crate::upstream) sent: Instant,
+    _link: link::OnLink,
+    _memory: CountedStream,
+}
+
+/// Counts one stream against the memory for relayed requests.
+struct CountedStream(AccountMemory);
+
+impl Drop for CountedStream {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Why a request was not served.
+enum Failed {
+    Refused(Error),
+    /// Nothing of the request has reached a tunnel.
+    Retry(Retry),
+}
+
+#[derive(Debug)]
+enum Retry {
+    Unreachable,
+    NotOwner { epoch: u64 },
+}
+
+impl CrossNodeRequest {
+    /// Length of a body that [`Self::send`] takes as a whole; `None` if the request has no body, or one that is carried
+    /// after the owner has accepted the request.
+    pub(crate) fn short_body(&self) -> Option<usize> {
+        if !self.outbound.has_body() || self.waits_for_acceptance() {
+            return None;
+        }
+        usize::try_from(self.outbound.framing.content_length()?).ok()
+    }
+
+    fn waits_for_acceptance(&self) -> bool {
+        let OutboundRequest { framing, upgrade, headers, .. } = &self.outbound;
+        wire::waits_for_acceptance(*framing, upgrade.is_some(), headers)
+    }
+
+    /// Sends the request to the owner. Returns when the owner has accepted it, or with its first answer; then nothing is
+    /// sent again. `body` is present if [`Self::short_body`] says so.
+    pub(crate) async fn send(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
+        let hostname = self.request.service.hostname.clone();
+        let deadline = Instant::now() + limits::NODE_WAIT;
+        wire::put_principal(&mut self.outbound, &self.request.by);
+        let mut retries = 0;
+        loop {
+            let (owner, epoch) = match self.nodes.peering.placement() {
+                Some(placement) => match placement.owner(&hostname) {
+                    Owner::Peer(member) => (member.clone(), placement.epoch()),
+                    Owner::Here => return self.send_here(body).await,
+                },
+                None => return self.send_here(body).await,
+            };
+            let retry = match self.attempt(&owner, body.as_ref(), deadline).await {
+                Ok(request) => return Ok(request),
+                Err(Failed::Refused(error)) => return Err(error),
+                Err(Failed::Retry(retry)) => retry,
+            };
+            tracing::debug!(node = owner.slot.get(), epoch, ?retry, "not served by the node of the service");
+            if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
+                return Err(Error::NodeUnavailable);
+            }
+            retries += 1;
+            self.upstream.counters.node_retries.increment();
+            self.wait(&retry, epoch, deadline).await;
+        }
+    }
+
+    /// Waits for a later placement, but not long: the other node may be the one that is late.
+    async fn wait(&self, retry: &Retry, epoch: u64, deadline: Instant) {
+        let pause = match retry {
+            Retry::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
+            Retry::NotOwner { .. } | Retry::Unreachable => limits::PLACEMENT_IS_LATE,
+        };
+        let pause = pause.min(deadline.saturating_duration_since(Instant::now()));
+        // Tries again in any case.
+        let _ = runtime::timeout(pause, self.nodes.peering.later_than(epoch)).await;
+    }
+
+    /// Serves the request on this node, which owns the service now.
+    async fn send_here(mut self, body: Option<ShortBody>) -> Result<UpstreamRequest, Error> {
+        wire::take_principal(&mut self.outbound.headers);
+        let admission = self.upstream.admit_here(self.request)?;
+        let mut opened = match self.upstream.open(admission, self.outbound)? {
+            Opening::Opened(opened) => opened,
+            // Only a request that this node does not own.
+            Opening::OnNode(_) => return Err(Error::NodeUnavailable),
+        };
+        if let Some(ShortBody { data, trailers }) = body {
+            // Does not wait, because a short body fits into the first credit. The response says why it was not taken.
+            if opened.upload.send(data, trailers.is_none()).await.is_ok() && trailers.is_some() {
+                let _ = opened.upload.finish(trailers).await;
+            }
+            opened.upload = Upload::None;
+        }
+        Ok(opened)
+    }
+
+    async fn attempt(
+        &self,
+        owner: &Member,
+        body: Option<&ShortBody>,
+        deadline: Instant,
+    ) -> Result<UpstreamRequest, Failed> {
+        let link = self.nodes.link(owner);
+        let within = deadline.saturating_duration_since(Instant::now());
+        let Ok(Ok(tunnel)) = runtime::timeout(within.max(Duration::from_millis(1)), link.tunnel()).await else {
+            return Err(Failed::Retry(Retry::Unreachable));
+        };
+        let memory = self.upstream.tunnels.relay_memory.account(&self.request.service.account);
+        memory.enter().map_err(Failed::Refused)?;
+        let carrier = Carrier::Node(Box::new(OnNode {
+            opened: None,
+            sent: Instant::now(),
+            _link: link.count(),
+            _memory: CountedStream(memory),
+        }));
+        let outbound = &self.outbound;
+        let opened = tunnel.open(window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
+        let (sender, receiver) = opened.map_err(|error| match error {
+            OpenError::StreamLimit | OpenError::Congested => Failed::Refused(Error::Overloaded("overloaded")),
+            OpenError::HeadTooLarge => {
+                Failed::Refused(Error::HeadersTooLarge(InvalidHead::HeadTooLarge(REQUEST_HEAD.head)))
+            }
+            OpenError::Lost => Failed::Retry(Retry::Unreachable),
+        })?;
+        if let Some(body) = body {
+            send_short(&sender, body).await;
+        }
+        let first = first_part(&receiver).await?;
+        // A short body has been sent, and a longer one has waited for the acceptance.
+        let (upload, first) = match (self.waits_for_acceptance(), first) {
+            (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Tunnel(sender), None),
+            (_, first) => (Upload::None, Some(first)),
+        };
+        self.upstream.counters.node_crossings.increment();
+        let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound), first);
+        Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
+    }
+}
+
+/// Sends a whole body. Does not wait: it fits into the first credit.
+async fn send_short(sender: &StreamSender, body: &ShortBody) {
+    // If the owner has refused the request already, its answer says so.
+    let sent = sender.send(body.data.clone(), body.trailers.is_none()).await;
+    if let (Ok(()), Some(trailers)) = (sent, &body.trailers) {
+        let _ = sender.finish_with_trailers(write_trailers(trailers));
+    }
+}
+
+/// Waits for the first part of the answer, without a time limit: it may be the backend's.
+async fn first_part(receiver: &StreamReceiver) -> Result<ReceivedPart, Failed> {
+    match receiver.receive().await {
+        Ok(ReceivedPart::Head(Kind::Refused, payload)) => {
+            let refusal = parse_refusal(payload).ok_or(Failed::Refused(Error::TunnelProtocol))?;
+            Err(match wire::read_refusal(&refusal) {
+                Refused::NotOwner { epoch } => Failed::Retry(Retry::NotOwner { epoch }),
+                Refused::Error(error) => Failed::Refused(error),
+            })
+        }
+        Ok(part) => Ok(part),
+        // The owner may have passed the request on before the link was lost.
+        Err(_) => Err(Failed::Refused(Error::NodeLost)),
+    }
+}

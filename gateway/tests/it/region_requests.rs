@@ -1,0 +1,491 @@
+//! A region of several nodes: requests whose service another node owns.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use gw_gateway::control::Actor;
+use gw_gateway::rate::Rate;
+use gw_gateway::store::StoredRecord;
+use gw_shared::id::KeyId;
+use http::Method;
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::support::caller::HOST;
+use crate::support::http1_peer::{Peer, fields};
+use crate::support::http2_caller::{self, on_a_reactor};
+use crate::support::nodes::Nodes;
+use crate::support::{SOON, backend, eventually};
+
+/// A backend that answers by path: see the tests.
+fn any_path() -> String {
+    backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.upgrade.is_some() {
+                peer.send("HTTP/1.1 101 X\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nX-Echo: twice\r\n\r\nhello ");
+                return double(&mut peer);
+            }
+            match head.target.path() {
+                "/hints" => {
+                    peer.send("HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n");
+                    if head.expects_continue {
+                        peer.send("HTTP/1.1 100 Continue\r\n\r\n");
+                    }
+                }
+                "/cut" => {
+                    peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nbegin");
+                    return;
+                }
+                _ => {}
+            }
+            let Ok((body, trailers)) = peer.body(head.framing) else { return };
+            match head.target.path() {
+                "/none" => peer.send("HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
+                "/same" => peer.send("HTTP/1.1 304 Not Modified\r\nETag: \"a\"\r\n\r\n"),
+                "/empty" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
+                "/head" => peer.send("HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+                "/whole" => {
+                    peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len()));
+                    peer.send(body);
+                }
+                _ => {
+                    peer.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: x-check\r\n\r\n");
+                    for piece in body.chunks(100_000) {
+                        peer.send(format!("{:x}\r\n", piece.len()));
+                        peer.send(piece);
+                        peer.send("\r\n");
+                    }
+                    let check = trailers.get("x-check").map_or("none", |value| value.to_str().unwrap());
+                    peer.send(format!("0\r\nx-check: {check}\r\n\r\n"));
+                }
+            }
+        }
+    })
+}
+
+fn double(peer: &mut Peer<TcpStream>) {
+    while let Ok(byte) = peer.bytes(1) {
+        peer.send([byte[0], byte[0]]);
+    }
+    peer.send("bye");
+    drop(peer.stream.shutdown(Shutdown::Write));
+}
+
+/// Two nodes with an agent in front of `backend`; also returns the owner of the service and the other node.
+fn with_agent(backend: &str) -> (Nodes, gw_agent::AgentHandle, usize, usize) {
+    let nodes = Nodes::start(2);
+    let (owner, other) = nodes.owner_and_other();
+    let agent = nodes.run_agent(other, backend);
+    nodes.wait_for_tunnel(owner);
+    (nodes, agent, owner, other)
+}
+
+/// Waits until no request is left on any tunnel or link.
+fn wait_until_idle(nodes: &Nodes, owner: usize) {
+    eventually("no request is left", || {
+        let reports = nodes.gateway(owner).control().reports();
+        let served: usize = reports.iter().map(|report| report.node_requests + report.crossings_served).sum();
+        let on_tunnels: usize = nodes.tunnels(owner).iter().map(|tunnel| tunnel.in_flight).sum();
+        (served + on_tunnels == 0).then_some(())
+    });
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 253) as u8).collect()
+}
+
+#[test]
+fn requests_at_any_node_reach_the_backend() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    for node in [owner, other] {
+        let mut caller = nodes.connect(node);
+        for length in [0, 1, 65_536, 65_537, 3_000_000] {
+            let body = pattern(length);
+            for path in ["/whole", "/chunked"] {
+                caller.send(nodes.request(&format!("POST {path}"), &format!("Content-Length: {length}\r\n\r\n")));
+                caller.send(&body);
+                let response = caller.response();
+                assert!(response.status == 200 && response.body == body, "{path} {length} at node {node}");
+            }
+        }
+        for (method, path, status) in [
+            (Method::GET, "/none", 204),
+            (Method::GET, "/same", 304),
+            (Method::GET, "/empty", 200),
+            (Method::HEAD, "/head", 200),
+            (Method::OPTIONS, "/chunked", 200),
+        ] {
+            caller.send(nodes.request(&format!("{method} {path}"), "\r\n"));
+            let response = caller.response_to(&method);
+            assert_eq!((response.status.as_u16(), response.body.len()), (status, 0), "{path}");
+            assert!(!response.header("x-gw-request-id").is_empty());
+            let own = fields(&response.headers).into_keys().filter(|name| name.starts_with("x-gw-node"));
+            assert_eq!(own.count(), 0);
+        }
+    }
+    // The first request is counted when the owner has answered.
+    assert_eq!((nodes.total(other, "requests_crossing_nodes"), nodes.total(owner, "requests_crossing_nodes")), (15, 0));
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn trailers_and_interim_responses_pass() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("POST /chunked", "Transfer-Encoding: chunked\r\n\r\n"));
+    caller.send("5\r\nhello\r\n0\r\nx-check: 7\r\n\r\n");
+    let response = caller.response();
+    assert_eq!((&response.body[..], &response.trailers["x-check"]), (&b"hello"[..], &"7".parse().unwrap()));
+    caller.send(nodes.request("POST /hints", "Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"));
+    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 103);
+    assert_eq!(caller.response_head(&Method::POST).unwrap().status, 100);
+    caller.send("later");
+    assert_eq!(caller.response().body, b"later");
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn http2_callers_are_served() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    on_a_reactor(async {
+        let caller = http2_caller::connect_to(&nodes.about(other), &h2::client::Builder::new()).await;
+        assert_eq!(caller.get("/none").await.status, 204);
+        let (response, mut upload) = caller.begin(caller.request(&Method::POST, "/chunked"), false).await;
+        upload.send_data("some ".into(), false).unwrap();
+        upload.send_data("text".into(), false).unwrap();
+        let trailers = std::iter::once((http::HeaderName::from_static("x-check"), "9".parse().unwrap())).collect();
+        upload.send_trailers(trailers).unwrap();
+        assert_eq!(http2_caller::whole(response).await.body, b"some text");
+        let short = caller.request(&Method::POST, "/whole").header("content-length", 3);
+        let (response, mut upload) = caller.begin(short, false).await;
+        upload.send_data("abc".into(), false).unwrap();
+        upload.send_trailers(http::HeaderMap::new()).unwrap();
+        assert_eq!(http2_caller::whole(response).await.body, b"abc");
+    });
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn protocols_are_switched_and_each_half_ends_separately() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /", "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n"));
+    let head = caller.response_head(&Method::GET).unwrap();
+    assert_eq!((head.status.as_u16(), head.headers["x-echo"].to_str().unwrap()), (101, "twice"));
+    assert_eq!(caller.bytes(6).unwrap(), b"hello ");
+    for byte in *b"abc" {
+        caller.send([byte]);
+        assert_eq!(caller.bytes(2).unwrap(), [byte, byte]);
+    }
+    caller.stream.conn.send_close_notify();
+    caller.stream.flush().unwrap();
+    caller.stream.sock.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(caller.bytes(3).unwrap(), b"bye");
+    assert!(caller.is_closed());
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn a_caller_that_leaves_cancels_its_request_at_the_backend() {
+    let ((arrived, arrivals), (left, seen)) = (mpsc::channel(), mpsc::channel());
+    let (nodes, _agent, owner, other) = with_agent(&backend::start(move |mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/hang" {
+                arrived.send(()).unwrap();
+                if peer.body(head.framing).is_ok() {
+                    left.send(peer.is_closed()).unwrap();
+                }
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+        }
+    }));
+    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Content-Length: 1000000\r\n\r\nabc"] {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("POST /hang", rest));
+        arrivals.recv_timeout(SOON).unwrap();
+        drop(caller);
+        if !rest.contains("1000000") {
+            assert!(seen.recv_timeout(SOON).unwrap(), "the backend sees the end of {rest:?}");
+        }
+        wait_until_idle(&nodes, owner);
+    }
+}
+
+#[test]
+fn a_slow_reader_holds_up_the_backend() {
+    const LENGTH: usize = 400_000_000;
+    let (nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
+        while peer.request_head().is_ok() {
+            peer.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n"));
+            let piece = [7; 64 * 1024];
+            let mut left = LENGTH;
+            while left > 0 && peer.stream.write_all(&piece[..left.min(piece.len())]).is_ok() {
+                left = left.saturating_sub(piece.len());
+            }
+        }
+    }));
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /", "\r\n"));
+    let head = caller.response_head(&Method::GET).unwrap();
+    assert_eq!(head.status, 200);
+    // Held bytes stay within windows, however long the caller does not read.
+    eventually("the tunnel holds bytes", || (nodes.tunnels(owner)[0].held_bytes > 0).then_some(()));
+    std::thread::sleep(Duration::from_millis(200));
+    let held = nodes.tunnels(owner)[0].held_bytes;
+    assert!(held <= 8 << 20, "{held}");
+    drop(caller);
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn errors_of_the_owner_pass() {
+    let (refusing, address) = backend::refusing();
+    let (nodes, agent, owner, other) = with_agent(&format!("http://{address}"));
+    let ask = |rest: &str| {
+        let mut caller = nodes.connect(other);
+        caller.send(nodes.request("POST /", rest));
+        caller.response()
+    };
+    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+        let response = ask(rest);
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (502, "GW_BACKEND_UNREACHABLE"), "{rest:?}");
+        let text = String::from_utf8(response.body).unwrap();
+        assert!(text.contains("refused"), "{text}");
+    }
+    drop(refusing);
+    agent.drain();
+    eventually("the tunnel is closed", || nodes.tunnels(owner).is_empty().then_some(()));
+    for rest in ["\r\n", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+        let response = ask(rest);
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (504, "AGENT_UNAVAILABLE"));
+    }
+    let control = nodes.gateway(owner).control();
+    let mut service = control.records().services.into_values().next().unwrap();
+    service.rate = Rate::new(1, 1).unwrap();
+    control.put(&StoredRecord::Service(service)).unwrap();
+    ask("\r\n");
+    let response = ask("\r\n");
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (429, "GW_RATE_LIMIT_EXCEEDED"));
+    let wait: u64 = response.header("retry-after").parse().unwrap();
+    assert!((1..=60).contains(&wait), "{wait}");
+}
+
+#[test]
+fn a_response_that_breaks_off_is_cut() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /cut", "\r\n"));
+    assert!(caller.try_response(&Method::GET).is_err());
+    wait_until_idle(&nodes, owner);
+}
+
+#[test]
+fn the_owner_refuses_what_an_administrator_has_revoked_there() {
+    let (nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    caller.send(nodes.request("GET /whole", "\r\n"));
+    assert_eq!(caller.response().status, 200);
+    // The other node does not know of it yet.
+    let control = nodes.gateway(owner).control();
+    let id = nodes.prepared.key_id().to_owned();
+    control.delete_caller_secret::<KeyId>(&Actor::Admin, "demo", &id).unwrap();
+    let refused = eventually("the key is refused", || {
+        caller.send(nodes.request("GET /whole", "\r\n"));
+        Some(caller.response()).filter(|response| response.status != 200)
+    });
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (502, "GW_SERVICE_KEY_INVALID"));
+}
+
+#[test]
+fn nodes_with_contradicting_placements_answer_503_after_one_hop_each() {
+    let mut nodes = Nodes::start(2);
+    let (first, second) = nodes.owner_and_other();
+    nodes.place_at(first, &[second]);
+    nodes.place_at(second, &[first]);
+    let mut caller = nodes.connect(first);
+    for rest in ["\r\n", "Content-Length: 3\r\n\r\nabc", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"] {
+        caller.send(nodes.request("POST /", rest));
+        let response = caller.response();
+        assert_eq!((response.status.as_u16(), response.code().as_str()), (503, "GW_NODE_UNAVAILABLE"), "{rest:?}");
+        assert_eq!((response.header("retry-after"), response.header("x-gw-status")), ("1", "NodeUnavailable"));
+        if rest.contains("chunked") {
+            break;
+        }
+    }
+    assert_eq!((nodes.total(first, "node_retries"), nodes.total(second, "node_retries")), (6, 0));
+    assert_eq!(nodes.total(second, "requests_crossing_nodes"), 0);
+}
+
+#[test]
+fn a_request_follows_a_service_that_moves_to_another_node() {
+    let (mut nodes, _agent, owner, other) = with_agent(&any_path());
+    let mut caller = nodes.connect(other);
+    // The owner does not know yet that it owns the service; it learns of it while the request waits.
+    nodes.place_at(owner, &[other]);
+    caller.send(nodes.request("POST /whole", "Content-Length: 4\r\n\r\nwait"));
+    eventually("the request was sent again", || (nodes.total(other, "node_retries") > 0).then_some(()));
+    nodes.place_at(owner, &[owner, other]);
+    assert_eq!(caller.response().body, b"wait");
+}
+
+#[test]
+fn a_lost_owner_gives_errors_until_the_service_has_moved() {
+    let (mut nodes, _agent, owner, other) = with_agent(&backend::start(|mut peer| {
+        while let Ok(head) = peer.request_head() {
+            if head.target.path() == "/hang" {
+                peer.is_closed();
+                return;
+            }
+            peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        }
+    }));
+    let mut running = nodes.connect(other);
+    running.send(nodes.request("GET /hang", "\r\n"));
+    eventually("the request is on the tunnel", || (nodes.tunnels(owner)[0].in_flight == 1).then_some(()));
+    nodes.stop(owner);
+    let response = running.response();
+    assert_eq!((response.status.as_u16(), response.code().as_str()), (502, "GW_RELAY_ERROR"));
+    // Once the link is closed, nothing reaches a backend.
+    eventually("the node is gone", || {
+        running.send(nodes.request("GET /", "\r\n"));
+        let response = running.response();
+        let (status, code) = (response.status.as_u16(), response.code());
+        assert!(
+            [(502, "GW_RELAY_ERROR"), (503, "GW_OVERLOADED"), (503, "GW_NODE_UNAVAILABLE")].contains(&(status, &*code))
+        );
+        (code == "GW_NODE_UNAVAILABLE").then_some(())
+    });
+    // A request that waits for the service to move is served.
+    let mut waiting = nodes.connect(other);
+    waiting.send(nodes.request("GET /", "\r\n"));
+    nodes.place(&[other]);
+    // Unless its agent takes longer than a request waits.
+    let status = waiting.response().status.as_u16();
+    assert!([200, 504].contains(&status), "{status}");
+    nodes.wait_for_tunnel(other);
+    running.send(nodes.request("GET /", "\r\n"));
+    assert_eq!(running.response().body, b"ok");
+}
+
+/// A certificate of the region's authority with this URI, for clients.
+fn certificate(nodes: &Nodes, uri: &str) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
+    let read = |name: &str| std::fs::read_to_string(nodes.prepared.path("data").join(name)).unwrap();
+    let key = KeyPair::from_pem(&read("agent-ca.key")).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(&read("agent-ca.crt"), key).unwrap();
+    let mut params = CertificateParams::default();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+    let pair = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&pair, &issuer).unwrap();
+    (certificate.der().clone(), PrivateKeyDer::from_pem_slice(pair.serialize_pem().as_bytes()).unwrap())
+}
+
+#[derive(Debug)]
+struct TrustAll(rustls::crypto::WebPkiSupportedAlgorithms);
+
+impl rustls::client::danger::ServerCertVerifier for TrustAll {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &rustls_pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls_pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+/// The first frame of a link to `node` with this certificate, or nothing if the node ends the connection.
+fn first_frame(
+    nodes: &Nodes,
+    node: usize,
+    alpn: &[u8],
+    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
+) -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(RootCertStore::empty());
+    let mut config = match identity {
+        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    config.dangerous().set_certificate_verifier(verifier);
+    config.alpn_protocols = vec![alpn.to_vec()];
+    let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
+    let mut stream = rustls::StreamOwned::new(session, nodes.connect_as_node(node));
+    let mut frame = vec![0; 12];
+    match stream.read_exact(&mut frame) {
+        Ok(()) => frame,
+        Err(_) => Vec::new(),
+    }
+}
+
+#[test]
+fn only_nodes_can_open_links() {
+    let nodes = Nodes::start(2);
+    let uri = |path: &str| format!("gw://eu1.gw.localhost/{path}");
+    let session = format!("{:032x}", Nodes::session(1));
+    let node = certificate(&nodes, &uri(&format!("node/1/{session}")));
+    // HELLO, with 8,192 streams.
+    let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
+    assert_eq!(first_frame(&nodes, 0, b"gw-peer/1", Some((node.0.clone(), node.1.clone_key()))), hello);
+    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent")).identity().unwrap();
+    let agent = (state.certificate.clone(), state.key.clone_key());
+    for (count, (alpn, identity)) in [
+        (&b"gw-peer/1"[..], Some(agent)),
+        (b"gw-peer/1", None),
+        (b"gw-tunnel/2", Some((node.0.clone(), node.1.clone_key()))),
+        (b"gw-peer/1", Some(certificate(&nodes, &uri(&format!("node/1024/{session}"))))),
+        (b"gw-peer/1", Some(certificate(&nodes, &uri("node/1/1")))),
+        (b"gw-peer/1", Some(certificate(&nodes, &format!("gw://eu2.gw.localhost/node/1/{session}")))),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        assert_eq!(first_frame(&nodes, 0, alpn, identity), b"", "case {count}");
+        let refused = || (nodes.turned_away(0, "node_unverified") == count as u64 + 1).then_some(());
+        eventually("the refusal is counted", refused);
+    }
+}
+
+#[test]
+fn a_node_has_no_tunnel() {
+    let nodes = Nodes::start(2);
+    let (owner, _) = nodes.owner_and_other();
+    let uri = format!("gw://eu1.gw.localhost/node/1/{:032x}", Nodes::session(1));
+    let identity = certificate(&nodes, &uri);
+    let mut peer = crate::support::caller::connect_to(&nodes.about(owner), HOST, &[b"gw-tunnel/2"], Some(identity));
+    peer.send(gw_shared::tunnel::handshake::request(HOST, None));
+    assert_eq!(peer.response().code(), "GW_AGENT_CERTIFICATE_REQUIRED");
+}
