@@ -19,7 +19,7 @@ impl Upstream {
         let request = RequestTraits::of(outbound);
         Ok(UpstreamRequest {
             upload: if outbound.has_body() { Upload::Tunnel(upload) } else { Upload::None },
-            response: PendingResponse::Tunnel(TunnelResponse::new(response, Carrier::Tunnel(in_flight), request, None)),
+            response: PendingResponse::Tunnel(TunnelResponse::new(response, Carrier::Tunnel(in_flight), request)),
         })
     }
 }

@@ -78,6 +78,14 @@ impl Carrier {
         }
     }
 
+    /// A part of the answer that was received already.
+    fn take_first(&mut self) -> Option<ReceivedPart> {
+        match self {
+            Self::Tunnel(_) => None,
+            Self::Node(on_node) => on_node.first.take(),
+        }
+    }
+
     /// Takes a notice of the owner of the service: an interim response that goes no further.
     fn take_notice(&mut self, payload: &Bytes) -> bool {
         let Self::Node(on_node) = self else { return false };
@@ -96,20 +104,13 @@ pub(crate) struct TunnelResponse {
     carrier: Carrier,
     request: RequestTraits,
     budget: InterimBudget,
-    /// Part that was received already.
-    first: Option<ReceivedPart>,
     /// Part or error that followed the last interim response.
     received: Option<Result<ReceivedPart, Error>>,
 }
 
 impl TunnelResponse {
-    pub(super) fn new(
-        stream: StreamReceiver,
-        carrier: Carrier,
-        request: RequestTraits,
-        first: Option<ReceivedPart>,
-    ) -> Self {
-        Self { stream, carrier, request, budget: InterimBudget::default(), first, received: None }
+    pub(super) fn new(stream: StreamReceiver, carrier: Carrier, request: RequestTraits) -> Self {
+        Self { stream, carrier, request, budget: InterimBudget::default(), received: None }
     }
 
     pub(super) fn progress(&self) -> Progress {
@@ -122,7 +123,7 @@ impl TunnelResponse {
             return None;
         }
         let ended = loop {
-            let part = match self.first.take() {
+            let part = match self.carrier.take_first() {
                 Some(part) => Ok(part),
                 None => self.stream.receive().await,
             };

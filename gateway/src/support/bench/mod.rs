@@ -106,6 +106,7 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         peers: Peers::new(vec![mailbox.clone(); id.0 + 1]),
         listeners: vec![TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?],
         listeners_are_ours: true,
+        region: None,
         directory,
         certificates: Arc::new(no_certificates()?),
         tunnel_grace: Arc::default(),

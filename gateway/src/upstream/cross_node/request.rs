@@ -41,10 +41,11 @@ pub(crate) struct ShortBody {
 pub(in crate::upstream) struct OnNode {
     /// Stream on the tunnel at the owner, once the owner has reported it.
     pub(in crate::upstream) opened: Option<OpenedStream>,
+    /// First part of the answer, until the response is read.
+    pub(in crate::upstream) first: Option<ReceivedPart>,
     /// When the request was sent.
     pub(in crate::upstream) sent: Instant,
-    _link: link::OnLink,
-    _memory: CountedStream,
+    _counted: (link::OnLink, CountedStream),
 }
 
 /// Counts one stream against the memory for relayed requests.
@@ -157,12 +158,7 @@ impl CrossNodeRequest {
         };
         let memory = self.upstream.tunnels.relay_memory.account(&self.request.service.account);
         memory.enter().map_err(Failed::Refused)?;
-        let carrier = Carrier::Node(Box::new(OnNode {
-            opened: None,
-            sent: Instant::now(),
-            _link: link.count(),
-            _memory: CountedStream(memory),
-        }));
+        let (sent, counted) = (Instant::now(), (link.count(), CountedStream(memory)));
         let outbound = &self.outbound;
         let opened = tunnel.open(window::FIRST as usize, !outbound.has_body(), |out| outbound.write(out));
         let (sender, receiver) = opened.map_err(|error| match error {
@@ -182,7 +178,8 @@ impl CrossNodeRequest {
             (_, first) => (Upload::None, Some(first)),
         };
         self.upstream.counters.node_crossings.increment();
-        let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound), first);
+        let carrier = Carrier::Node(Box::new(OnNode { opened: None, first, sent, _counted: counted }));
+        let response = TunnelResponse::new(receiver, carrier, RequestTraits::of(outbound));
         Ok(UpstreamRequest { upload, response: PendingResponse::Tunnel(response) })
     }
 }
