@@ -7,7 +7,8 @@
 //!
 //! - Planned moves (join, drain), and every move between nodes that are not dead: never. The old owner acknowledges
 //!   that it has stopped; see `succession`. Its bucket levels arrive with the acknowledgment, or, if the link between
-//!   the two nodes is broken, not at all: then the new owner starts with a full bucket.
+//!   the two nodes is broken or two changes follow each other within the delay of a message, later or not at all: then
+//!   the new owner starts with a full bucket.
 //! - A node that crashes: never, since it admits nothing more. The new owner starts with a full bucket, which is at most
 //!   one more burst.
 //! - A node that is paused, or so slow that it is declared dead: never. Its lease ends before it can be declared dead,
@@ -220,7 +221,7 @@ impl Membership {
             Event::Result { call, result } => self.on_result(now, call, result),
             Event::Peer(state) => self.on_peer(now, state),
             Event::Refused { slot, session } => {
-                self.observer.refused(slot, session);
+                self.observer.refused(now, slot, session);
                 self.read_soon(now);
             }
             Event::Hint { epoch } => self.hint(now, epoch),
@@ -320,6 +321,7 @@ impl Membership {
             }
             Statement::Tick if applied => {
                 self.lease.tick(sent);
+                self.observer.ticked(now);
                 self.is_tick_due = false;
                 if self.hinted_at.is_some_and(|at| sent > at) {
                     // The engine is right: the other source was wrong.

@@ -12,7 +12,7 @@ use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX};
 pub(super) struct Observer {
     /// Start of the last successful call.
     last_read: Option<Instant>,
-    /// End of the first successful call after the start, a failure or a pause of this process.
+    /// End of the first successful tick after the start, a failure or a pause of this process.
     good_since: Option<Instant>,
     seen: BTreeMap<NodeSlot, Seen>,
 }
@@ -23,11 +23,23 @@ struct Seen {
     beat: u64,
     /// When this node first saw the beat.
     since: Instant,
-    /// The node refused connections, and its beat has not changed since.
-    is_refused: bool,
+    refused: Option<Refusal>,
+}
+
+/// A node refused connections.
+#[derive(Debug)]
+struct Refusal {
+    at: Instant,
+    /// The beat was read again after that. If it changes from then on, the node lives.
+    is_confirmed: bool,
 }
 
 impl Observer {
+    /// A tick was committed: the server is the primary of the region, and its replies are current.
+    pub(super) fn ticked(&mut self, now: Instant) {
+        self.good_since.get_or_insert(now);
+    }
+
     /// Takes note of rows that a call, sent at `sent`, has read.
     pub(super) fn read(&mut self, sent: Instant, now: Instant, roster: &Roster) {
         // After a longer gap this process was paused, and does not know whether the engine was away meanwhile.
@@ -35,13 +47,16 @@ impl Observer {
             self.good_since = None;
         }
         self.last_read = Some(sent);
-        self.good_since.get_or_insert(now);
         self.seen.retain(|slot, _| roster.slot(*slot).is_some());
         for row in &roster.rows {
-            let fresh = || Seen { session: row.session, beat: row.beat, since: now, is_refused: false };
+            let fresh = || Seen { session: row.session, beat: row.beat, since: now, refused: None };
             let seen = self.seen.entry(row.slot).or_insert_with(fresh);
             if (seen.session, seen.beat) != (row.session, row.beat) {
-                *seen = fresh();
+                let refused = seen.refused.take().filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
+                *seen = Seen { refused, ..fresh() };
+            }
+            if let Some(refusal) = seen.refused.as_mut().filter(|refusal| sent >= refusal.at) {
+                refusal.is_confirmed = true;
             }
         }
     }
@@ -52,9 +67,9 @@ impl Observer {
     }
 
     /// The link to the node broke, and it refused the next connection.
-    pub(super) fn refused(&mut self, slot: NodeSlot, session: u128) {
+    pub(super) fn refused(&mut self, now: Instant, slot: NodeSlot, session: u128) {
         if let Some(seen) = self.seen.get_mut(&slot).filter(|seen| seen.session == session) {
-            seen.is_refused = true;
+            seen.refused = Some(Refusal { at: now, is_confirmed: false });
         }
     }
 
@@ -72,7 +87,8 @@ impl Observer {
         roster.rows.iter().filter(|row| row.session != own && !row.state.is_over()).find(|row| {
             self.seen.get(&row.slot).is_some_and(|seen| {
                 let is_same = (seen.session, seen.beat) == (row.session, row.beat);
-                is_same && (seen.is_refused || now.saturating_duration_since(seen.since) >= DEAD_AFTER)
+                let is_refused = seen.refused.as_ref().is_some_and(|refusal| refusal.is_confirmed);
+                is_same && (is_refused || now.saturating_duration_since(seen.since) >= DEAD_AFTER)
             })
         })
     }
