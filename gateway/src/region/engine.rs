@@ -1,7 +1,7 @@
 //! Rows that the nodes of a region share in PostgreSQL, and the statements that read and change them.
 
-use std::sync::Arc;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::placement::{Member, NodeSlot};
 
@@ -92,7 +92,7 @@ impl Roster {
         (0..=NodeSlot::MAX).filter_map(NodeSlot::new).find(|slot| self.slot(*slot).is_none())
     }
 
-    /// Whether each slot appears once and in order; checked for a roster that a peer sent.
+    /// Whether each slot appears once and in order.
     pub(super) fn is_valid(&self) -> bool {
         self.rows.len() <= Self::ROWS_MAX && self.rows.is_sorted_by(|one, next| one.slot < next.slot)
     }
@@ -101,9 +101,10 @@ impl Roster {
 /// A statement to run at the engine.
 ///
 /// Each is applied as a whole or not at all, under the conditions that its fields name. After it, applied or not, the
-/// same round trip reads the [`Roster`]. "CAS on the epoch" means `UPDATE region SET epoch = epoch + 1 WHERE epoch =
-/// $epoch`; the change of the row depends on its success. All but [`Self::Beat`] and [`Self::Read`] are committed
-/// synchronously.
+/// same round trip reads the [`Roster`] in one snapshot, so that the epoch and the rows belong together. "CAS on the
+/// epoch" means `UPDATE region SET epoch = epoch + 1 WHERE epoch = $epoch` in the transaction that changes the row. An
+/// epoch without a change does no harm; a change of members without an epoch does. All but [`Self::Beat`] and
+/// [`Self::Read`] are committed synchronously.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Statement {
     /// Reads the roster.

@@ -33,7 +33,7 @@ use super::observer::Observer;
 use super::placement::NodeSlot;
 use super::requests::{OperatorError, Requests};
 use super::succession::{Source, Succession};
-use super::timing::{BEAT, CALL_TIMEOUT, HINT_GAP, JOIN_GAP, LEASE};
+use super::timing::{BEAT, CALL_TIMEOUT, HINT_GAP, JOIN_GAP, LEASE, LEVELS_AHEAD};
 use super::view::View;
 
 /// What a node is told about itself at its start.
@@ -70,7 +70,8 @@ pub enum Event {
     HandedOver,
 }
 
-/// Message of one node to another, sent at every change and every [`BEAT`].
+/// Message of one node to another, sent at every change and every [`BEAT`]. The receiver of the link has checked that
+/// slot and session are those of the sender's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerState {
     /// The sender.
@@ -135,8 +136,14 @@ pub struct Membership {
     /// Latest epoch that another source named.
     hinted: u64,
     hinted_at: Option<Instant>,
+    /// Last epoch whose view all workers use.
     applied: u64,
+    applied_at: Option<Instant>,
+    /// The acknowledgment before `applied`.
+    row_acknowledged: u64,
     applied_revision: u64,
+    /// The last session of this process ended at this epoch. The next one begins after the workers know.
+    fenced_at: u64,
     published: Option<Arc<View>>,
     pub(super) stopped: Option<StopReason>,
     is_stop_told: bool,
@@ -175,6 +182,9 @@ impl Membership {
             hinted: 0,
             hinted_at: None,
             applied: 0,
+            applied_at: None,
+            row_acknowledged: 0,
+            fenced_at: 0,
             applied_revision: 0,
             published: None,
             stopped: None,
@@ -225,12 +235,7 @@ impl Membership {
                 self.read_soon(now);
             }
             Event::Hint { epoch } => self.hint(now, epoch),
-            Event::Applied { epoch } if epoch > self.applied => {
-                self.applied = epoch;
-                self.tell_due = now;
-                self.read_soon(now);
-            }
-            Event::Applied { .. } => {}
+            Event::Applied { epoch } => self.on_applied(now, epoch),
             Event::Revision(revision) => self.applied_revision = revision,
             Event::Ready => self.is_ready = true,
             Event::HandedOver => self.is_handed_over = true,
@@ -303,14 +308,14 @@ impl Membership {
             return;
         };
         let (applied, roster) = match result {
-            CallResult::Done { applied, roster } if roster.epoch >= self.succession.epoch() => (applied, roster),
-            result => {
-                // Older rows come from a server that is not the primary any more, or was restored.
-                self.went_back = matches!(result, CallResult::Done { .. });
-                return self.call_failed(now, sent);
-            }
+            CallResult::Done { applied, roster } if roster.is_valid() => (applied, roster),
+            _ => return self.call_failed(now, sent),
         };
-        self.went_back = false;
+        self.went_back = roster.epoch < self.succession.epoch();
+        if self.went_back {
+            // Older rows come from a server that is not the primary any more, or was restored.
+            return self.call_failed(now, sent);
+        }
         self.is_refreshed = true;
         self.observer.read(sent, now, &roster);
         match call.statement {
@@ -329,9 +334,32 @@ impl Membership {
                 }
             }
             Statement::Join(_) if !applied => self.beat_due = now + JOIN_GAP,
+            Statement::Join(_) | Statement::Read => self.beat_due = now,
             _ => {}
         }
         self.install(now, roster, Source::Engine);
+    }
+
+    fn on_applied(&mut self, now: Instant, epoch: u64) {
+        if epoch <= self.applied {
+            return;
+        }
+        // Peers get the acknowledgment with the levels; the row follows, for those that cannot be reached.
+        self.row_acknowledged = self.acknowledgment(now);
+        self.applied = epoch;
+        self.applied_at = Some(now);
+        self.tell_due = now;
+        if self.succession.own().is_none() {
+            self.beat_due = self.beat_due.min(now);
+        } else if self.is_refreshed {
+            self.beat_due = self.beat_due.min(now + LEVELS_AHEAD);
+        }
+    }
+
+    /// The acknowledged epoch to write into the row.
+    fn acknowledgment(&self, now: Instant) -> u64 {
+        let is_told = self.applied_at.is_none_or(|at| now.saturating_duration_since(at) >= LEVELS_AHEAD);
+        if is_told { self.applied } else { self.row_acknowledged }
     }
 
     fn call_failed(&mut self, now: Instant, sent: Instant) {
@@ -389,9 +417,9 @@ impl Membership {
         }
     }
 
-    /// Whether another source named an epoch whose rows are not known here.
+    /// Whether another source named an epoch that the workers do not use yet.
     fn is_outdated(&self) -> bool {
-        self.hinted > self.succession.epoch()
+        self.hinted > self.applied
     }
 
     /// Since when all other owners were heard.
@@ -428,7 +456,8 @@ impl Membership {
     /// The session of this node has ended at the engine: stop, or join with another one.
     fn fenced(&mut self, now: Instant) {
         let own = self.config.session..=self.session;
-        let is_taken = self.slot.and_then(|slot| self.roster().slot(slot)).is_some_and(|row| !own.contains(&row.session));
+        let is_taken =
+            self.slot.and_then(|slot| self.roster().slot(slot)).is_some_and(|row| !own.contains(&row.session));
         if is_taken {
             self.stopped = Some(StopReason::TakenOver);
         } else if self.is_leaving {
@@ -437,6 +466,7 @@ impl Membership {
         self.session = self.session.wrapping_add(1);
         self.succession.renew(self.session);
         self.lease.reset();
+        self.fenced_at = self.succession.epoch();
         self.has_row = false;
         self.is_handed_over = false;
         self.is_tick_due = false;
@@ -449,7 +479,7 @@ impl Membership {
         if now >= self.beat_due {
             // Due again when this call has succeeded or failed.
             self.beat_due = now + BEAT;
-            let (acknowledged, applied_revision) = (self.applied, self.applied_revision);
+            let (acknowledged, applied_revision) = (self.acknowledgment(now), self.applied_revision);
             return Some(Statement::Beat { slot, session, acknowledged, applied_revision });
         }
         if !self.is_refreshed {
@@ -466,7 +496,7 @@ impl Membership {
             }
             NodeState::Live if self.is_leaving => return Some(Statement::Drain { slot, session }),
             NodeState::Draining if self.is_handed_over => return Some(Statement::Leave { slot, session, epoch }),
-            NodeState::Leaving if self.applied >= epoch => return Some(Statement::End { slot, session }),
+            NodeState::Leaving if self.acknowledgment(now) >= epoch => return Some(Statement::End { slot, session }),
             _ => {}
         }
         if let Some(dead) = self.observer.dead(now, self.succession.roster(), session) {
@@ -488,13 +518,14 @@ impl Membership {
             self.stopped = Some(StopReason::Left);
             return None;
         }
+        // Workers with the view of an earlier session must not use the lease of the next one.
+        if self.applied < self.fenced_at {
+            return None;
+        }
         let roster = self.succession.roster();
         let slot = self.slot.or_else(|| roster.free_slot())?;
-        let replaces = roster.slot(slot).map(|row| Replaced {
-            session: row.session,
-            state: row.state,
-            epoch: roster.epoch,
-        });
+        let replaces =
+            roster.slot(slot).map(|row| Replaced { session: row.session, state: row.state, epoch: roster.epoch });
         let NodeConfig { peer_address, ref version, .. } = self.config;
         let version = Arc::clone(version);
         Some(Statement::Join(Join { slot, session: self.session, peer_address, version, replaces }))

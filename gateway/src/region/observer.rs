@@ -52,7 +52,8 @@ impl Observer {
             let fresh = || Seen { session: row.session, beat: row.beat, since: now, refused: None };
             let seen = self.seen.entry(row.slot).or_insert_with(fresh);
             if (seen.session, seen.beat) != (row.session, row.beat) {
-                let refused = seen.refused.take().filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
+                let refused =
+                    seen.refused.take().filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
                 *seen = Seen { refused, ..fresh() };
             }
             if let Some(refusal) = seen.refused.as_mut().filter(|refusal| sent >= refusal.at) {

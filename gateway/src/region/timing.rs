@@ -24,6 +24,9 @@ pub(super) const READ_GAP_MAX: Duration = Duration::from_millis(2_500);
 /// Least time between two calls that messages of peers cause.
 pub(super) const HINT_GAP: Duration = Duration::from_millis(100);
 
+/// Time by which an acknowledgment reaches peers before it is written into the row: bucket levels travel with it.
+pub(super) const LEVELS_AHEAD: Duration = Duration::from_millis(100);
+
 /// Least time between two attempts to join.
 pub(super) const JOIN_GAP: Duration = Duration::from_millis(200);
 

@@ -30,9 +30,11 @@ pub(super) struct Awaited {
 impl Awaited {
     fn may_admit(&self, hostname: &str) -> Option<bool> {
         let placements = self.placements.as_ref()?;
-        Some(placements.iter().any(|placement| {
-            placement.owning_member(hostname).is_some_and(|member| member.session == self.session)
-        }))
+        Some(
+            placements.iter().any(|placement| {
+                placement.owning_member(hostname).is_some_and(|member| member.session == self.session)
+            }),
+        )
     }
 }
 

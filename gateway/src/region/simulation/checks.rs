@@ -56,13 +56,14 @@ impl World {
             self.fail(format!("host {host} went back to epoch {}", view.epoch()));
         }
         let members = view.placement().members().iter().map(|member| (member.slot, member.session));
-        let same = self.engine.members.get(view.epoch() as usize).is_some_and(|truth| members.eq(truth.iter().copied()));
+        let same =
+            self.engine.members.get(view.epoch() as usize).is_some_and(|truth| members.eq(truth.iter().copied()));
         if !same {
             self.fail(format!("host {host} has other members at epoch {}: {view:?}", view.epoch()));
         }
     }
 
-    pub(super) fn checks_after_answer(&mut self, host: usize, _now: Duration) {
+    pub(super) fn check_answer(&mut self, host: usize) {
         let Some(process) = &self.hosts[host].process else { return };
         if process.machine.roster().epoch > self.engine.epoch() {
             self.fail(format!("host {host} knows an epoch that does not exist"));
@@ -133,7 +134,8 @@ impl World {
 
     /// Two hosts admit for one service: one must be cut off, within the documented bounds.
     fn check_overlap(&mut self, one: usize, other: usize) {
-        let epoch = |host: usize| self.hosts[host].process.as_ref().and_then(|process| Some(process.view.as_ref()?.epoch()));
+        let epoch =
+            |host: usize| self.hosts[host].process.as_ref().and_then(|process| Some(process.view.as_ref()?.epoch()));
         let older = if epoch(one) <= epoch(other) { one } else { other };
         if let Err(reason) = self.may_overlap(older, one, other) {
             self.fail(format!("hosts {one} and {other} both admit, {older} by the older epoch: {reason}"));
@@ -163,8 +165,18 @@ impl World {
         if unaware > UNAWARE_MAX {
             return Err("it reaches the engine for too long");
         }
-        if end.kind == EndKind::Silence && !node.has_failed {
+        if end.kind != EndKind::Silence {
+            return Ok(());
+        }
+        // A failure is known one second after the start of its call, and counts for four seconds after that start, on
+        // a clock that is up to 3 % slow.
+        let has_failed = node.failed.is_some_and(|failed| self.now - failed < Duration::from_millis(4_130));
+        if !has_failed {
             return Err("its calls have not failed");
+        }
+        let hinted = node.hinted.map_or(Duration::ZERO, |(_, at)| self.now - at);
+        if hinted > WORKER_DELAY {
+            return Err("another node named a later epoch");
         }
         Ok(())
     }

@@ -1,12 +1,13 @@
 //! Directed schedules, one for each event in the life of a region.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::super::engine::NodeState;
+use super::super::engine::{Call, CallResult, NodeState, Roster, Statement};
 use super::super::lease::Isolation;
-use super::super::membership::{Event, Membership, NodeConfig};
+use super::super::membership::{Action, Event, Membership, NodeConfig};
 use super::super::placement::NodeSlot;
 use super::super::status::Standing;
+use super::super::timing::CALL_TIMEOUT;
 use super::schedule::{Fault, Schedule};
 use super::world::World;
 
@@ -40,13 +41,24 @@ fn machine(world: &World, host: usize) -> &Membership {
     &world.hosts[host].process.as_ref().unwrap().machine
 }
 
+fn config() -> NodeConfig {
+    NodeConfig {
+        slot: NodeSlot::new(0),
+        session: 1,
+        peer_address: ([127, 0, 0, 1], 7000).into(),
+        version: "1".into(),
+        isolation: Isolation::Serve,
+    }
+}
+
 fn cut_engine(host: usize) -> Fault {
     Fault::CutEngine { host, requests: true, replies: true }
 }
 
 fn cut_peers(host: usize, hosts: usize) -> impl Iterator<Item = (u64, Fault)> {
     let peers = (0..hosts).filter(move |peer| *peer != host);
-    peers.flat_map(move |peer| [Fault::CutPeer { from: host, to: peer }, Fault::CutPeer { from: peer, to: host }])
+    peers
+        .flat_map(move |peer| [Fault::CutPeer { from: host, to: peer }, Fault::CutPeer { from: peer, to: host }])
         .map(|fault| (5_000, fault))
 }
 
@@ -249,7 +261,8 @@ fn a_process_whose_slot_was_taken_stops() {
 fn lost_replies_do_not_stop_a_join() {
     for millis in (0..3_000).step_by(50) {
         let cut = (5_000 + millis, Fault::CutEngine { host: 1, requests: false, replies: true });
-        let mut world = region(2, &[(0, Fault::Start(0)), (5_000, Fault::Start(1)), cut, (10_000, Fault::HealEngine(1))]);
+        let mut world =
+            region(2, &[(0, Fault::Start(0)), (5_000, Fault::Start(1)), cut, (10_000, Fault::HealEngine(1))]);
         run(&mut world, 15_000);
         world.has_converged().unwrap();
     }
@@ -269,6 +282,77 @@ fn a_false_epoch_causes_few_calls() {
     assert!(world.calls - before <= 40, "{} calls", world.calls - before);
     run(&mut world, 12_000);
     assert_eq!(machine(&world, 0).status(world.clock(0), 0, [].into_iter()).standing, Standing::Member);
+}
+
+#[test]
+fn a_hint_ends_static_stability() {
+    let mut faults: Vec<_> = (0..3).map(|host| (0, Fault::Start(host))).chain(cut_peers(1, 3)).collect();
+    faults.push((15_000, cut_engine(1)));
+    let mut world = region(3, &faults);
+    run(&mut world, 25_000);
+    assert_ne!(world.admitted(1), 0);
+    let clock = world.clock(1);
+    let epoch = world.engine.epoch();
+    world.hosts[1].process.as_mut().unwrap().machine.on(clock, Event::Hint { epoch });
+    world.drive(1);
+    assert_eq!(world.admitted(1), 0);
+}
+
+#[test]
+fn a_refusal_is_forgotten_when_the_node_beats_on() {
+    // During the grace after the start of the observer no node is declared dead.
+    let mut world = started(3, &[(5_000, Fault::Refused { by: 0, host: 1 })]);
+    run(&mut world, 30_000);
+    assert_eq!(world.checks.deaths, 0);
+}
+
+#[test]
+fn a_failure_before_a_pause_extends_nothing_after_it() {
+    let cut = [(15_000, cut_engine(1)), (15_900, Fault::Pause(1)), (30_000, Fault::Resume(1))];
+    let faults: Vec<_> = (0..3).map(|host| (0, Fault::Start(host))).chain(cut_peers(1, 3)).chain(cut).collect();
+    let mut world = region(3, &faults);
+    run(&mut world, 30_000);
+    assert_eq!(world.admitted(1), 0);
+    run(&mut world, 32_500);
+    assert_ne!(world.admitted(1), 0, "a call that started after the pause has failed");
+}
+
+/// The next call of a machine without a world.
+fn next_call(machine: &mut Membership, now: Instant) -> Option<Call> {
+    std::iter::from_fn(|| machine.poll(now)).find_map(|action| match action {
+        Action::Call(call) => Some(call),
+        _ => None,
+    })
+}
+
+#[test]
+fn late_results_are_ignored() {
+    let start = Instant::now();
+    let late = start + CALL_TIMEOUT;
+    let mut machine = Membership::new(config(), start);
+    let first = next_call(&mut machine, start).unwrap();
+    let second = next_call(&mut machine, late).unwrap();
+    let result = CallResult::Done { applied: false, roster: Roster { epoch: 0, rows: Vec::new() } };
+    machine.on(late, Event::Result { call: first.id, result: result.clone() });
+    assert_eq!(next_call(&mut machine, late), None, "the second call is outstanding");
+    machine.on(late, Event::Result { call: second.id, result });
+    let next = next_call(&mut machine, late).unwrap();
+    assert!(matches!(next.statement, Statement::Join(_)), "{next:?}");
+}
+
+#[test]
+fn an_engine_that_goes_back_is_not_followed() {
+    let mut world = started(2, &[]);
+    run(&mut world, 5_000);
+    // An outstanding call times out first.
+    let now = world.clock(0) + CALL_TIMEOUT;
+    let machine = &mut world.hosts[0].process.as_mut().unwrap().machine;
+    let epoch = machine.roster().epoch;
+    let call = next_call(machine, now).unwrap();
+    let result = CallResult::Done { applied: true, roster: Roster { epoch: epoch - 1, rows: Vec::new() } };
+    machine.on(now, Event::Result { call: call.id, result });
+    assert_eq!(machine.roster().epoch, epoch);
+    assert!(machine.status(now, 0, [].into_iter()).engine_went_back);
 }
 
 #[test]
@@ -295,17 +379,8 @@ fn the_status_counts_services() {
 
 #[test]
 fn a_node_without_an_engine_owns_nothing() {
-    let mut world = started(1, &[]);
-    let clock = world.clock(0);
-    let config = NodeConfig {
-        slot: NodeSlot::new(0),
-        session: 1,
-        peer_address: ([127, 0, 0, 1], 7000).into(),
-        version: "1".into(),
-        isolation: Isolation::Serve,
-    };
-    let machine = Membership::new(config, clock);
+    let now = Instant::now();
+    let machine = Membership::new(config(), now);
     assert_eq!(machine.admit_until(), None);
-    assert_eq!(machine.status(clock, 0, [].into_iter()).standing, Standing::Outside);
-    run(&mut world, 1);
+    assert_eq!(machine.status(now, 0, [].into_iter()).standing, Standing::Outside);
 }

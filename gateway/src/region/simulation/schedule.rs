@@ -10,22 +10,42 @@ pub(super) enum Fault {
     Crash(usize),
     Pause(usize),
     Resume(usize),
-    EngineDown { loses_beats: bool },
+    EngineDown {
+        loses_beats: bool,
+    },
     EngineHung,
     EngineUp,
     /// Cuts the requests to the engine, or its replies, or both.
-    CutEngine { host: usize, requests: bool, replies: bool },
+    CutEngine {
+        host: usize,
+        requests: bool,
+        replies: bool,
+    },
     HealEngine(usize),
-    CutPeer { from: usize, to: usize },
-    HealPeer { from: usize, to: usize },
+    CutPeer {
+        from: usize,
+        to: usize,
+    },
+    HealPeer {
+        from: usize,
+        to: usize,
+    },
     /// The host ends its membership itself.
     Leave(usize),
     /// `by` asks that `host` drains.
-    Drain { by: usize, host: usize },
+    Drain {
+        by: usize,
+        host: usize,
+    },
     /// `by` removes a row that is over.
-    Remove { by: usize },
+    Remove {
+        by: usize,
+    },
     /// `by` takes the host for refusing connections, though it lives.
-    Refused { by: usize, host: usize },
+    Refused {
+        by: usize,
+        host: usize,
+    },
     /// Loses this many percent of all messages and delays as many.
     Loss(u64),
 }
@@ -69,7 +89,8 @@ impl Schedule {
         let host = random.index(self.hosts);
         let other = (host + 1 + random.index(self.hosts - 1)) % self.hosts;
         let longest = if random.percent(30) { 1_500 } else { 12_000 };
-        let end = at + random.millis(100, longest);
+        // Every fourth fault ends about when a node is declared dead.
+        let end = at + if random.percent(25) { random.millis(4_500, 7_000) } else { random.millis(100, longest) };
         let mut push = |at, fault| self.faults.push((at, fault));
         match random.below(12) {
             0 | 1 => {

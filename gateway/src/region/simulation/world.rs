@@ -1,5 +1,7 @@
 //! Hosts, links and the engine on virtual time.
 
+mod faults;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -7,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::super::engine::{Call, CallResult, NodeState};
 use super::super::lease::Isolation;
-use super::super::membership::{Action, Event, Membership, NodeConfig, PeerState};
+use super::super::membership::{Action, Event, Membership, PeerState};
 use super::super::placement::NodeSlot;
 use super::super::view::{Arrival, Attempts, Decision, Retry, View};
 use super::engine::{FakeEngine, Mode};
@@ -20,17 +22,45 @@ pub(super) const WORKER_DELAY: Duration = Duration::from_millis(50);
 /// Something that happens at a time.
 #[derive(Debug)]
 enum Work {
-    Wake { host: usize, at: Duration },
+    Wake {
+        host: usize,
+        at: Duration,
+    },
     /// The request of a call reaches the engine.
-    Execute { host: usize, process: u64, generation: u64, call: Call },
-    Answer { host: usize, process: u64, call: u64, executed: Duration, result: CallResult },
-    Deliver { to: usize, state: PeerState },
+    Execute {
+        host: usize,
+        process: u64,
+        generation: u64,
+        call: Call,
+    },
+    Answer {
+        host: usize,
+        process: u64,
+        call: u64,
+        executed: Duration,
+        result: CallResult,
+    },
+    Deliver {
+        to: usize,
+        state: PeerState,
+    },
     /// The workers use a view.
-    Applied { host: usize, process: u64, view: Arc<View> },
-    Input { host: usize, process: u64, event: Event },
+    Applied {
+        host: usize,
+        process: u64,
+        view: Arc<View>,
+    },
+    Input {
+        host: usize,
+        process: u64,
+        event: Event,
+    },
     Fault(Fault),
     Request(Request),
-    Forwarded { to: u128, request: Request },
+    Forwarded {
+        to: u128,
+        request: Request,
+    },
 }
 
 /// A request on its way to the owner of its service.
@@ -60,8 +90,14 @@ pub(super) struct Process {
     is_handing_over: bool,
     /// Execution of the last call whose answer arrived.
     pub(super) last_answer: Duration,
-    /// A call without an answer was sent after that.
-    pub(super) has_failed: bool,
+    /// Start of the last call without an answer.
+    pub(super) failed: Option<Duration>,
+    /// A call is outstanding since then.
+    called: Duration,
+    /// When the process last came out of a pause.
+    pub(super) resumed: Duration,
+    /// When another node's answer named an epoch after that of the workers' view.
+    pub(super) hinted: Option<(u64, Duration)>,
     /// When a peer first told of an epoch after that of the workers' view.
     pub(super) told: Option<(u64, Duration)>,
     /// Last acknowledged epoch that arrived directly from each session.
@@ -259,23 +295,24 @@ impl World {
         let clock = self.clock(host);
         match work {
             Work::Answer { process, call, executed, result, .. } => {
-                let now = self.now;
                 let Some(process) = self.process(host, process) else { return };
                 if matches!(result, CallResult::Done { .. }) {
                     process.last_answer = process.last_answer.max(executed);
-                    process.has_failed = false;
-                } else {
-                    process.has_failed = true;
                 }
                 process.machine.on(clock, Event::Result { call, result });
-                self.checks_after_answer(host, now);
+                self.check_answer(host);
             }
             Work::Deliver { state, .. } => self.deliver(host, state),
             Work::Applied { process, view, .. } => self.apply(host, process, &view),
             Work::Input { process, event, .. } => {
-                if let Some(process) = self.process(host, process) {
-                    process.machine.on(clock, event);
+                let now = self.now;
+                let Some(process) = self.process(host, process) else { return };
+                if let (Event::Hint { epoch }, Some(view)) = (&event, &process.view)
+                    && *epoch > view.epoch()
+                {
+                    process.hinted.get_or_insert((*epoch, now));
                 }
+                process.machine.on(clock, event);
             }
             Work::Request(request) => self.request(host, request),
             Work::Forwarded { request, .. } => self.forwarded(host, request),
@@ -297,17 +334,18 @@ impl World {
 
     fn apply(&mut self, host: usize, number: u64, view: &Arc<View>) {
         let clock = self.clock(host);
-        let services = self.services.iter().enumerate().filter(|(_, name)| {
-            matches!(view.decide(name, Arrival::Caller, true), Decision::Admit)
-        });
+        let services = self
+            .services
+            .iter()
+            .enumerate()
+            .filter(|(_, name)| matches!(view.decide(name, Arrival::Caller, true), Decision::Admit));
         let services = services.fold(0, |all, (index, _)| all | 1 << index);
         let Some(process) = self.process(host, number) else { return };
         let before = process.view.replace(Arc::clone(view));
         process.services = services;
         process.session = process.machine.session();
-        if process.told.is_some_and(|(epoch, _)| view.epoch() >= epoch) {
-            process.told = None;
-        }
+        process.told = process.told.filter(|(epoch, _)| view.epoch() < *epoch);
+        process.hinted = process.hinted.filter(|(epoch, _)| view.epoch() < *epoch);
         process.machine.on(clock, Event::Applied { epoch: view.epoch() });
         self.check_view(host, before.as_deref(), view);
     }
@@ -353,7 +391,7 @@ impl World {
     fn lose_call(&mut self, host: usize) {
         self.hosts[host].disturbed = self.now;
         if let Some(process) = &mut self.hosts[host].process {
-            process.has_failed = true;
+            process.failed = Some(process.called);
         }
     }
 
@@ -412,6 +450,10 @@ impl World {
         match action {
             Action::Call(call) => {
                 self.calls += 1;
+                let now = self.now;
+                if let Some(process) = self.process(host, process) {
+                    process.called = now;
+                }
                 let (at, generation) = (self.now + self.engine_delay(host), self.engine.generation);
                 if self.loses() {
                     return self.lose_call(host);
@@ -485,5 +527,3 @@ impl World {
         }
     }
 }
-
-mod faults;

@@ -1,6 +1,13 @@
 //! Faults that change the world.
 
-use super::*;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::super::super::membership::{Event, Membership, NodeConfig};
+use super::super::engine::Mode;
+use super::super::schedule::Fault;
+use super::{Process, Work, World};
 
 impl World {
     pub(super) fn fault(&mut self, fault: Fault) {
@@ -96,8 +103,11 @@ impl World {
             apply_at: Duration::ZERO,
             is_handing_over: false,
             last_answer: Duration::ZERO,
-            has_failed: false,
+            failed: None,
+            called: Duration::ZERO,
+            resumed: Duration::ZERO,
             told: None,
+            hinted: None,
             levels: BTreeMap::new(),
         });
         self.hosts[host].disturbed = self.now;
@@ -136,6 +146,9 @@ impl World {
         }
         self.hosts[host].disturbed = self.now;
         self.hosts[host].wake = None;
+        if let Some(process) = &mut self.hosts[host].process {
+            process.resumed = self.now;
+        }
         // The clock has gone on. Workers and timers may run before the messages that arrived meanwhile.
         self.check_admission(host);
         let inbox = std::mem::take(&mut self.hosts[host].inbox);
