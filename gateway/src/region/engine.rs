@@ -46,7 +46,7 @@ pub struct NodeRow {
     /// Random; differs between two processes, and after each rejoin of one process.
     pub session: u128,
     pub state: NodeState,
-    /// Grows with every beat of the session.
+    /// Differs after every beat of the session. Falls when the engine loses a commit.
     pub beat: u64,
     /// Last epoch whose placement all workers of the node use: the node admits by no earlier placement.
     pub acknowledged: u64,
@@ -109,9 +109,10 @@ impl Roster {
 pub enum Statement {
     /// Reads the roster.
     Read,
-    /// Increments `beat` and raises `acknowledged` where the row has this session and is neither left nor dead. May be
-    /// committed asynchronously.
-    Beat { slot: NodeSlot, session: u128, acknowledged: u64, applied_revision: u64 },
+    /// Raises `beat`, `acknowledged` and `applied_revision` to these values (never lowers them) where the row has this
+    /// session and is neither left nor dead. May be committed asynchronously. `beat` is not incremented by the engine:
+    /// after a failover that lost the last beat, the next one would restore the lost value, and look like silence.
+    Beat { slot: NodeSlot, session: u128, beat: u64, acknowledged: u64, applied_revision: u64 },
     /// Increments `region.tick`, committed synchronously: proves that the server is still the primary of the region.
     Tick,
     /// Writes a row in state `Joining` with beat 0.

@@ -18,7 +18,8 @@ pub enum Isolation {
 ///
 /// Other nodes declare a node dead once they saw no beat for `DEAD_AFTER`. A beat sent at `t` is seen at `t` or later,
 /// so the node cannot be declared dead before `t` + `DEAD_AFTER` on the clock of the observer. Up to `t` + `LEASE` on
-/// its own clock it therefore admits safely.
+/// its own clock it therefore admits safely. A beat counts once a tick has followed it, since a failover can lose it
+/// before.
 ///
 /// A node whose calls fail cannot know more. It goes on while the calls fail, so that an outage of the engine does not
 /// stop the region. A process that was paused has neither a recent beat nor a recent failure: it admits only after a
@@ -28,15 +29,15 @@ pub(super) struct Lease {
     isolation: Isolation,
     /// Start of the last successful beat.
     beat: Option<Instant>,
-    /// Start of the last successful tick.
-    tick: Option<Instant>,
+    /// Start of the last beat that a tick has followed: the engine cannot lose it any more.
+    contact: Option<Instant>,
     /// Start of the last call that failed, if the failure was seen in time.
     failed: Option<Instant>,
 }
 
 impl Lease {
     pub(super) fn new(isolation: Isolation) -> Self {
-        Self { isolation, beat: None, tick: None, failed: None }
+        Self { isolation, beat: None, contact: None, failed: None }
     }
 
     /// Forgets the beats of an earlier session.
@@ -48,8 +49,9 @@ impl Lease {
         self.beat = Some(sent);
     }
 
-    pub(super) fn tick(&mut self, sent: Instant) {
-        self.tick = Some(sent);
+    /// A tick succeeded. Its synchronous commit includes the beat before it.
+    pub(super) fn tick(&mut self) {
+        self.contact = self.beat;
     }
 
     /// A call that was sent at `sent` failed.
@@ -62,13 +64,13 @@ impl Lease {
 
     /// Start of the last contact with the engine.
     pub(super) fn contact(&self) -> Option<Instant> {
-        self.beat.zip(self.tick).map(|(beat, tick)| beat.min(tick))
+        self.contact
     }
 
     /// End of the time to admit. `peers` is the time since which all other owners were heard. With `is_outdated` a
     /// later epoch exists, so failures of the engine extend nothing.
     pub(super) fn until(&self, peers: Option<Instant>, is_outdated: bool) -> Option<Instant> {
-        let contact = self.contact()?;
+        let contact = self.contact?;
         let lease = contact + LEASE;
         let Some(isolated) = self.failed.filter(|_| !is_outdated).map(|failed| failed + LEASE) else {
             return Some(lease);

@@ -53,6 +53,8 @@ pub struct NodeConfig {
 pub enum Event {
     /// Result of a [`Call`]. Late results are ignored.
     Result { call: u64, result: CallResult },
+    /// A connection to the engine broke, with or without an outstanding call.
+    Disconnected,
     /// Message of a peer.
     Peer(PeerState),
     /// The link to a peer broke and the peer refused the next connection. Not for time-outs, nor for a peer that
@@ -118,6 +120,8 @@ pub struct Membership {
     requests: Requests,
     outstanding: Option<Outstanding>,
     next_call: u64,
+    /// Beats sent. Each has another number, so that a lost one is not taken for the next.
+    beats: u64,
     /// The last call succeeded, so that the roster is recent.
     is_refreshed: bool,
     /// The row of this session was seen.
@@ -168,6 +172,7 @@ impl Membership {
             requests: Requests::default(),
             outstanding: None,
             next_call: 1,
+            beats: 0,
             is_refreshed: false,
             has_row: false,
             is_ready: false,
@@ -229,6 +234,7 @@ impl Membership {
     pub fn on(&mut self, now: Instant, event: Event) {
         match event {
             Event::Result { call, result } => self.on_result(now, call, result),
+            Event::Disconnected => self.observer.failed(),
             Event::Peer(state) => self.on_peer(now, state),
             Event::Refused { slot, session } => {
                 self.observer.refused(now, slot, session);
@@ -325,7 +331,7 @@ impl Membership {
                 self.is_tick_due = true;
             }
             Statement::Tick if applied => {
-                self.lease.tick(sent);
+                self.lease.tick();
                 self.observer.ticked(now);
                 self.is_tick_due = false;
                 if self.hinted_at.is_some_and(|at| sent > at) {
@@ -480,7 +486,9 @@ impl Membership {
             // Due again when this call has succeeded or failed.
             self.beat_due = now + BEAT;
             let (acknowledged, applied_revision) = (self.acknowledgment(now), self.applied_revision);
-            return Some(Statement::Beat { slot, session, acknowledged, applied_revision });
+            self.beats += 1;
+            let beat = self.beats;
+            return Some(Statement::Beat { slot, session, beat, acknowledged, applied_revision });
         }
         if !self.is_refreshed {
             return None;

@@ -35,6 +35,10 @@ impl World {
         }
         let is_target = |process: &Process| process.machine.session() == session;
         let target = self.hosts.iter().position(|host| host.process.as_ref().is_some_and(is_target));
+        let is_refusal = self.engine.ended.get(&session).is_some_and(|end| end.kind == EndKind::Refusal);
+        if target.is_some() && is_refusal && !self.falsely_refused.contains(&session) {
+            self.fail("a node that beats was declared dead".into());
+        }
         if let Some(target) = target
             && self.healthy_for(target) > Duration::from_millis(3_000)
             && !self.falsely_refused.contains(&session)

@@ -39,7 +39,10 @@ pub(super) struct FakeEngine {
     pub(super) generation: u64,
     epoch: u64,
     rows: BTreeMap<NodeSlot, NodeRow>,
-    beaten_at: BTreeMap<u128, Duration>,
+    /// Last beat of each session, and when it was applied.
+    beaten: BTreeMap<u128, (u64, Duration)>,
+    /// The same at the last synchronous commit.
+    durable: BTreeMap<u128, (u64, Duration)>,
     /// Slots and sessions of the members at each epoch, from epoch 0.
     pub(super) members: Vec<Vec<(NodeSlot, u128)>>,
     pub(super) ended: BTreeMap<u128, SessionEnd>,
@@ -55,7 +58,8 @@ impl FakeEngine {
             generation: 0,
             epoch: 0,
             rows: BTreeMap::new(),
-            beaten_at: BTreeMap::new(),
+            beaten: BTreeMap::new(),
+            durable: BTreeMap::new(),
             members: vec![Vec::new()],
             ended: BTreeMap::new(),
             outage_start: None,
@@ -92,24 +96,36 @@ impl FakeEngine {
         self.mode = mode;
     }
 
-    /// Loses the last beats, which were not committed synchronously.
+    /// Loses the beats since the last synchronous commit.
     pub(super) fn lose_beats(&mut self) {
+        self.beaten.clone_from(&self.durable);
         for row in self.rows.values_mut() {
-            row.beat = row.beat.saturating_sub(1);
+            row.beat = self.beaten.get(&row.session).map_or(0, |(beat, _)| *beat);
         }
     }
 
     /// Runs a statement. Returns whether it was applied.
     pub(super) fn execute(&mut self, now: Duration, statement: &Statement) -> bool {
+        let is_applied = self.apply(now, statement);
+        if statement.is_synchronous() && self.mode == Mode::Up {
+            self.durable.clone_from(&self.beaten);
+        }
+        is_applied
+    }
+
+    fn apply(&mut self, now: Duration, statement: &Statement) -> bool {
         match *statement {
             Statement::Read => false,
             Statement::Tick => true,
-            Statement::Beat { slot, session, acknowledged, applied_revision } => {
+            Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
                 let Some(row) = self.row(slot, session).filter(|row| !row.state.is_over()) else { return false };
-                row.beat += 1;
+                let is_later = beat > row.beat;
+                row.beat = row.beat.max(beat);
                 row.acknowledged = row.acknowledged.max(acknowledged);
                 row.applied_revision = row.applied_revision.max(applied_revision);
-                self.beaten_at.insert(session, now);
+                if is_later {
+                    self.beaten.insert(session, (beat, now));
+                }
                 true
             }
             Statement::Join(ref join) => self.join(now, join),
@@ -144,7 +160,7 @@ impl FakeEngine {
     fn declare_dead(&mut self, now: Duration, slot: NodeSlot, session: u128, state: NodeState, epoch: u64) -> bool {
         let is_changed = self.change(slot, session, state, NodeState::Dead, Some(epoch));
         if is_changed {
-            let silence = now - self.beaten_at.get(&session).copied().unwrap_or_default();
+            let silence = now - self.beaten.get(&session).map_or(Duration::ZERO, |(_, at)| *at);
             // Clocks of observers are up to 3 % fast.
             let kind = if silence < Duration::from_millis(4_800) { EndKind::Refusal } else { EndKind::Silence };
             self.ended.insert(session, SessionEnd { at: now, kind });
@@ -179,7 +195,7 @@ impl FakeEngine {
             applied_revision: 0,
         };
         self.rows.insert(join.slot, row);
-        self.beaten_at.insert(join.session, now);
+        self.beaten.insert(join.session, (0, now));
         if join.replaces.is_some() {
             self.bump();
         }

@@ -46,6 +46,11 @@ pub(super) enum Fault {
         by: usize,
         host: usize,
     },
+    /// Makes the calls of the host slow, but not so slow that they fail.
+    Slow {
+        host: usize,
+        is_slow: bool,
+    },
     /// Loses this many percent of all messages and delays as many.
     Loss(u64),
 }
@@ -92,7 +97,7 @@ impl Schedule {
         // Every fourth fault ends about when a node is declared dead.
         let end = at + if random.percent(25) { random.millis(4_500, 7_000) } else { random.millis(100, longest) };
         let mut push = |at, fault| self.faults.push((at, fault));
-        match random.below(12) {
+        match random.below(14) {
             0 | 1 => {
                 push(at, Fault::Pause(host));
                 push(end, Fault::Resume(host));
@@ -137,6 +142,10 @@ impl Schedule {
                 if random.percent(30) {
                     push(end, Fault::Refused { by: host, host: other });
                 }
+            }
+            11 | 12 => {
+                push(at, Fault::Slow { host, is_slow: true });
+                push(end, Fault::Slow { host, is_slow: false });
             }
             _ => {
                 push(at, Fault::Loss(1 + random.below(15)));

@@ -114,6 +114,7 @@ pub(super) struct Host {
     slot: Option<NodeSlot>,
     pub(super) requests_pass: bool,
     pub(super) replies_pass: bool,
+    is_slow: bool,
     /// Last time that the host or its link to the engine was disturbed.
     pub(super) disturbed: Duration,
     wake: Option<Duration>,
@@ -160,6 +161,7 @@ impl World {
                 slot: has_slot.then(|| NodeSlot::new(slot).unwrap()),
                 requests_pass: true,
                 replies_pass: true,
+                is_slow: false,
                 disturbed: Duration::ZERO,
                 wake: None,
             }
@@ -404,6 +406,11 @@ impl World {
         if self.loses() {
             let delay = self.random.millis(300, 3_000);
             self.lose_call(host);
+            self.hosts[host].disturbed = self.now + delay;
+            return delay;
+        }
+        if self.hosts[host].is_slow {
+            let delay = self.random.millis(200, 450);
             self.hosts[host].disturbed = self.now + delay;
             return delay;
         }

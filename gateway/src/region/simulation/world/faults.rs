@@ -22,6 +22,7 @@ impl World {
                 if loses_beats {
                     self.engine.lose_beats();
                 }
+                self.disconnect();
                 self.disturb_all();
             }
             Fault::EngineHung => self.engine.set_mode(self.now, Mode::SyncHung),
@@ -67,9 +68,24 @@ impl World {
                     self.refused(by, host, session);
                 }
             }
+            Fault::Slow { host, is_slow } => self.hosts[host].is_slow = is_slow,
             Fault::Loss(percent) => {
                 self.loss = percent;
                 self.peers_disturbed |= percent > 0;
+            }
+        }
+    }
+
+    /// Some hosts notice between their calls that the connection broke.
+    fn disconnect(&mut self) {
+        for host in 0..self.hosts.len() {
+            if let Some(process) = &self.hosts[host].process
+                && self.hosts[host].replies_pass
+            {
+                let process = process.number;
+                if self.random.percent(50) {
+                    self.push(self.now, Work::Input { host, process, event: Event::Disconnected });
+                }
             }
         }
     }
@@ -173,6 +189,7 @@ impl World {
         }
         for host in 0..self.hosts.len() {
             self.fault(Fault::HealEngine(host));
+            self.hosts[host].is_slow = false;
             self.resume(host);
             if restarts {
                 self.start(host);
