@@ -51,7 +51,7 @@ pub struct NodeConfig {
 /// What happened.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Result of a [`Call`]. Late results are ignored.
+    /// Result of a [`Call`]. A late one extends no lease.
     Result { call: u64, result: CallResult },
     /// A connection to the engine broke, with or without an outstanding call.
     Disconnected,
@@ -311,7 +311,7 @@ impl Membership {
 
     fn on_result(&mut self, now: Instant, id: u64, result: CallResult) {
         let Some(Outstanding { call, sent }) = self.outstanding.take_if(|outstanding| outstanding.call.id == id) else {
-            return;
+            return self.on_late_result(now, result);
         };
         let (applied, roster) = match result {
             CallResult::Done { applied, roster } if roster.is_valid() => (applied, roster),
@@ -344,6 +344,16 @@ impl Membership {
             _ => {}
         }
         self.install(now, roster, Source::Engine);
+    }
+
+    /// A call that has timed out proves nothing about the engine, but its rows can be news.
+    fn on_late_result(&mut self, now: Instant, result: CallResult) {
+        if let CallResult::Done { roster, .. } = result
+            && roster.is_valid()
+            && roster.epoch > self.succession.epoch()
+        {
+            self.install(now, roster, Source::Peer);
+        }
     }
 
     fn on_applied(&mut self, now: Instant, epoch: u64) {

@@ -162,7 +162,8 @@ impl World {
         if told > WORKER_DELAY {
             return Err("a peer told it of a later epoch");
         }
-        if node.last_answer > end.at && self.now - node.last_answer > WORKER_DELAY {
+        let (executed, arrived) = node.last_answer;
+        if executed > end.at && self.now - arrived > WORKER_DELAY {
             return Err("it has read the end of its session");
         }
         let unaware = self.healthy_for(older).min(self.now - end.at);

@@ -88,8 +88,8 @@ pub(super) struct Process {
     pub(super) admit_until: Option<Instant>,
     apply_at: Duration,
     is_handing_over: bool,
-    /// Execution of the last call whose answer arrived.
-    pub(super) last_answer: Duration,
+    /// Execution of the last call whose answer arrived, and the arrival.
+    pub(super) last_answer: (Duration, Duration),
     /// Start of the last call without an answer.
     pub(super) failed: Option<Duration>,
     /// A call is outstanding since then.
@@ -297,9 +297,10 @@ impl World {
         let clock = self.clock(host);
         match work {
             Work::Answer { process, call, executed, result, .. } => {
+                let now = self.now;
                 let Some(process) = self.process(host, process) else { return };
                 if matches!(result, CallResult::Done { .. }) {
-                    process.last_answer = process.last_answer.max(executed);
+                    process.last_answer = process.last_answer.max((executed, now));
                 }
                 process.machine.on(clock, Event::Result { call, result });
                 self.check_answer(host);

@@ -118,7 +118,7 @@ impl World {
             admit_until: None,
             apply_at: Duration::ZERO,
             is_handing_over: false,
-            last_answer: Duration::ZERO,
+            last_answer: Default::default(),
             failed: None,
             called: Duration::ZERO,
             resumed: Duration::ZERO,
