@@ -20,7 +20,8 @@
 //!   every [`BEAT`], so at most [`BEAT`] + [`CALL_TIMEOUT`] after the connection is good again. With
 //!   [`Isolation::Refuse`] it also ends `max_staleness` after the last contact.
 //!
-//! Add to each bound the time until the workers use a new view.
+//! Add to each bound the time until the workers use a new view. A request that was decided before a pause is not
+//! decided again after it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

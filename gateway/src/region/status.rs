@@ -17,6 +17,7 @@ pub struct RegionStatus {
     /// Time since the start of the last contact with the engine; `None` before the first.
     pub engine_silence: Option<Duration>,
     /// The engine answered with an older epoch than this node knows: it was restored, or is not the primary any more.
+    /// The node goes on as if the engine did not answer. After a restore all nodes must be restarted.
     pub engine_went_back: bool,
     /// Joins or drains are under way, or services wait for their earlier owner.
     pub is_moving: bool,

@@ -31,19 +31,19 @@ impl World {
         self.checks.deaths += 1;
         // Clocks of observers are up to 3 % fast.
         if long_outage_end.is_some_and(|end| self.now - end < Duration::from_millis(9_650)) {
-            self.fail("a node was declared dead soon after an outage of the engine".into());
+            self.fail("a node was declared dead soon after an outage of the engine");
         }
         let is_target = |process: &Process| process.machine.session() == session;
         let target = self.hosts.iter().position(|host| host.process.as_ref().is_some_and(is_target));
         let is_refusal = self.engine.ended.get(&session).is_some_and(|end| end.kind == EndKind::Refusal);
         if target.is_some() && is_refusal && !self.falsely_refused.contains(&session) {
-            self.fail("a node that beats was declared dead".into());
+            self.fail("a node that beats was declared dead");
         }
         if let Some(target) = target
             && self.healthy_for(target) > Duration::from_millis(3_000)
             && !self.falsely_refused.contains(&session)
         {
-            self.fail(format!("the healthy host {target} was declared dead"));
+            self.fail(&format!("the healthy host {target} was declared dead"));
         }
     }
 
@@ -57,20 +57,20 @@ impl World {
     /// The workers of a host use a new view.
     pub(super) fn check_view(&mut self, host: usize, before: Option<&View>, view: &View) {
         if before.is_some_and(|before| before.epoch() > view.epoch()) {
-            self.fail(format!("host {host} went back to epoch {}", view.epoch()));
+            self.fail(&format!("host {host} went back to epoch {}", view.epoch()));
         }
         let members = view.placement().members().iter().map(|member| (member.slot, member.session));
         let same =
             self.engine.members.get(view.epoch() as usize).is_some_and(|truth| members.eq(truth.iter().copied()));
         if !same {
-            self.fail(format!("host {host} has other members at epoch {}: {view:?}", view.epoch()));
+            self.fail(&format!("host {host} has other members at epoch {}: {view:?}", view.epoch()));
         }
     }
 
     pub(super) fn check_answer(&mut self, host: usize) {
         let Some(process) = &self.hosts[host].process else { return };
         if process.machine.roster().epoch > self.engine.epoch() {
-            self.fail(format!("host {host} knows an epoch that does not exist"));
+            self.fail(&format!("host {host} knows an epoch that does not exist"));
         }
     }
 
@@ -123,7 +123,7 @@ impl World {
         if !has_levels {
             self.checks.handovers_without_levels += 1;
             if is_direct && !self.peers_disturbed {
-                self.fail(format!("host {host} admits for service {service} without levels of {earlier:x}"));
+                self.fail(&format!("host {host} admits for service {service} without levels of {earlier:x}"));
             }
         }
     }
@@ -142,7 +142,7 @@ impl World {
             |host: usize| self.hosts[host].process.as_ref().and_then(|process| Some(process.view.as_ref()?.epoch()));
         let older = if epoch(one) <= epoch(other) { one } else { other };
         if let Err(reason) = self.may_overlap(older, one, other) {
-            self.fail(format!("hosts {one} and {other} both admit, {older} by the older epoch: {reason}"));
+            self.fail(&format!("hosts {one} and {other} both admit, {older} by the older epoch: {reason}"));
         }
         self.checks.overlaps += 1;
     }

@@ -46,7 +46,7 @@ fn run(seed: u64, trace: bool) -> Result<Run, String> {
     let result = run_world(&mut world, schedule.heal, random.percent(50));
     if let Some(trace) = &world.trace {
         let from = trace.len().saturating_sub(3_000);
-        println!("{schedule:?}\n{}", trace[from..].join("\n"));
+        eprintln!("{schedule:?}\n{}", trace[from..].join("\n"));
     }
     result
 }
@@ -133,7 +133,7 @@ fn random_schedules_keep_one_owner_and_converge() {
             break;
         }
     }
-    println!("{totals:?}");
+    eprintln!("{totals:?}");
     assert!(failures.is_empty(), "{} schedules failed:\n{}", failures.len(), failures.join("\n"));
     // The checks have something to check.
     assert!(totals.overlaps > 0 && totals.handovers > 0 && totals.deaths > 0 && totals.answered > 0, "{totals:?}");

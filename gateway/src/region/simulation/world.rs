@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    pub(super) fn fail(&mut self, text: String) {
+    pub(super) fn fail(&mut self, text: &str) {
         self.note(|| format!("VIOLATION {text}"));
         self.violation.get_or_insert(format!("at {:.3} s: {text}", self.now.as_secs_f64()));
     }
@@ -504,12 +504,12 @@ impl World {
                 request.forwards += 1;
                 request.epoch = view.epoch();
                 if request.forwards > 1 + u32::from(Attempts::RETRIES_MAX) {
-                    return self.fail(format!("a request was forwarded {} times", request.forwards));
+                    return self.fail(&format!("a request was forwarded {} times", request.forwards));
                 }
                 let at = self.now + self.peer_delay();
                 self.push(at, Work::Forwarded { to: member.session, request });
             }
-            Decision::NotOwner { .. } => self.fail("the ingress answers as a peer".into()),
+            Decision::NotOwner { .. } => self.fail("the ingress answers as a peer"),
             Decision::Admit | Decision::Wait => self.answered += 1,
         }
     }
@@ -518,7 +518,7 @@ impl World {
         let service = &self.services[request.service];
         let Some(view) = self.hosts[host].process.as_ref().and_then(|process| process.view.as_ref()) else { return };
         match view.decide(service, Arrival::Peer, true) {
-            Decision::Forward(_) => self.fail("a forwarded request is forwarded again".into()),
+            Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
             Decision::Admit | Decision::Wait => self.answered += 1,
             Decision::NotOwner { epoch } => {
                 let (ingress, process) = (request.ingress, request.process);
