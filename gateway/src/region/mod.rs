@@ -1,11 +1,28 @@
 //! A region of several nodes: which nodes are members, which of them owns a service, and what nodes prove to each other.
 
 mod announcement;
+mod engine;
 mod key;
+mod lease;
+mod membership;
+mod observer;
 mod peering;
 mod placement;
+mod requests;
+#[cfg(test)]
+mod simulation;
+mod status;
+mod succession;
+pub mod timing;
+mod view;
 
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
+pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
 pub use key::{RegionKey, RegionKeyError};
+pub use lease::Isolation;
+pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};
 pub(crate) use peering::Peering;
 pub use placement::{Member, NodeSlot, Owner, Placement};
+pub use requests::OperatorError;
+pub use status::{NodeStatus, RegionStatus, Standing};
+pub use view::{Arrival, Attempts, Decision, Retry, View};

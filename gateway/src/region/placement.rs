@@ -73,11 +73,16 @@ impl Placement {
 
     /// The owner of the service with this hostname. Without members it is this node.
     pub fn owner(&self, hostname: &str) -> Owner<'_> {
-        let slots = self.members.iter().map(|member| u64::from(member.slot.0));
-        match ownership::owner_node(hostname, slots).map(|index| &self.members[index]) {
+        match self.owning_member(hostname) {
             Some(member) if member.slot != self.here => Owner::Peer(member),
             _ => Owner::Here,
         }
+    }
+
+    /// The member that owns the service with this hostname, this node or another; `None` without members.
+    pub fn owning_member(&self, hostname: &str) -> Option<&Member> {
+        let slots = self.members.iter().map(|member| u64::from(member.slot.0));
+        ownership::owner_node(hostname, slots).map(|index| &self.members[index])
     }
 }
 

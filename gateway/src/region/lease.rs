@@ -1,0 +1,87 @@
+//! Until when a node may admit requests for the services that it owns.
+
+use std::time::{Duration, Instant};
+
+use super::timing::{BEAT, CALL_TIMEOUT, LEASE};
+
+/// What an owner does that reaches neither the engine nor all of its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Isolation {
+    /// Goes on serving what it owned.
+    #[default]
+    Serve,
+    /// Refuses requests after this time without contact.
+    Refuse { max_staleness: Duration },
+}
+
+/// Evidence that a node still owns what it owned.
+///
+/// Other nodes declare a node dead once they saw no beat for `DEAD_AFTER`. A beat sent at `t` is seen at `t` or later,
+/// so the node cannot be declared dead before `t` + `DEAD_AFTER` on the clock of the observer. Up to `t` + `LEASE` on
+/// its own clock it therefore admits safely. A beat counts once a tick has followed it, since a failover can lose it
+/// before.
+///
+/// A node whose calls fail cannot know more. It goes on while the calls fail, so that an outage of the engine does not
+/// stop the region. A process that was paused has neither a recent beat nor a recent failure: it admits only after a
+/// call that started after the pause.
+#[derive(Debug)]
+pub(super) struct Lease {
+    isolation: Isolation,
+    /// Start of the last successful beat.
+    beat: Option<Instant>,
+    /// Start of the last beat that a tick has followed: the engine cannot lose it any more.
+    contact: Option<Instant>,
+    /// Start of the last call that failed, if the failure was seen in time.
+    failed: Option<Instant>,
+}
+
+impl Lease {
+    pub(super) fn new(isolation: Isolation) -> Self {
+        Self { isolation, beat: None, contact: None, failed: None }
+    }
+
+    /// Forgets the beats of an earlier session.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(self.isolation);
+    }
+
+    pub(super) fn beat(&mut self, sent: Instant) {
+        self.beat = Some(sent);
+    }
+
+    /// A tick succeeded. Its synchronous commit includes the beat before it.
+    pub(super) fn tick(&mut self) {
+        self.contact = self.beat;
+    }
+
+    /// A call that was sent at `sent` failed.
+    pub(super) fn failed(&mut self, sent: Instant, now: Instant) {
+        // Seen late, the failure says that this process was paused, not that the engine is away.
+        if now.saturating_duration_since(sent) <= CALL_TIMEOUT + BEAT / 2 {
+            self.failed = Some(sent);
+        }
+    }
+
+    /// Start of the last contact with the engine.
+    pub(super) fn contact(&self) -> Option<Instant> {
+        self.contact
+    }
+
+    /// End of the time to admit. `peers` is the time since which all other owners were heard. With `is_outdated` a
+    /// later epoch exists, so failures of the engine extend nothing.
+    pub(super) fn until(&self, peers: Option<Instant>, is_outdated: bool) -> Option<Instant> {
+        let contact = self.contact?;
+        let lease = contact + LEASE;
+        let Some(isolated) = self.failed.filter(|_| !is_outdated).map(|failed| failed + LEASE) else {
+            return Some(lease);
+        };
+        let isolated = match self.isolation {
+            Isolation::Serve => isolated,
+            Isolation::Refuse { max_staleness } => {
+                let contact = peers.map_or(contact, |peers| peers.max(contact));
+                isolated.min(contact + max_staleness)
+            }
+        };
+        Some(lease.max(isolated))
+    }
+}

@@ -1,0 +1,101 @@
+//! Detection of dead nodes from their beats, on the clock of one observer.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::engine::{NodeRow, Roster};
+use super::placement::NodeSlot;
+use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX};
+
+/// Beats of the other nodes, as one node saw them.
+#[derive(Debug, Default)]
+pub(super) struct Observer {
+    /// Start of the last successful call.
+    last_read: Option<Instant>,
+    /// End of the first successful tick after the start, a failure or a pause of this process.
+    good_since: Option<Instant>,
+    seen: BTreeMap<NodeSlot, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    session: u128,
+    beat: u64,
+    /// When this node first saw the beat.
+    since: Instant,
+    refused: Option<Refusal>,
+}
+
+/// A node refused connections.
+#[derive(Debug)]
+struct Refusal {
+    at: Instant,
+    /// The beat was read again after that. If it changes from then on, the node lives.
+    is_confirmed: bool,
+}
+
+impl Observer {
+    /// A tick was committed: the server is the primary of the region, and its replies are current.
+    pub(super) fn ticked(&mut self, now: Instant) {
+        self.good_since.get_or_insert(now);
+    }
+
+    /// Takes note of rows that a call, sent at `sent`, has read.
+    pub(super) fn read(&mut self, sent: Instant, now: Instant, roster: &Roster) {
+        // After a longer gap this process was paused, and does not know whether the engine was away meanwhile.
+        if self.last_read.is_none_or(|last| sent.saturating_duration_since(last) > READ_GAP_MAX) {
+            self.good_since = None;
+        }
+        self.last_read = Some(sent);
+        self.seen.retain(|slot, _| roster.slot(*slot).is_some());
+        for row in &roster.rows {
+            let fresh = || Seen { session: row.session, beat: row.beat, since: now, refused: None };
+            let seen = self.seen.entry(row.slot).or_insert_with(fresh);
+            if (seen.session, seen.beat) != (row.session, row.beat) {
+                let refused =
+                    seen.refused.take().filter(|refusal| !refusal.is_confirmed && seen.session == row.session);
+                *seen = Seen { refused, ..fresh() };
+            }
+            if let Some(refusal) = seen.refused.as_mut().filter(|refusal| sent >= refusal.at) {
+                refusal.is_confirmed = true;
+            }
+        }
+    }
+
+    /// A call failed: the silence of others proves nothing.
+    pub(super) fn failed(&mut self) {
+        self.good_since = None;
+    }
+
+    /// The link to the node broke, and it refused the next connection.
+    pub(super) fn refused(&mut self, now: Instant, slot: NodeSlot, session: u128) {
+        if let Some(seen) = self.seen.get_mut(&slot).filter(|seen| seen.session == session) {
+            seen.refused = Some(Refusal { at: now, is_confirmed: false });
+        }
+    }
+
+    /// Whether calls succeed, and have for so long that silence of a node means its death.
+    pub(super) fn is_trusted(&self, now: Instant) -> bool {
+        let is_recent = self.last_read.is_some_and(|last| now.saturating_duration_since(last) <= READ_GAP_MAX);
+        is_recent && self.good_since.is_some_and(|since| now.saturating_duration_since(since) >= ENGINE_GRACE)
+    }
+
+    /// A node to declare dead, other than the one with the session `own`.
+    pub(super) fn dead<'a>(&self, now: Instant, roster: &'a Roster, own: u128) -> Option<&'a NodeRow> {
+        if !self.is_trusted(now) {
+            return None;
+        }
+        roster.rows.iter().filter(|row| row.session != own && !row.state.is_over()).find(|row| {
+            self.seen.get(&row.slot).is_some_and(|seen| {
+                let is_same = (seen.session, seen.beat) == (row.session, row.beat);
+                let is_refused = seen.refused.as_ref().is_some_and(|refusal| refusal.is_confirmed);
+                is_same && (is_refused || now.saturating_duration_since(seen.since) >= DEAD_AFTER)
+            })
+        })
+    }
+
+    /// When the beat of a node last changed, as seen here.
+    pub(super) fn last_change(&self, row: &NodeRow) -> Option<Instant> {
+        self.seen.get(&row.slot).filter(|seen| seen.session == row.session).map(|seen| seen.since)
+    }
+}

@@ -1,0 +1,537 @@
+//! Hosts, links and the engine on virtual time.
+
+mod faults;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::engine::{Call, CallResult, NodeState};
+use super::super::lease::Isolation;
+use super::super::membership::{Action, Event, Membership, PeerState};
+use super::super::placement::NodeSlot;
+use super::super::view::{Arrival, Attempts, Decision, Retry, View};
+use super::engine::{FakeEngine, Mode};
+use super::random::Random;
+use super::schedule::{Fault, Schedule};
+
+/// Longest time until the workers of a host use a new view.
+pub(super) const WORKER_DELAY: Duration = Duration::from_millis(50);
+
+/// Something that happens at a time.
+#[derive(Debug)]
+enum Work {
+    Wake {
+        host: usize,
+        at: Duration,
+    },
+    /// The request of a call reaches the engine.
+    Execute {
+        host: usize,
+        process: u64,
+        generation: u64,
+        call: Call,
+    },
+    Answer {
+        host: usize,
+        process: u64,
+        call: u64,
+        executed: Duration,
+        result: CallResult,
+    },
+    Deliver {
+        to: usize,
+        state: PeerState,
+    },
+    /// The workers use a view.
+    Applied {
+        host: usize,
+        process: u64,
+        view: Arc<View>,
+    },
+    Input {
+        host: usize,
+        process: u64,
+        event: Event,
+    },
+    Fault(Fault),
+    Request(Request),
+    Forwarded {
+        to: u128,
+        request: Request,
+    },
+}
+
+/// A request on its way to the owner of its service.
+#[derive(Debug, Clone)]
+struct Request {
+    ingress: usize,
+    process: u64,
+    service: usize,
+    attempts: Attempts,
+    forwards: u32,
+    epoch: u64,
+}
+
+/// One process of a host.
+#[derive(Debug)]
+pub(super) struct Process {
+    number: u64,
+    pub(super) machine: Membership,
+    /// The view that the workers use.
+    pub(super) view: Option<Arc<View>>,
+    /// Session of the machine when the workers got their view.
+    pub(super) session: u128,
+    /// Services that the workers admit by the view, while the lease lasts.
+    pub(super) services: u32,
+    pub(super) admit_until: Option<Instant>,
+    apply_at: Duration,
+    is_handing_over: bool,
+    /// Execution of the last call whose answer arrived, and the arrival.
+    pub(super) last_answer: (Duration, Duration),
+    /// Start of the last call without an answer.
+    pub(super) failed: Option<Duration>,
+    /// A call is outstanding since then.
+    called: Duration,
+    /// When the process last came out of a pause.
+    pub(super) resumed: Duration,
+    /// When another node's answer named an epoch after that of the workers' view.
+    pub(super) hinted: Option<(u64, Duration)>,
+    /// When a peer first told of an epoch after that of the workers' view.
+    pub(super) told: Option<(u64, Duration)>,
+    /// Last acknowledged epoch that arrived directly from each session.
+    pub(super) levels: BTreeMap<u128, u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) process: Option<Process>,
+    pub(super) is_paused: bool,
+    inbox: VecDeque<Work>,
+    /// Rate of the clock against true time, in parts per million.
+    drift: i64,
+    slot: Option<NodeSlot>,
+    pub(super) requests_pass: bool,
+    pub(super) replies_pass: bool,
+    is_slow: bool,
+    /// Last time that the host or its link to the engine was disturbed.
+    pub(super) disturbed: Duration,
+    wake: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) now: Duration,
+    base: Instant,
+    random: Random,
+    pub(super) engine: FakeEngine,
+    pub(super) hosts: Vec<Host>,
+    links_cut: Vec<Vec<bool>>,
+    loss: u64,
+    queue: BinaryHeap<Reverse<(Duration, u64, usize)>>,
+    works: Vec<Option<Work>>,
+    free: Vec<usize>,
+    sequence: u64,
+    processes: u64,
+    isolation: Isolation,
+    pub(super) services: Vec<String>,
+    /// Peer messages were lost, delayed or cut at some time.
+    pub(super) peers_disturbed: bool,
+    pub(super) falsely_refused: Vec<u128>,
+    pub(super) answered: u64,
+    pub(super) calls: u64,
+    pub(super) trace: Option<Vec<String>>,
+    pub(super) violation: Option<String>,
+    pub(super) checks: super::checks::Checks,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, schedule: &Schedule, isolation: Isolation, trace: bool) -> Self {
+        let mut random = Random::new(seed ^ 0x9876);
+        let host = |index: usize, random: &mut Random| {
+            let has_slot = index == 0 || schedule.has_twin || random.percent(80);
+            let is_twin = schedule.has_twin && index + 1 == schedule.hosts;
+            let slot = if is_twin { 0 } else { index as u16 };
+            Host {
+                process: None,
+                is_paused: false,
+                inbox: VecDeque::new(),
+                drift: random.below(60_000) as i64 - 30_000,
+                slot: has_slot.then(|| NodeSlot::new(slot).unwrap()),
+                requests_pass: true,
+                replies_pass: true,
+                is_slow: false,
+                disturbed: Duration::ZERO,
+                wake: None,
+            }
+        };
+        let hosts: Vec<Host> = (0..schedule.hosts).map(|index| host(index, &mut random)).collect();
+        let mut world = Self {
+            now: Duration::ZERO,
+            base: Instant::now(),
+            engine: FakeEngine::new(),
+            links_cut: vec![vec![false; hosts.len()]; hosts.len()],
+            hosts,
+            loss: 0,
+            queue: BinaryHeap::new(),
+            works: Vec::new(),
+            free: Vec::new(),
+            sequence: 0,
+            processes: 0,
+            isolation,
+            services: (0..8).map(|n| format!("acme{n}--api.eu1.example.com")).collect(),
+            peers_disturbed: false,
+            falsely_refused: Vec::new(),
+            answered: 0,
+            calls: 0,
+            trace: trace.then(Vec::new),
+            violation: None,
+            checks: super::checks::Checks::default(),
+            random,
+        };
+        for (at, fault) in &schedule.faults {
+            world.push(*at, Work::Fault(*fault));
+        }
+        for _ in 0..20 {
+            let at = world.random.millis(1_000, 21_000);
+            let (ingress, service) = (world.random.index(world.hosts.len()), world.random.index(8));
+            let request = Request { ingress, process: 0, service, attempts: Attempts::new(), forwards: 0, epoch: 0 };
+            world.push(at, Work::Request(request));
+        }
+        world
+    }
+
+    /// Runs until `end`, or until a check fails.
+    pub(super) fn run_until(&mut self, end: Duration) {
+        while self.violation.is_none()
+            && let Some(Reverse((at, _, index))) = self.queue.peek().copied()
+            && at <= end
+        {
+            self.queue.pop();
+            self.now = at;
+            let work = self.works[index].take();
+            self.free.push(index);
+            work.into_iter().for_each(|work| self.step(work));
+        }
+        if self.violation.is_none() {
+            self.now = end;
+        }
+    }
+
+    pub(super) fn schedule(&mut self, at: Duration, fault: Fault) {
+        self.push(at, Work::Fault(fault));
+    }
+
+    fn push(&mut self, at: Duration, work: Work) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.works.push(None);
+            self.works.len() - 1
+        });
+        self.works[index] = Some(work);
+        self.sequence += 1;
+        self.queue.push(Reverse((at, self.sequence, index)));
+    }
+
+    pub(super) fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            let line = format!("{:9.3} {}", self.now.as_secs_f64(), text());
+            trace.push(line);
+        }
+    }
+
+    pub(super) fn fail(&mut self, text: &str) {
+        self.note(|| format!("VIOLATION {text}"));
+        self.violation.get_or_insert(format!("at {:.3} s: {text}", self.now.as_secs_f64()));
+    }
+
+    /// The time on the clock of a host.
+    pub(super) fn clock(&self, host: usize) -> Instant {
+        let micros = self.now.as_micros() as i64;
+        self.base + Duration::from_micros((micros + micros * self.hosts[host].drift / 1_000_000) as u64)
+    }
+
+    fn true_time(&self, host: usize, clock: Instant) -> Duration {
+        let micros = clock.saturating_duration_since(self.base).as_micros() as i64;
+        Duration::from_micros((micros * 1_000_000 / (1_000_000 + self.hosts[host].drift)) as u64 + 2)
+    }
+
+    fn process(&mut self, host: usize, number: u64) -> Option<&mut Process> {
+        self.hosts[host].process.as_mut().filter(|process| process.number == number)
+    }
+
+    fn step(&mut self, work: Work) {
+        let host = match &work {
+            Work::Fault(fault) => return self.fault(*fault),
+            Work::Execute { .. } => return self.execute(work),
+            Work::Request(request) if request.process == 0 => request.ingress,
+            Work::Forwarded { to, .. } => match self.host_of(*to) {
+                Some(host) => host,
+                None => return,
+            },
+            Work::Wake { host, at } => {
+                if self.hosts[*host].wake != Some(*at) || self.hosts[*host].is_paused {
+                    return;
+                }
+                self.hosts[*host].wake = None;
+                *host
+            }
+            Work::Request(request) => request.ingress,
+            Work::Deliver { to, .. } => *to,
+            Work::Answer { host, .. } | Work::Applied { host, .. } | Work::Input { host, .. } => *host,
+        };
+        if self.hosts[host].is_paused {
+            self.hosts[host].inbox.push_back(work);
+            return;
+        }
+        self.handle(host, work);
+        self.drive(host);
+    }
+
+    fn host_of(&self, session: u128) -> Option<usize> {
+        let has = |host: &Host| host.process.as_ref().is_some_and(|process| process.machine.session() == session);
+        self.hosts.iter().position(has)
+    }
+
+    fn handle(&mut self, host: usize, work: Work) {
+        let clock = self.clock(host);
+        match work {
+            Work::Answer { process, call, executed, result, .. } => {
+                let now = self.now;
+                let Some(process) = self.process(host, process) else { return };
+                if matches!(result, CallResult::Done { .. }) {
+                    process.last_answer = process.last_answer.max((executed, now));
+                }
+                process.machine.on(clock, Event::Result { call, result });
+                self.check_answer(host);
+            }
+            Work::Deliver { state, .. } => self.deliver(host, state),
+            Work::Applied { process, view, .. } => self.apply(host, process, &view),
+            Work::Input { process, event, .. } => {
+                let now = self.now;
+                let Some(process) = self.process(host, process) else { return };
+                if let (Event::Hint { epoch }, Some(view)) = (&event, &process.view)
+                    && *epoch > view.epoch()
+                {
+                    process.hinted.get_or_insert((*epoch, now));
+                }
+                process.machine.on(clock, event);
+            }
+            Work::Request(request) => self.request(host, request),
+            Work::Forwarded { request, .. } => self.forwarded(host, request),
+            Work::Wake { .. } | Work::Execute { .. } | Work::Fault(_) => {}
+        }
+    }
+
+    fn deliver(&mut self, host: usize, state: PeerState) {
+        let (clock, now) = (self.clock(host), self.now);
+        let Some(process) = &mut self.hosts[host].process else { return };
+        let epoch = state.roster.epoch;
+        if process.view.as_ref().is_some_and(|view| epoch > view.epoch()) && process.told.is_none() {
+            process.told = Some((epoch, now));
+        }
+        let levels = process.levels.entry(state.session).or_default();
+        *levels = state.acknowledged.max(*levels);
+        process.machine.on(clock, Event::Peer(state));
+    }
+
+    fn apply(&mut self, host: usize, number: u64, view: &Arc<View>) {
+        let clock = self.clock(host);
+        let services = self
+            .services
+            .iter()
+            .enumerate()
+            .filter(|(_, name)| matches!(view.decide(name, Arrival::Caller, true), Decision::Admit));
+        let services = services.fold(0, |all, (index, _)| all | 1 << index);
+        let Some(process) = self.process(host, number) else { return };
+        let before = process.view.replace(Arc::clone(view));
+        process.services = services;
+        process.session = process.machine.session();
+        process.told = process.told.filter(|(epoch, _)| view.epoch() < *epoch);
+        process.hinted = process.hinted.filter(|(epoch, _)| view.epoch() < *epoch);
+        process.machine.on(clock, Event::Applied { epoch: view.epoch() });
+        self.check_view(host, before.as_deref(), view);
+    }
+
+    fn execute(&mut self, work: Work) {
+        let Work::Execute { host, process, generation, call } = work else { return };
+        let is_lost = !self.hosts[host].requests_pass || generation != self.engine.generation;
+        let hangs = self.engine.mode == Mode::SyncHung && call.statement.is_synchronous();
+        if is_lost || self.engine.mode == Mode::Down {
+            return self.refuse_call(host, process, call.id);
+        }
+        // A commit that waits for a standby may be visible, without its reply.
+        if hangs && self.random.percent(50) {
+            return self.lose_call(host);
+        }
+        let long_outage_end = self.engine.long_outage_end;
+        let applied = self.engine.execute(self.now, &call.statement);
+        self.note(|| format!("engine: host {host} {:?} applied {applied}", call.statement));
+        if applied {
+            self.check_statement(&call.statement, long_outage_end);
+        }
+        if hangs {
+            return self.lose_call(host);
+        }
+        let roster = self.engine.roster();
+        let (at, executed) = (self.now + self.engine_delay(host), self.now);
+        if !self.hosts[host].replies_pass || self.loses() {
+            return self.lose_call(host);
+        }
+        let result = CallResult::Done { applied, roster };
+        self.push(at, Work::Answer { host, process, call: call.id, executed, result });
+    }
+
+    /// The engine cannot be reached: the call times out, or fails at once.
+    fn refuse_call(&mut self, host: usize, process: u64, call: u64) {
+        self.lose_call(host);
+        if self.random.percent(30) {
+            let (at, result) = (self.now + Duration::from_millis(1), CallResult::Failed);
+            self.push(at, Work::Answer { host, process, call, executed: self.now, result });
+        }
+    }
+
+    fn lose_call(&mut self, host: usize) {
+        self.hosts[host].disturbed = self.now;
+        if let Some(process) = &mut self.hosts[host].process {
+            process.failed = Some(process.called);
+        }
+    }
+
+    fn loses(&mut self) -> bool {
+        self.loss > 0 && self.random.percent(self.loss)
+    }
+
+    /// Time of one direction of a call.
+    fn engine_delay(&mut self, host: usize) -> Duration {
+        if self.loses() {
+            let delay = self.random.millis(300, 3_000);
+            self.lose_call(host);
+            self.hosts[host].disturbed = self.now + delay;
+            return delay;
+        }
+        if self.hosts[host].is_slow {
+            let delay = self.random.millis(200, 450);
+            self.hosts[host].disturbed = self.now + delay;
+            return delay;
+        }
+        Duration::from_micros(100 + self.random.below(5_000))
+    }
+
+    fn peer_delay(&mut self) -> Duration {
+        if self.loses() {
+            self.peers_disturbed = true;
+            return self.random.millis(100, 4_000);
+        }
+        Duration::from_micros(50 + self.random.below(5_000))
+    }
+
+    /// Runs the actions of a host.
+    pub(super) fn drive(&mut self, host: usize) {
+        let clock = self.clock(host);
+        while let Some(process) = &mut self.hosts[host].process
+            && let Some(action) = process.machine.poll(clock)
+        {
+            let (number, slot) = (process.number, process.machine.slot());
+            self.hosts[host].slot = slot.or(self.hosts[host].slot);
+            self.act(host, number, action);
+        }
+        let Some(process) = &mut self.hosts[host].process else { return };
+        process.admit_until = process.machine.admit_until();
+        let number = process.number;
+        if process.machine.state() == Some(NodeState::Draining) && !process.is_handing_over {
+            process.is_handing_over = true;
+            let at = self.now + self.random.millis(20, 800);
+            self.push(at, Work::Input { host, process: number, event: Event::HandedOver });
+        }
+        if let Some(deadline) = self.hosts[host].process.as_ref().and_then(|process| process.machine.next_deadline()) {
+            let at = self.true_time(host, deadline).max(self.now + Duration::from_micros(10));
+            if self.hosts[host].wake.is_none_or(|wake| at < wake) {
+                self.hosts[host].wake = Some(at);
+                self.push(at, Work::Wake { host, at });
+            }
+        }
+        self.check_admission(host);
+    }
+
+    fn act(&mut self, host: usize, process: u64, action: Action) {
+        match action {
+            Action::Call(call) => {
+                self.calls += 1;
+                let now = self.now;
+                if let Some(process) = self.process(host, process) {
+                    process.called = now;
+                }
+                let (at, generation) = (self.now + self.engine_delay(host), self.engine.generation);
+                if self.loses() {
+                    return self.lose_call(host);
+                }
+                self.push(at, Work::Execute { host, process, generation, call });
+            }
+            Action::Publish(view) => {
+                self.note(|| format!("host {host} publishes {view:?}"));
+                let delay = self.random.millis(0, 20);
+                let now = self.now;
+                let Some(process) = self.process(host, process) else { return };
+                process.apply_at = (now + delay).max(process.apply_at + Duration::from_micros(1));
+                let (at, number) = (process.apply_at, process.number);
+                self.push(at, Work::Applied { host, process: number, view });
+            }
+            Action::Tell(state) => {
+                for to in (0..self.hosts.len()).filter(|to| *to != host) {
+                    if self.links_cut[host][to] || self.loses() {
+                        self.peers_disturbed = true;
+                        continue;
+                    }
+                    let at = self.now + self.peer_delay();
+                    self.push(at, Work::Deliver { to, state: state.clone() });
+                }
+            }
+            Action::Stop(reason) => {
+                self.note(|| format!("host {host} stops: {reason:?}"));
+                self.hosts[host].process = None;
+            }
+        }
+    }
+
+    fn request(&mut self, host: usize, mut request: Request) {
+        let service = self.services[request.service].clone();
+        let Some(process) = &self.hosts[host].process else { return };
+        request.process = process.number;
+        let Some(view) = process.view.clone() else { return };
+        match view.decide(&service, Arrival::Caller, true) {
+            Decision::Forward(member) => {
+                request.forwards += 1;
+                request.epoch = view.epoch();
+                if request.forwards > 1 + u32::from(Attempts::RETRIES_MAX) {
+                    return self.fail(&format!("a request was forwarded {} times", request.forwards));
+                }
+                let at = self.now + self.peer_delay();
+                self.push(at, Work::Forwarded { to: member.session, request });
+            }
+            Decision::NotOwner { .. } => self.fail("the ingress answers as a peer"),
+            Decision::Admit | Decision::Wait => self.answered += 1,
+        }
+    }
+
+    fn forwarded(&mut self, host: usize, mut request: Request) {
+        let service = &self.services[request.service];
+        let Some(view) = self.hosts[host].process.as_ref().and_then(|process| process.view.as_ref()) else { return };
+        match view.decide(service, Arrival::Peer, true) {
+            Decision::Forward(_) => self.fail("a forwarded request is forwarded again"),
+            Decision::Admit | Decision::Wait => self.answered += 1,
+            Decision::NotOwner { epoch } => {
+                let (ingress, process) = (request.ingress, request.process);
+                match request.attempts.not_owner(request.epoch, epoch) {
+                    Retry::GiveUp => return,
+                    Retry::AfterEpoch(epoch) => {
+                        let event = Event::Hint { epoch };
+                        self.push(self.now, Work::Input { host: ingress, process, event });
+                    }
+                    Retry::AfterPause => {}
+                }
+                self.push(self.now + Duration::from_millis(100), Work::Request(request));
+            }
+        }
+    }
+}

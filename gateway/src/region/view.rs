@@ -1,0 +1,151 @@
+//! What the workers of a node know about the owners of services, and what they do with a request by it.
+
+use std::sync::Arc;
+
+use super::placement::{Member, NodeSlot, Owner, Placement};
+
+/// The owners of services at one epoch, and which services this node may admit already. Immutable: every change is a
+/// new view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    pub(super) placement: Arc<Placement>,
+    pub(super) next: Option<Arc<Placement>>,
+    /// This session is a member of the placement.
+    pub(super) is_member: bool,
+    /// Sessions that may still admit services which this node owns now.
+    pub(super) awaited: Vec<Awaited>,
+    /// Placement by which this node admitted before, if it awaited no session then.
+    pub(super) held: Option<Arc<Placement>>,
+}
+
+/// A session that has not acknowledged the epoch of a view.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Awaited {
+    pub(super) slot: NodeSlot,
+    pub(super) session: u128,
+    /// Placements by which the session may still admit. `None`: this node has missed one of them.
+    pub(super) placements: Option<Vec<Arc<Placement>>>,
+}
+
+impl Awaited {
+    fn may_admit(&self, hostname: &str) -> Option<bool> {
+        let placements = self.placements.as_ref()?;
+        Some(
+            placements.iter().any(|placement| {
+                placement.owning_member(hostname).is_some_and(|member| member.session == self.session)
+            }),
+        )
+    }
+}
+
+/// From where a request arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// From a caller or an agent: this node is the ingress.
+    Caller,
+    /// Forwarded by a peer. Never forwarded again.
+    Peer,
+}
+
+/// What to do with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision<'a> {
+    /// This node owns the service: admit by its bucket.
+    Admit,
+    /// This node owns the service, but another may still admit for it, or this node is not sure to be the owner. Decide
+    /// again when the view or the end of the lease changes, for at most 5 s.
+    Wait,
+    /// Forward to the owner.
+    Forward(&'a Member),
+    /// Answer the peer that this node is not the owner at this epoch.
+    NotOwner { epoch: u64 },
+}
+
+impl View {
+    pub fn epoch(&self) -> u64 {
+        self.placement.epoch()
+    }
+
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The placement after the joins and drains under way; `None` if there are none. Tunnels are opened by it ahead;
+    /// it grants nothing.
+    pub fn next(&self) -> Option<&Placement> {
+        self.next.as_deref()
+    }
+
+    /// Whether this node may own services at this epoch.
+    pub fn is_member(&self) -> bool {
+        self.is_member
+    }
+
+    /// Whether other nodes may still admit for some services that moved to this node.
+    pub fn is_moving(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    /// Decides a request. `has_lease` says whether the time is before [`Membership::admit_until`].
+    ///
+    /// [`Membership::admit_until`]: super::Membership::admit_until
+    pub fn decide(&self, hostname: &str, arrival: Arrival, has_lease: bool) -> Decision<'_> {
+        match (self.placement.owner(hostname), arrival) {
+            (Owner::Here, _) if self.is_member && has_lease && !self.is_awaiting(hostname) => Decision::Admit,
+            // Without members, or with the row of an earlier session of this slot, the owner is not known yet.
+            (Owner::Here, _) => Decision::Wait,
+            (Owner::Peer(member), Arrival::Caller) => Decision::Forward(member),
+            (Owner::Peer(_), Arrival::Peer) => Decision::NotOwner { epoch: self.epoch() },
+        }
+    }
+
+    /// Whether another session may still admit for this service of this node.
+    fn is_awaiting(&self, hostname: &str) -> bool {
+        self.awaited.iter().any(|awaited| awaited.may_admit(hostname).unwrap_or_else(|| !self.is_held(hostname)))
+    }
+
+    fn is_held(&self, hostname: &str) -> bool {
+        self.held.as_ref().is_some_and(|held| held.owner(hostname) == Owner::Here)
+    }
+}
+
+/// Attempts of an ingress node to reach the owner of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempts {
+    retries_left: u8,
+}
+
+/// What the ingress does after a peer answered that it is not the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The peer knows a later epoch: report it as [`Event::Hint`], decide again once the view has it.
+    ///
+    /// [`Event::Hint`]: super::Event::Hint
+    AfterEpoch(u64),
+    /// The peer has an earlier view: decide again after a short pause.
+    AfterPause,
+    /// Answer the caller 503 with `Retry-After`.
+    GiveUp,
+}
+
+impl Attempts {
+    /// Most attempts after the first.
+    pub const RETRIES_MAX: u8 = 2;
+
+    pub fn new() -> Self {
+        Self { retries_left: Self::RETRIES_MAX }
+    }
+
+    /// A peer answered that it is not the owner at `theirs`; the request was forwarded at epoch `ours`.
+    pub fn not_owner(&mut self, ours: u64, theirs: u64) -> Retry {
+        let Some(left) = self.retries_left.checked_sub(1) else { return Retry::GiveUp };
+        self.retries_left = left;
+        if theirs > ours { Retry::AfterEpoch(theirs) } else { Retry::AfterPause }
+    }
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
