@@ -1,6 +1,7 @@
 //! The store on PostgreSQL: commits, concurrent writers, lost replies, sealed secrets.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gw_gateway::clock::Timestamp;
@@ -10,6 +11,7 @@ use gw_gateway::store::{
 };
 use gw_shared::id::AccountId;
 
+use crate::support::eventually;
 use crate::support::postgres::Postgres;
 use crate::support::programs;
 
@@ -227,4 +229,33 @@ fn changes_are_refused_soon_while_the_server_is_stopped() {
     postgres.resume();
     create(&mut store, &mut position, "acme2");
     assert_eq!(store.load().unwrap().records.accounts.len(), 2);
+}
+
+#[test]
+fn a_change_that_the_standby_does_not_confirm_is_not_acknowledged() {
+    let Some(postgres) = Postgres::with_region() else { return };
+    let set = |names: &str| {
+        postgres.sql(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
+        postgres.sql("SELECT pg_reload_conf()");
+        eventually("the setting applies", || (postgres.sql("SHOW synchronous_standby_names") == names).then_some(()));
+    };
+    set("absent");
+    let mut store = open(&postgres, "a");
+    let before = at(&postgres, 0);
+    let has_ended = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        // A cancelled wait ends with a warning, and the change can be seen.
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                postgres.sql("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+            }
+        });
+        let refused = store.commit(&before, &[Step::Put(account("acme"))], &entry("acme"));
+        has_ended.store(true, Ordering::Relaxed);
+        refused
+    });
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+    set("");
+    assert_eq!(store.load().unwrap().records.accounts.len(), 1, "it was made all the same");
+    assert_eq!(audit(&mut store), [(1, "acme".to_owned())], "once");
 }

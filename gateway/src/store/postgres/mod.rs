@@ -125,7 +125,7 @@ impl PostgresStore {
         Ok(())
     }
 
-    /// Deletes changes that every node has applied long ago.
+    /// Deletes changes that are older than a day. A node that is further behind loads all records.
     pub(crate) fn forget_changes(&mut self) -> Result<(), StoreError> {
         let delete = "DELETE FROM gw.changes WHERE committed_at < now() - interval '24 hours'";
         let engine = self.checked()?;
@@ -160,24 +160,40 @@ impl PostgresStore {
 
     /// Sends the commit once. `None` if the region is at another revision.
     fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<Option<i64>, StoreError> {
-        self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+        let (revision, is_unreplicated) = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
             session.take_unreplicated();
             let statement = session.prepare(COMMIT_CHANGE).await?;
             let row = session.client.query_opt(&statement, parameters).await?;
-            if session.take_unreplicated() {
-                // A later commit that is confirmed confirms this one.
-                session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
-            }
-            Ok(row.map(|row| row.get(0)))
-        })
+            Ok((row.map(|row| row.get(0)), session.take_unreplicated()))
+        })?;
+        if is_unreplicated {
+            self.confirm(within)?;
+        }
+        Ok(revision)
     }
 
-    /// The revision of a change that this node sent; `None` if it is not committed.
+    /// Waits until the synchronous standby, if any, has all commits so far: it confirms them with a later one.
+    fn confirm(&mut self, within: Duration) -> Result<(), StoreError> {
+        let is_confirmed = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+            session.take_unreplicated();
+            session.client.execute("UPDATE gw.region SET tick = tick + 1", &[]).await?;
+            Ok(!session.take_unreplicated())
+        })?;
+        let problem = "the synchronous standby does not confirm the change";
+        is_confirmed.then_some(()).ok_or_else(|| StoreError::Unavailable(problem.to_owned()))
+    }
+
+    /// The revision of a change that this node sent; `None` if it is not committed. Confirms a change that is: one whose
+    /// wait for the synchronous standby was cancelled can be seen, too.
     fn find_change(&mut self, change_id: &str, within: Duration) -> Result<Option<i64>, StoreError> {
-        self.checked()?.call(within.min(CALL), async |session: &mut Session| {
+        let found = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
             let find = "SELECT revision FROM gw.changes WHERE change_id = $1::text::uuid";
             Ok(session.client.query_opt(find, &[&change_id]).await?.map(|row| row.get(0)))
-        })
+        })?;
+        if found.is_some() {
+            self.confirm(within)?;
+        }
+        Ok(found)
     }
 
     fn entries(&mut self, query: &AuditQuery) -> Result<Vec<Row>, StoreError> {
