@@ -15,6 +15,7 @@ use crate::hostname::Region;
 use crate::limits;
 use crate::memory::process;
 use crate::rate::Rate;
+use crate::region::Isolation;
 use crate::store::{PostgresSettings, PostgresUrlError};
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
@@ -31,9 +32,12 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
     pub admin_hosts: Vec<String>,
-    /// Where other nodes of the region connect; `None` if this gateway is the only node.
-    /// Not a key of the file yet, because nothing publishes the members of a region.
+    /// Listener for other nodes of the region; `None` if this gateway is the only active node.
     pub peer_listen: Option<SocketAddr>,
+    /// Where other nodes connect, if that is not the address of the listener.
+    pub peer_address: Option<SocketAddr>,
+    /// What this node does while it reaches neither PostgreSQL nor its peers.
+    pub isolation: Isolation,
     /// At least 1.
     pub workers: usize,
     pub certificate: CertificateSource,
@@ -104,6 +108,8 @@ impl Config {
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
             admin_hosts: Vec::new(),
             peer_listen: None,
+            peer_address: None,
+            isolation: Isolation::default(),
             workers: workers_or_cores(0),
             hand_over: HandOver::Auto,
             trusted_proxies: TrustedProxies::default(),
@@ -163,6 +169,7 @@ impl Config {
         let region_key = keys.text("region_key", "a file", |text| Some(PathBuf::from(text)));
         let listen = keys.text("listen", "ADDRESS:PORT", |text| text.parse().ok());
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
+        let peers = peer_settings(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
         let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
         let certificate = keys.text("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
         let key = keys.text("tls_key", "a file", |text| Some(PathBuf::from(text)));
@@ -207,6 +214,9 @@ impl Config {
             listen: listen.unwrap_or(defaults.listen),
             admin_listen: admin_listen.unwrap_or(defaults.admin_listen),
             admin_hosts: admin_hosts.unwrap_or(defaults.admin_hosts),
+            peer_listen: peers.listen,
+            peer_address: peers.address,
+            isolation: peers.isolation,
             workers: workers.map_or(defaults.workers, workers_or_cores),
             certificate: match (certificate, key) {
                 (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
@@ -233,6 +243,50 @@ impl Config {
             ..defaults
         })
     }
+}
+
+/// What a node of several needs.
+struct PeerSettings {
+    listen: Option<SocketAddr>,
+    address: Option<SocketAddr>,
+    isolation: Isolation,
+}
+
+fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {
+    let listen: Option<SocketAddr> = keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
+    let address: Option<SocketAddr> = keys.text("peer_address", "ADDRESS:PORT", parse_reachable);
+    let isolation = keys.text("isolation", "\"serve\" or \"refuse\"", |text| match text {
+        "serve" => Some(false),
+        "refuse" => Some(true),
+        _ => None,
+    });
+    let staleness = keys.integer("max_staleness_seconds", 10..=86_400);
+    let given = [
+        ("peer_listen", listen.is_some()),
+        ("peer_address", address.is_some()),
+        ("isolation", isolation.is_some()),
+        ("max_staleness_seconds", staleness.is_some()),
+    ];
+    for (key, _) in given.iter().filter(|(_, is_given)| *is_given && !has_region) {
+        keys.errors.push(format!("{key}: only for a store on PostgreSQL, which the nodes of a region share"));
+    }
+    for (key, _) in given[1..].iter().filter(|(_, is_given)| *is_given && has_region && listen.is_none()) {
+        keys.errors.push(format!("{key}: needs peer_listen, without which this node works alone"));
+    }
+    if listen.is_some_and(|listen| listen.ip().is_unspecified()) && address.is_none() {
+        keys.errors.push("peer_address: missing; peer_listen does not say at which address other nodes connect".into());
+    }
+    if staleness.is_some() && isolation != Some(true) {
+        keys.errors.push("max_staleness_seconds: only with isolation = \"refuse\"".to_owned());
+    }
+    let max_staleness = staleness.map_or(limits::STALENESS, Duration::from_secs);
+    let isolation = if isolation == Some(true) { Isolation::Refuse { max_staleness } } else { Isolation::Serve };
+    PeerSettings { listen, address, isolation }
+}
+
+/// Parses an address that other machines can connect to.
+fn parse_reachable(text: &str) -> Option<SocketAddr> {
+    text.parse().ok().filter(|address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0)
 }
 
 fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {

@@ -151,7 +151,7 @@ pub(crate) const ADDRESSES: NonZeroUsize = NonZeroUsize::new(14 * KIB).unwrap();
 pub(crate) const NODE_CONNECT: Duration = Duration::from_secs(2);
 /// Time that a request waits for a connection to the node of its service, and for another node after a failure.
 pub(crate) const NODE_WAIT: Duration = Duration::from_secs(5);
-/// Times that a request is sent to another node, or again, after a node has not taken it.
+/// Times that a request is sent again after a node has answered that it is not the owner.
 pub(crate) const NODE_RETRIES: usize = 2;
 /// Pause before such a retry, if the other node may not know the current placement yet.
 pub(crate) const NODE_IS_LATE: Duration = Duration::from_millis(100);
@@ -161,6 +161,10 @@ pub(crate) const PLACEMENT_IS_LATE: Duration = Duration::from_secs(1);
 pub(crate) const LINK_IDLE: Duration = Duration::from_secs(60);
 /// Concurrent requests of one worker on a link to another node. More are refused (503).
 pub(crate) const LINK_REQUESTS: usize = CROSS_CORE_REQUESTS;
+/// Time without contact to PostgreSQL and peers after which an isolated node refuses requests, if it is to.
+pub(crate) const STALENESS: Duration = Duration::from_secs(60);
+/// Interval at which a request that waits for the lease of this node looks again.
+pub(crate) const LEASE_CHECK: Duration = Duration::from_millis(20);
 /// Bytes of bodies that one end of a link holds if no reader reads, beyond the least window of each request.
 pub(crate) const LINK_BUDGET: usize = 16 * MIB;
 /// Links of other nodes to one worker. More are closed.

@@ -54,14 +54,14 @@ pub use replay::{ReplayEdits, ReplayField};
 pub use service::{Mode, NewService, ServiceChanges, ServiceView};
 pub(crate) use shared_files::SHARED_SECRETS;
 pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
-pub(crate) use workers::Workers;
+pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;
 use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
-use crate::rate_limit::Bucket;
-use crate::region::Placement;
+use crate::rate_limit::{Bucket, Level};
+use crate::region::View;
 use crate::store::{
     AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
 };
@@ -277,6 +277,11 @@ impl Control {
         self.state().records.clone()
     }
 
+    /// The directory. Shares its contents with later ones.
+    pub(crate) fn directory(&self) -> Directory {
+        self.state().directory.clone()
+    }
+
     /// Reads the records in place. Holds the lock meanwhile, so `look` must be short.
     pub(crate) fn look_at<T>(&self, look: impl FnOnce(&Records) -> T) -> T {
         look(&self.state().records)
@@ -464,20 +469,30 @@ impl Control {
         Ok(())
     }
 
-    /// Makes every worker use this placement of services on nodes from now on. Issues a certificate for this node first if
-    /// its slot or session is new.
-    pub(crate) fn publish_placement(&self, placement: Placement) -> Result<(), ControlError> {
-        let slot = placement.here();
-        let node = NodeIdentity { slot, session: placement.member(slot).map_or(0, |member| member.session) };
+    /// Makes every worker use this view of the region from now on. Issues a certificate for this node first if its slot
+    /// or session is new. `number` and `applied` as in [`Workers::publish_view`].
+    pub(crate) fn publish_view(
+        &self,
+        number: u64,
+        view: &Arc<View>,
+        session: u128,
+        applied: &Sender<ViewApplied>,
+    ) -> Result<(), ControlError> {
+        let node = NodeIdentity { slot: view.placement().here(), session };
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
             let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
             self.workers.publish_node_tls(&Arc::new(tls));
             *certified = Some(node);
         }
-        // Under the lock, so that placements arrive in order.
-        self.workers.publish_placement(&Arc::new(placement));
+        // Under the lock, so that views arrive in order.
+        self.workers.publish_view(number, view, applied);
         Ok(())
+    }
+
+    /// Makes every worker continue the buckets of services that come to this node at these levels.
+    pub(crate) fn publish_levels(&self, levels: &Arc<Vec<Level>>) {
+        self.workers.publish_levels(levels);
     }
 
     /// Requests the counters and tunnels of every worker; omits workers that do not answer in time.

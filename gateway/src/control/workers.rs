@@ -2,21 +2,36 @@
 
 use std::sync::Arc;
 
+use crossbeam_channel::Sender;
+
 use super::Replay;
 use crate::ownership::WorkerId;
-use crate::region::Placement;
+use crate::rate_limit::Level;
+use crate::region::View;
 use crate::store::Directory;
 use crate::telemetry::counters::WorkerReport;
 use crate::tls::ServerConfigs;
 use crate::tls::node::NodeTls;
+
+/// A worker uses a view.
+#[derive(Debug)]
+pub(crate) struct ViewApplied {
+    /// Number of the publication.
+    pub(crate) number: u64,
+    /// Levels of the buckets of services that have moved to other nodes.
+    pub(crate) levels: Vec<Level>,
+}
 
 /// Messages of the control plane to the workers. Methods may block until a worker has room in its mailbox.
 pub(crate) trait Workers: Send + Sync {
     fn count(&self) -> usize;
     /// Makes every worker use this directory from now on.
     fn publish_directory(&self, directory: &Arc<Directory>);
-    /// Makes every worker use this placement of services on nodes from now on.
-    fn publish_placement(&self, placement: &Arc<Placement>);
+    /// Makes every worker use this view of the region from now on. Each worker then sends a message with `number` on
+    /// `applied`.
+    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &Sender<ViewApplied>);
+    /// Makes every worker continue the buckets of services that come to this node at these levels.
+    fn publish_levels(&self, levels: &Arc<Vec<Level>>);
     /// Makes every worker use this configuration for new links to other nodes.
     fn publish_node_tls(&self, tls: &Arc<NodeTls>);
     /// Makes every worker use these certificates for new connections.

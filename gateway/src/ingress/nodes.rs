@@ -30,7 +30,8 @@ const UNREACHABLE: &str = "owner_unreachable";
 impl Ingress {
     /// The other node that owns the service of a tunnel, if any. Tunnels of unknown services are refused here.
     pub(super) fn node_for(&self, hello: &ClientHello) -> Option<SpliceTo> {
-        let placement = self.nodes.as_ref()?.peering.placement()?;
+        let view = self.nodes.as_ref()?.peering.view()?;
+        let placement = view.placement();
         let Destination::Tenant(label) = self.region.destination(hello.server_name.as_deref()?) else { return None };
         let directory = self.directory.get();
         match placement.owner(&directory.service(&label)?.hostname) {

@@ -22,7 +22,7 @@ use crate::mailbox::{Inbox, mailbox};
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
-use crate::region::{Placement, RegionKey, RegionKeyError};
+use crate::region::{AdmissionLease, Placement, RegionKey, RegionKeyError, View};
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
@@ -49,6 +49,7 @@ pub struct Gateway {
     pub(super) admin_address: SocketAddr,
     /// `None` without a listener for other nodes.
     pub(super) peer_address: Option<SocketAddr>,
+    lease: Arc<AdmissionLease>,
     /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
@@ -154,6 +155,7 @@ impl Gateway {
             address: listeners.address().map_err(ListenError::from)?,
             admin_address: listeners.admin_address().map_err(ListenError::from)?,
             peer_address: listeners.peer_address().map_err(ListenError::from)?,
+            lease: Arc::new(AdmissionLease::new(Instant::now())),
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
@@ -191,7 +193,11 @@ impl Gateway {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
-            region: region_key.clone().map(|key| RegionSetup { key, listeners: peer_listeners }),
+            region: region_key.clone().map(|key| RegionSetup {
+                key,
+                lease: Arc::clone(&self.lease),
+                listeners: peer_listeners,
+            }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
             certificates: Arc::clone(&certificates),
@@ -262,8 +268,10 @@ impl Gateway {
     /// Uses this placement of services on nodes from now on, in place of the one that the members of the region agree
     /// on. For tests.
     #[doc(hidden)]
-    pub fn set_placement(&self, placement: Placement) -> Result<(), ControlError> {
-        self.control.publish_placement(placement)
+    pub fn set_placement(&self, placement: Placement, session: u128) -> Result<(), ControlError> {
+        self.lease.set_endless();
+        let (applied, _) = crossbeam_channel::unbounded();
+        self.control.publish_view(0, &Arc::new(View::settled(placement)), session, &applied)
     }
 
     /// Counts of exported and lost spans; `None` without a collector.

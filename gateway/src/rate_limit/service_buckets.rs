@@ -49,13 +49,8 @@ impl Buckets {
 
     /// Continues the levels of the services that `worker` owns. Has no effect once another process has taken over.
     pub(crate) fn take_over(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
-        let ours = levels.iter().filter_map(|level| {
-            let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
-            let until_full = Duration::from_millis(level.until_full_ms);
-            Some((Arc::clone(&service.label), Bucket::filling(level.rate, until_full, now)))
-        });
         if !matches!(self.location, BucketLocation::AtSuccessor(_)) {
-            self.by_label.extend(ours);
+            self.by_label.extend(owned(levels, directory, worker, now));
             // Dropping the sender wakes the waiting requests.
             self.location = BucketLocation::Here;
         }
@@ -71,13 +66,30 @@ impl Buckets {
 
     /// The levels of the buckets that are not full.
     pub(crate) fn levels(&self, now: Instant) -> Vec<Level> {
-        let filling = self.by_label.iter().filter(|(_, bucket)| !bucket.is_full(now));
-        let level = |(label, bucket): (&Arc<str>, &Bucket)| Level {
-            service: label.to_string(),
-            rate: bucket.rate(),
-            until_full_ms: u64::try_from(bucket.until_full(now).as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
-        };
-        filling.map(level).collect()
+        self.by_label.iter().filter_map(|(label, bucket)| level(label, bucket, now)).collect()
+    }
+
+    /// Removes the buckets of services that `has_left`; returns the levels of those that are not full.
+    pub(crate) fn leave(
+        &mut self,
+        directory: &Directory,
+        has_left: impl Fn(&Service) -> bool,
+        now: Instant,
+    ) -> Vec<Level> {
+        let is_leaving = |label: &Arc<str>| directory.service(label).is_some_and(|service| has_left(service));
+        let leaving = self.by_label.extract_if(|label, _| is_leaving(label));
+        leaving.filter_map(|(label, bucket)| level(&label, &bucket, now)).collect()
+    }
+
+    /// Continues the levels of services that came from another node, and that `worker` owns. The lower one counts if a
+    /// bucket exists already.
+    pub(crate) fn receive(&mut self, levels: &[Level], directory: &Directory, worker: WorkerId, now: Instant) {
+        for (label, bucket) in owned(levels, directory, worker, now) {
+            let until_full = bucket.until_full(now);
+            if self.by_label.get(&label).is_none_or(|known| known.until_full(now) < until_full) {
+                self.by_label.insert(label, bucket);
+            }
+        }
     }
 
     /// Whether [`Self::charge`] can decide. Otherwise use [`charge_or_wait`].
@@ -105,6 +117,29 @@ impl Buckets {
     pub(crate) fn retain(&mut self, directory: &Directory, now: Instant) {
         self.by_label.retain(|label, bucket| directory.service(label).is_some() && !bucket.is_full(now));
     }
+}
+
+/// The level of a bucket that is not full.
+fn level(label: &Arc<str>, bucket: &Bucket, now: Instant) -> Option<Level> {
+    (!bucket.is_full(now)).then(|| Level {
+        service: label.to_string(),
+        rate: bucket.rate(),
+        until_full_ms: u64::try_from(bucket.until_full(now).as_micros().div_ceil(1000)).unwrap_or(u64::MAX),
+    })
+}
+
+/// The buckets of services that `worker` owns, at these levels.
+fn owned(
+    levels: &[Level],
+    directory: &Directory,
+    worker: WorkerId,
+    now: Instant,
+) -> impl Iterator<Item = (Arc<str>, Bucket)> {
+    levels.iter().filter_map(move |level| {
+        let service = directory.service(&level.service).filter(|service| service.owner == worker)?;
+        let until_full = Duration::from_millis(level.until_full_ms);
+        Some((Arc::clone(&service.label), Bucket::filling(level.rate, until_full, now)))
+    })
 }
 
 /// Admits a request by the bucket of its service; waits while the bucket is or goes to another process.

@@ -37,6 +37,23 @@ impl NodeState {
     pub fn is_over(self) -> bool {
         matches!(self, Self::Left | Self::Dead)
     }
+
+    /// Name in the database and in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Joining => "joining",
+            Self::Live => "live",
+            Self::Draining => "draining",
+            Self::Leaving => "leaving",
+            Self::Left => "left",
+            Self::Dead => "dead",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Self> {
+        let all = [Self::Joining, Self::Live, Self::Draining, Self::Leaving, Self::Left, Self::Dead];
+        all.into_iter().find(|state| state.as_str() == name)
+    }
 }
 
 /// A row of `nodes`.
@@ -57,7 +74,7 @@ pub struct NodeRow {
 }
 
 impl NodeRow {
-    pub(super) fn member(&self) -> Member {
+    pub(crate) fn member(&self) -> Member {
         Member { slot: self.slot, session: self.session, peer_address: self.peer_address }
     }
 }
@@ -93,7 +110,7 @@ impl Roster {
     }
 
     /// Whether each slot appears once and in order.
-    pub(super) fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         self.rows.len() <= Self::ROWS_MAX && self.rows.is_sorted_by(|one, next| one.slot < next.slot)
     }
 }

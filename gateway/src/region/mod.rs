@@ -1,5 +1,6 @@
 //! A region of several nodes: which nodes are members, which of them owns a service, and what nodes prove to each other.
 
+mod admission_lease;
 mod announcement;
 mod engine;
 mod key;
@@ -16,12 +17,13 @@ mod succession;
 pub mod timing;
 mod view;
 
+pub use admission_lease::AdmissionLease;
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
 pub use key::{RegionKey, RegionKeyError};
 pub use lease::Isolation;
 pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};
-pub(crate) use peering::Peering;
+pub(crate) use peering::{Destination, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};
 pub use requests::OperatorError;
 pub use status::{NodeStatus, RegionStatus, Standing};

@@ -1,112 +1,197 @@
 //! The other nodes of the region, as one worker sees them.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::{AnnouncementKey, Owner, Placement, RegionKey};
+use super::{AdmissionLease, AnnouncementKey, Arrival, Decision, Member, Owner, Placement, RegionKey, View};
+
+/// Earlier placements that are kept.
+const EARLIER: usize = 16;
 
 /// What one worker knows of the other nodes. Exists only on a node with a listener for other nodes.
 pub(crate) struct Peering {
-    /// `None` until the first placement is published: this node then owns all services, and serves no other node.
+    /// `None` until the first view is published: requests wait for it, and this node serves no other.
     #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
-    placement: RefCell<Option<Rc<Arc<Placement>>>>,
-    /// The placement before, and the time of the change.
-    previous: RefCell<Option<Arc<Placement>>>,
-    changed_at: Cell<Option<Instant>>,
-    /// Wakes tasks that wait for another placement.
+    view: RefCell<Option<Rc<Arc<View>>>>,
+    /// Earlier placements, the last one first, with the time of their end.
+    earlier: RefCell<VecDeque<(Instant, Option<Arc<View>>)>>,
+    lease: Arc<AdmissionLease>,
+    /// Wakes tasks that wait for another view.
     changed: Notify,
     pub(crate) announcements: AnnouncementKey,
 }
 
+/// The node that a request goes to now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// This node admits it.
+    Here,
+    /// The owner by the placement of this epoch.
+    Node { owner: Member, epoch: u64 },
+    /// Not known yet: ask again when the view changes.
+    Unknown,
+}
+
 impl Peering {
-    pub(crate) fn new(key: &RegionKey) -> Rc<Self> {
+    pub(crate) fn new(key: &RegionKey, lease: Arc<AdmissionLease>) -> Rc<Self> {
         Rc::new(Self {
-            placement: RefCell::default(),
-            previous: RefCell::default(),
-            changed_at: Cell::default(),
+            view: RefCell::default(),
+            earlier: RefCell::default(),
+            lease,
             changed: Notify::new(),
             announcements: AnnouncementKey::new(key),
         })
     }
 
     #[expect(clippy::redundant_allocation, reason = "as the field")]
-    pub(crate) fn placement(&self) -> Option<Rc<Arc<Placement>>> {
-        self.placement.borrow().clone()
+    pub(crate) fn view(&self) -> Option<Rc<Arc<View>>> {
+        self.view.borrow().clone()
     }
 
-    pub(crate) fn replace_placement(&self, placement: Arc<Placement>, now: Instant) {
-        let previous = self.placement.replace(Some(Rc::new(placement)));
-        self.previous.replace(previous.map(|previous| Arc::clone(&previous)));
-        self.changed_at.set(Some(now));
+    pub(crate) fn replace_view(&self, view: Arc<View>, now: Instant) {
+        let epoch = view.epoch();
+        let previous = self.view.replace(Some(Rc::new(view)));
+        if previous.as_ref().is_none_or(|previous| previous.epoch() != epoch) {
+            let mut earlier = self.earlier.borrow_mut();
+            earlier.truncate(EARLIER - 1);
+            earlier.push_front((now, previous.map(|previous| Arc::clone(&previous))));
+        }
         self.changed.notify_waiters();
     }
 
     /// Whether the service came to this node by a change of the placement less than `lately` ago: its agents may not have
     /// connected yet.
     pub(crate) fn has_arrived(&self, hostname: &str, lately: Duration, now: Instant) -> bool {
-        let is_late = self.changed_at.get().is_none_or(|changed| now.saturating_duration_since(changed) >= lately);
-        !is_late && self.previous.borrow().as_ref().is_none_or(|previous| previous.owner(hostname) != Owner::Here)
+        let was_elsewhere =
+            |view: &Option<Arc<View>>| view.as_ref().is_none_or(|view| view.placement().owner(hostname) != Owner::Here);
+        let earlier = self.earlier.borrow();
+        let mut late = earlier.iter().take_while(|(ended, _)| now.saturating_duration_since(*ended) < lately);
+        late.any(|(_, view)| was_elsewhere(view))
     }
 
-    /// Waits for a placement with a later epoch.
+    /// Whether this node may admit a request of the service now.
+    pub(crate) fn admits(&self, hostname: &str, now: Instant) -> bool {
+        let view = self.view.borrow();
+        let admit = |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.lease.holds(now)) == Decision::Admit;
+        view.as_ref().is_some_and(admit)
+    }
+
+    /// Where a request of a caller goes.
+    pub(crate) fn destination(&self, hostname: &str, now: Instant) -> Destination {
+        let Some(view) = &*self.view.borrow() else { return Destination::Unknown };
+        match view.decide(hostname, Arrival::Caller, self.lease.holds(now)) {
+            Decision::Admit => Destination::Here,
+            Decision::Forward(owner) => Destination::Node { owner: owner.clone(), epoch: view.epoch() },
+            Decision::Wait | Decision::NotOwner { .. } => Destination::Unknown,
+        }
+    }
+
+    /// Whether this node serves a request that another node has sent: `None` if that is not known yet, the epoch of the
+    /// placement if another node owns the service.
+    pub(crate) fn accepts(&self, hostname: &str, now: Instant) -> Option<Result<(), u64>> {
+        let view = self.view.borrow();
+        let Some(view) = &*view else { return Some(Err(0)) };
+        match view.decide(hostname, Arrival::Peer, self.lease.holds(now)) {
+            Decision::Admit => Some(Ok(())),
+            Decision::NotOwner { epoch } => Some(Err(epoch)),
+            Decision::Wait | Decision::Forward(_) => None,
+        }
+    }
+
+    /// Waits for a view with a later epoch.
     pub(crate) async fn later_than(&self, epoch: u64) {
         loop {
             let changed = self.changed.notified();
-            if self.placement.borrow().as_ref().is_some_and(|placement| placement.epoch() > epoch) {
+            if self.view.borrow().as_ref().is_some_and(|view| view.epoch() > epoch) {
                 return;
             }
             changed.await;
         }
     }
 
+    /// Waits for another view.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// Whether another node owns the service.
     pub(crate) fn is_elsewhere(&self, hostname: &str) -> bool {
-        self.placement.borrow().as_ref().is_some_and(|placement| placement.owner(hostname) != Owner::Here)
+        self.view.borrow().as_ref().is_some_and(|view| view.placement().owner(hostname) != Owner::Here)
     }
 
     /// Whether this process owns the service by its placement, as a member with this session.
     pub(crate) fn owns(&self, hostname: &str, session: u128) -> bool {
-        self.placement.borrow().as_ref().is_some_and(|placement| {
+        let owns = |placement: &Placement| {
             let is_member = placement.member(placement.here()).is_some_and(|here| here.session == session);
             is_member && placement.owner(hostname) == Owner::Here
-        })
+        };
+        self.view.borrow().as_ref().is_some_and(|view| owns(view.placement()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::region::{Member, NodeSlot};
+    use crate::region::NodeSlot;
+
+    const HERE: u16 = 3;
+
+    fn peering(now: Instant) -> Rc<Peering> {
+        Peering::new(&RegionKey::new([1; 32]), Arc::new(AdmissionLease::new(now)))
+    }
+
+    fn member(slot: u16, session: u128) -> Member {
+        Member { slot: NodeSlot::new(slot).unwrap(), session, peer_address: ([127, 0, 0, 1], 1).into() }
+    }
+
+    fn view(epoch: u64, members: Vec<Member>) -> Arc<View> {
+        Arc::new(View::settled(Placement::new(epoch, NodeSlot::new(HERE).unwrap(), members)))
+    }
 
     #[test]
     fn a_process_owns_services_only_as_the_member_that_is_meant() {
-        let peering = Peering::new(&RegionKey::new([1; 32]));
-        assert!(!peering.owns("a", 5), "no placement yet");
-        let here = NodeSlot::new(3).unwrap();
-        let member = Member { slot: here, session: 5, peer_address: ([127, 0, 0, 1], 1).into() };
         let now = Instant::now();
-        peering.replace_placement(Arc::new(Placement::new(1, here, vec![member])), now);
+        let peering = peering(now);
+        assert!(!peering.owns("a", 5), "no view yet");
+        peering.replace_view(view(1, vec![member(HERE, 5)]), now);
         assert!(peering.owns("a", 5) && !peering.owns("a", 4));
-        peering.replace_placement(Arc::new(Placement::new(2, here, Vec::new())), now);
+        peering.replace_view(view(2, Vec::new()), now);
         assert!(!peering.owns("a", 5), "not a member any more");
     }
 
     #[test]
     fn services_that_another_node_had_before_have_arrived_for_a_while() {
-        let peering = Peering::new(&RegionKey::new([1; 32]));
-        let slot = |slot| NodeSlot::new(slot).unwrap();
-        let member = |number| Member { slot: slot(number), session: 1, peer_address: ([127, 0, 0, 1], 1).into() };
         let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let peering = peering(start);
         let has_arrived = |at| peering.has_arrived("a", 5 * second, at);
-        assert!(!has_arrived(start), "no placement yet");
-        peering.replace_placement(Arc::new(Placement::new(1, slot(0), vec![member(1)])), start);
-        peering.replace_placement(Arc::new(Placement::new(2, slot(0), vec![member(0)])), start);
+        assert!(!has_arrived(start), "no view yet");
+        peering.replace_view(view(1, vec![member(1, 1)]), start);
+        peering.replace_view(view(2, vec![member(HERE, 1)]), start);
         assert!(has_arrived(start + 4 * second) && !has_arrived(start + 5 * second));
-        peering.replace_placement(Arc::new(Placement::new(3, slot(0), vec![member(0)])), start + second);
-        assert!(!has_arrived(start + second), "it was here before");
+        peering.replace_view(view(3, vec![member(HERE, 1)]), start + second);
+        assert!(has_arrived(start + 4 * second), "a later change does not hide the earlier one");
+        assert!(!has_arrived(start + 5 * second), "it was here before the later change");
+    }
+
+    #[test]
+    fn a_node_admits_while_its_lease_holds() {
+        let now = Instant::now();
+        let peering = peering(now);
+        assert_eq!(peering.destination("a", now), Destination::Unknown);
+        assert_eq!(peering.accepts("a", now), Some(Err(0)));
+        peering.replace_view(view(1, vec![member(HERE, 5)]), now);
+        assert!(!peering.admits("a", now));
+        assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Unknown, None));
+        peering.lease.set(Some(now + Duration::from_secs(1)));
+        assert!(peering.admits("a", now) && !peering.admits("a", now + Duration::from_secs(1)));
+        assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Here, Some(Ok(()))));
+        peering.replace_view(view(2, vec![member(1, 6)]), now);
+        assert_eq!(peering.destination("a", now), Destination::Node { owner: member(1, 6), epoch: 2 });
+        assert_eq!(peering.accepts("a", now), Some(Err(2)));
     }
 }

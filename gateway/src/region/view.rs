@@ -62,6 +62,13 @@ pub enum Decision<'a> {
 }
 
 impl View {
+    /// A view in which every member has stopped admitting by earlier placements. This node is a member if the placement
+    /// says so.
+    pub fn settled(placement: Placement) -> Self {
+        let is_member = placement.member(placement.here()).is_some();
+        Self { placement: Arc::new(placement), next: None, is_member, awaited: Vec::new(), held: None }
+    }
+
     pub fn epoch(&self) -> u64 {
         self.placement.epoch()
     }

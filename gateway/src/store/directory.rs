@@ -150,6 +150,10 @@ impl Directory {
         self.jwks = signing_key::key_set(records.signing_keys.values());
     }
 
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.values()
+    }
+
     pub fn service(&self, label: &str) -> Option<&Arc<Service>> {
         self.services.get(label)
     }

@@ -66,14 +66,14 @@ pub(crate) enum Admission {
     Admitted(Admitted),
     /// The owner of its service admits it, or refuses it, when it arrives there.
     ByOwner(Authenticated),
-    /// Another node of the region owns its service, and admits it or refuses it.
+    /// Another node of the region owns its service, or the owner is not known yet.
     ByNode(Rc<Nodes>, Authenticated),
 }
 
 /// A request after it was opened.
 pub(crate) enum Opening {
     Opened(UpstreamRequest),
-    /// Another node owns the service: the request has yet to be sent there.
+    /// Another node may own the service: the request has yet to be sent there.
     OnNode(Box<CrossNodeRequest>),
 }
 
@@ -98,7 +98,7 @@ impl Upstream {
     /// Admits a request by the bucket of its service if that is on this worker.
     pub(crate) fn admit(&self, request: Authenticated) -> Result<Admission, Error> {
         match &self.nodes {
-            Some(nodes) if nodes.peering.is_elsewhere(&request.service.hostname) => {
+            Some(nodes) if !nodes.peering.admits(&request.service.hostname, Instant::now()) => {
                 Ok(Admission::ByNode(Rc::clone(nodes), request))
             }
             Some(_) | None => self.admit_here(request),

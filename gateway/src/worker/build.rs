@@ -59,7 +59,9 @@ impl Worker {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
-        let nodes = setup.region.as_ref().map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key)));
+        let nodes = setup.region.as_ref().map(|region| {
+            Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.lease)))
+        });
         let common = Common {
             id,
             config,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use crossbeam_channel::Sender;
 
 use crate::apex::AddressCharge;
-use crate::control::Replay;
+use crate::control::{Replay, ViewApplied};
 use crate::ingress::HandedOver;
 use crate::pipe;
 use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
-use crate::region::Placement;
+use crate::region::View;
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
@@ -30,8 +30,10 @@ pub(crate) enum WorkerMessage {
     ChargeAddress(Box<AddressCharge>),
     /// Use this directory from now on.
     Directory(Arc<Directory>),
-    /// Use this placement of services on nodes from now on.
-    Placement(Arc<Placement>),
+    /// Use this view of the region from now on.
+    View(Box<NewView>),
+    /// Continue the buckets of services that come to this node at these levels.
+    NodeLevels(Arc<Vec<Level>>),
     /// Use this configuration for new links to other nodes.
     NodeTls(Arc<NodeTls>),
     /// Use these certificates for new connections.
@@ -57,6 +59,15 @@ pub(crate) enum WorkerMessage {
     End,
     /// Stop now.
     Stop,
+}
+
+/// A view of the region.
+pub(crate) struct NewView {
+    /// Number of the publication.
+    pub(crate) number: u64,
+    pub(crate) view: Arc<View>,
+    /// Receives a message once the worker uses the view.
+    pub(crate) applied: Sender<ViewApplied>,
 }
 
 /// The buckets of the process that takes over.

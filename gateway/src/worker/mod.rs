@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use gw_shared::runtime::{self, Driver};
 
-pub(crate) use self::message::{Succeeded, WorkerMessage};
+pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
 use crate::clock::Timestamp;
 use crate::config::Config;
 use crate::connections::Connections;
-use crate::control::Executor;
+use crate::control::{Executor, ViewApplied};
 use crate::current::Current;
 use crate::ingress::Ingress;
 use crate::lifecycle::Lifecycle;
@@ -32,7 +32,7 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
-use crate::region::{Placement, RegionKey};
+use crate::region::{AdmissionLease, RegionKey};
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::{Directory, Service};
@@ -78,6 +78,7 @@ pub(crate) struct Setup {
 /// What a worker of a node in a region of several nodes starts with.
 pub(crate) struct RegionSetup {
     pub(crate) key: RegionKey,
+    pub(crate) lease: Arc<AdmissionLease>,
     /// For other nodes.
     pub(crate) listeners: Vec<TcpListener>,
 }
@@ -190,7 +191,10 @@ impl Worker {
             WorkerMessage::Wake(wake) => wake.deliver(),
             WorkerMessage::Directory(directory) => self.use_directory(directory),
             WorkerMessage::ChargeAddress(charge) => self.router.apex.addresses.serve(*charge),
-            WorkerMessage::Placement(placement) => self.use_placement(placement),
+            WorkerMessage::View(new) => self.use_view(*new),
+            WorkerMessage::NodeLevels(levels) => {
+                self.buckets.borrow_mut().receive(&levels, &self.directory.get(), self.id, Instant::now());
+            }
             WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
             WorkerMessage::Levels(levels) => {
@@ -233,11 +237,14 @@ impl Worker {
         self.directory.replace(directory);
     }
 
-    fn use_placement(&self, placement: Arc<Placement>) {
+    fn use_view(&self, NewView { number, view, applied }: NewView) {
         let Some(nodes) = &self.nodes else { return };
-        let left = nodes.use_placement(placement);
+        let left = nodes.use_view(view);
         let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
+        let levels = self.buckets.borrow_mut().leave(&self.directory.get(), is_elsewhere, Instant::now());
         self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
+        // Fails if the control plane has ended.
+        drop(applied.try_send(ViewApplied { number, levels }));
     }
 
     fn drain(&self, has_successor: bool) {

@@ -6,14 +6,15 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
-use super::WorkerMessage;
+use super::{NewView, WorkerMessage};
 use crate::apex::AddressCharge;
-use crate::control::{Replay, Workers};
+use crate::control::{Replay, ViewApplied, Workers};
 use crate::ingress::{HandedOver, Load};
 use crate::mailbox::{Mailbox, Post};
 use crate::ownership::WorkerId;
 use crate::pipe;
-use crate::region::Placement;
+use crate::rate_limit::Level;
+use crate::region::View;
 use crate::store::Directory;
 use crate::telemetry::counters::{Scrape, WorkerReport};
 use crate::tls::ServerConfigs;
@@ -81,8 +82,14 @@ impl Workers for Peers {
         self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
     }
 
-    fn publish_placement(&self, placement: &Arc<Placement>) {
-        self.tell_all(|| WorkerMessage::Placement(Arc::clone(placement)));
+    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &Sender<ViewApplied>) {
+        self.tell_all(|| {
+            WorkerMessage::View(Box::new(NewView { number, view: Arc::clone(view), applied: applied.clone() }))
+        });
+    }
+
+    fn publish_levels(&self, levels: &Arc<Vec<Level>>) {
+        self.tell_all(|| WorkerMessage::NodeLevels(Arc::clone(levels)));
     }
 
     fn publish_node_tls(&self, tls: &Arc<NodeTls>) {

@@ -6,6 +6,7 @@
 mod engine;
 mod fill;
 mod inspect;
+mod nodes;
 mod schema;
 mod sealed;
 mod settings;

@@ -57,6 +57,18 @@ pub(super) const MIGRATIONS: &[&str] = &["
     CREATE INDEX audit_of_account ON gw.audit (account, number);
     -- Secrets that all nodes share, sealed with the region key.
     CREATE TABLE gw.secrets (name text PRIMARY KEY, sealed text NOT NULL);
+","
+    -- The nodes of the region. Only `region.epoch` and these rows say which of them own services.
+    CREATE TABLE gw.nodes (
+        slot smallint PRIMARY KEY CHECK (slot BETWEEN 0 AND 1023),
+        session uuid NOT NULL,
+        state text NOT NULL CHECK (state IN ('joining', 'live', 'draining', 'leaving', 'left', 'dead')),
+        beat bigint NOT NULL DEFAULT 0,
+        acknowledged bigint NOT NULL DEFAULT 0,
+        peer_address text NOT NULL,
+        version text NOT NULL,
+        applied_revision bigint NOT NULL DEFAULT 0
+    ) WITH (fillfactor = 50);
 "];
 
 /// Held while the schema is created or migrated.

@@ -24,7 +24,7 @@ pub(crate) use self::request::{CrossNodeRequest, ShortBody};
 pub(crate) use self::serve::serve_link;
 pub(super) use self::wire::{Refused, read_notice, read_refusal, timing};
 use crate::hostname::Region;
-use crate::region::{NodeSlot, Peering, Placement};
+use crate::region::{NodeSlot, Peering, View};
 use crate::tls::node::NodeTls;
 
 /// A connection that [`Nodes::cut`] ends.
@@ -43,7 +43,7 @@ impl Drop for Attached<'_> {
 pub(crate) struct Nodes {
     pub(crate) region: Region,
     pub(crate) peering: Rc<Peering>,
-    /// `None` until the first placement is published.
+    /// `None` until this node has a certificate.
     #[expect(clippy::redundant_allocation, reason = "the inner count is atomic and shared by all cores")]
     tls: RefCell<Option<Rc<Arc<NodeTls>>>>,
     /// Links for new requests, by slot and session of the other node.
@@ -79,20 +79,20 @@ impl Nodes {
         self.tls.replace(Some(Rc::new(tls)));
     }
 
-    /// Uses this placement. Links to processes that are no members end after their running requests. Returns the slots of
+    /// Uses this view. Links to processes that are no members end after their running requests. Returns the slots of
     /// members that have left.
-    pub(crate) fn use_placement(&self, placement: Arc<Placement>) -> Vec<NodeSlot> {
+    pub(crate) fn use_view(&self, view: Arc<View>) -> Vec<NodeSlot> {
         self.links.borrow_mut().retain(|_, link| {
-            let stays = placement.members().contains(&link.to);
+            let stays = view.placement().members().contains(&link.to);
             if !stays {
                 link.retire();
             }
             stays
         });
-        let previous = self.peering.placement();
-        let members = previous.iter().flat_map(|previous| previous.members());
-        let left = members.map(|member| member.slot).filter(|slot| placement.member(*slot).is_none()).collect();
-        self.peering.replace_placement(placement, Instant::now());
+        let previous = self.peering.view();
+        let members = previous.iter().flat_map(|previous| previous.placement().members());
+        let left = members.map(|member| member.slot).filter(|slot| view.placement().member(*slot).is_none()).collect();
+        self.peering.replace_view(view, Instant::now());
         left
     }
 

@@ -18,12 +18,12 @@ use crate::auth::Authenticated;
 use crate::error::Error;
 use crate::limits;
 use crate::memory::relay::AccountMemory;
-use crate::region::{Member, Owner};
+use crate::region::{Destination, Member};
 use crate::tunnel::session::OpenedStream;
 use crate::upstream::response::{Carrier, RequestTraits, TunnelResponse};
 use crate::upstream::{Opening, PendingResponse, Upload, Upstream, UpstreamRequest};
 
-/// A request of a service that another node owns. Nothing of it has been sent.
+/// A request of a service that another node owns, as far as this node knows. Nothing of it has been sent.
 pub(crate) struct CrossNodeRequest {
     pub(in crate::upstream) upstream: Rc<Upstream>,
     pub(in crate::upstream) nodes: Rc<Nodes>,
@@ -93,12 +93,15 @@ impl CrossNodeRequest {
         wire::put_principal(&mut self.outbound, &self.request.by);
         let mut retries = 0;
         loop {
-            let (owner, epoch) = match self.nodes.peering.placement() {
-                Some(placement) => match placement.owner(&hostname) {
-                    Owner::Peer(member) => (member.clone(), placement.epoch()),
-                    Owner::Here => return self.send_here(body).await,
-                },
-                None => return self.send_here(body).await,
+            let (owner, epoch) = match self.nodes.peering.destination(&hostname, Instant::now()) {
+                Destination::Node { owner, epoch } => (owner, epoch),
+                Destination::Here => return self.send_here(body).await,
+                Destination::Unknown if Instant::now() >= deadline => return Err(Error::NodeUnavailable),
+                Destination::Unknown => {
+                    // The end of a lease can change without a view.
+                    let _ = runtime::timeout(limits::LEASE_CHECK, self.nodes.peering.changed()).await;
+                    continue;
+                }
             };
             let retry = match self.attempt(&owner, body.as_ref(), deadline).await {
                 Ok(request) => return Ok(request),
@@ -109,7 +112,8 @@ impl CrossNodeRequest {
             if retries == limits::NODE_RETRIES || Instant::now() >= deadline {
                 return Err(Error::NodeUnavailable);
             }
-            retries += 1;
+            // A node that cannot be reached is about to be replaced as the owner, which takes its time.
+            retries += usize::from(!matches!(retry, Retry::Unreachable));
             self.upstream.counters.node_retries.increment();
             self.wait(&retry, epoch, deadline).await;
         }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use futures_util::future::{Either, select};
 use gw_shared::http::framing::content_length;
@@ -26,7 +27,6 @@ use crate::error::Error;
 use crate::hostname::Destination;
 use crate::http_message::ResponseHead;
 use crate::limits;
-use crate::region::Owner;
 use crate::tls::pki::NodeIdentity;
 use crate::upstream::{Download, Frame, Opening, PendingResponse, Upload, Upstream, UpstreamRequest};
 
@@ -88,7 +88,10 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
     let is_upgrade = head.upgrade.is_some();
     let has_body = framing.has_body() || is_upgrade;
     let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
-    let request = match begin(&upstream, &nodes, head, is_announced.then_some(&sender)) {
+    let mut reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
+    let Either::Left((owned, _)) = select(pin!(owned(&nodes, &head)), &mut reset).await else { return };
+    let begun = owned.and_then(|label| begin(&upstream, &label, head, is_announced.then_some(&sender)));
+    let request = match begun {
         Ok(request) => request,
         Err(refused) => return refuse(&sender, None, &refused),
     };
@@ -97,7 +100,6 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
         (true, false) => Some(ReceivedBody::new(receiver, framing)),
         (false, _) => None,
     };
-    let reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     // Dropping the rest of the request cancels it.
     select(pin!(carry(request, body, &sender)), reset).await;
 }
@@ -115,28 +117,35 @@ fn read_head(receiver: &StreamReceiver) -> Option<RequestHead> {
     }
 }
 
-/// Checks that this node owns the service and that the caller may call it, then admits and opens the request. Tells the
-/// other node on `accepting` that it can send the body.
+/// The label of the request's service, once this node knows that it owns the service.
+async fn owned(nodes: &Nodes, head: &RequestHead) -> Result<String, Refused> {
+    let Destination::Tenant(label) = nodes.region.destination(head.authority.as_str()) else {
+        return Err(Refused::Error(Error::ServiceNotFound));
+    };
+    let hostname = format!("{label}.{}", nodes.region.apex());
+    let deadline = Instant::now() + limits::NODE_WAIT;
+    loop {
+        match nodes.peering.accepts(&hostname, Instant::now()) {
+            Some(Ok(())) => return Ok(label.to_string()),
+            Some(Err(epoch)) => return Err(Refused::NotOwner { epoch }),
+            None if Instant::now() >= deadline => return Err(Refused::Error(Error::Overloaded("overloaded"))),
+            None => drop(runtime::timeout(limits::LEASE_CHECK, nodes.peering.changed()).await),
+        }
+    }
+}
+
+/// Checks that the caller may call the service, then admits and opens the request. Tells the other node on `accepting`
+/// that it can send the body.
 fn begin(
     upstream: &Rc<Upstream>,
-    nodes: &Nodes,
+    label: &str,
     mut head: RequestHead,
     accepting: Option<&StreamSender>,
 ) -> Result<UpstreamRequest, Refused> {
     let principal = wire::take_principal(&mut head.headers);
-    let authority = head.authority.clone();
-    let Destination::Tenant(label) = nodes.region.destination(authority.as_str()) else {
-        return Err(Refused::Error(Error::ServiceNotFound));
-    };
-    let placement = nodes.peering.placement().ok_or(Refused::NotOwner { epoch: 0 })?;
-    let owns = placement.member(placement.here()).is_some()
-        && placement.owner(&format!("{label}.{}", nodes.region.apex())) == Owner::Here;
-    if !owns {
-        return Err(Refused::NotOwner { epoch: placement.epoch() });
-    }
     let open = || {
         let directory = upstream.directory.get();
-        let service = directory.service(&label).ok_or(Error::ServiceNotFound)?;
+        let service = directory.service(label).ok_or(Error::ServiceNotFound)?;
         if !service.enabled {
             return Err(Error::ServiceDisabled);
         }

@@ -90,7 +90,7 @@ impl Nodes {
         self.epoch += 1;
         for (node, gateway) in self.gateways.iter().enumerate() {
             if let Some(gateway) = gateway {
-                set_placement(gateway, self.placement(node, members));
+                set_placement(gateway, self.placement(node, members), Self::session(node));
             }
         }
     }
@@ -98,7 +98,7 @@ impl Nodes {
     /// Makes one node use these members.
     pub(crate) fn place_at(&mut self, node: usize, members: &[usize]) {
         self.epoch += 1;
-        set_placement(self.gateway(node), self.placement(node, members));
+        set_placement(self.gateway(node), self.placement(node, members), Self::session(node));
     }
 
     /// The node that owns the demo's service if all running nodes are members, and another one.
@@ -165,8 +165,8 @@ impl Nodes {
 }
 
 /// Returns when all workers use the placement.
-fn set_placement(gateway: &Gateway, placement: Placement) {
-    gateway.set_placement(placement).unwrap();
+fn set_placement(gateway: &Gateway, placement: Placement, session: u128) {
+    gateway.set_placement(placement, session).unwrap();
     // A worker answers after it has handled earlier messages.
     eventually("all workers report", || {
         (gateway.control().reports().len() == gateway.control().workers()).then_some(())

@@ -1,0 +1,169 @@
+//! Messages between the control planes of nodes, as JSON. Nodes of different versions exchange them during an upgrade:
+//! fields are only added, with a default.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::rate_limit::Level;
+use crate::region::{NodeRow, NodeSlot, NodeState, PeerState, Roster};
+
+/// What a node tells another about the members, with the levels of services that have moved there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StateMessage {
+    pub(crate) state: PeerState,
+    pub(crate) levels: Vec<Level>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Wire {
+    slot: u16,
+    session: Session,
+    acknowledged: u64,
+    epoch: u64,
+    nodes: Vec<WireNode>,
+    levels: Vec<Level>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireNode {
+    slot: u16,
+    session: Session,
+    state: String,
+    beat: u64,
+    acknowledged: u64,
+    peer_address: SocketAddr,
+    version: Arc<str>,
+    applied_revision: u64,
+}
+
+/// 32 hexadecimal digits: JSON has no integers of 128 bits.
+#[derive(Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[derive(Clone)]
+struct Session(u128);
+
+impl TryFrom<String> for Session {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        u128::from_str_radix(&text, 16).map(Self)
+    }
+}
+
+impl From<Session> for String {
+    fn from(Session(session): Session) -> Self {
+        format!("{session:032x}")
+    }
+}
+
+/// Why a message is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum InvalidMessage {
+    #[error("not a message between nodes: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("{0} is not the slot of a node")]
+    Slot(u16),
+    #[error("{0:?} is not the state of a node")]
+    State(String),
+    #[error("the nodes are not in the order of their slots")]
+    Order,
+}
+
+impl StateMessage {
+    pub(crate) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let PeerState { slot, session, acknowledged, roster } = &self.state;
+        serde_json::to_vec(&Wire {
+            slot: slot.get(),
+            session: Session(*session),
+            acknowledged: *acknowledged,
+            epoch: roster.epoch,
+            nodes: roster.rows.iter().map(wire_node).collect(),
+            levels: self.levels.clone(),
+        })
+    }
+
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidMessage> {
+        let Wire { slot, session, acknowledged, epoch, nodes, levels } = serde_json::from_slice(json)?;
+        let rows = nodes.into_iter().map(row).collect::<Result<_, _>>()?;
+        let roster = Roster { epoch, rows };
+        if !roster.is_valid() {
+            return Err(InvalidMessage::Order);
+        }
+        let state = PeerState { slot: parse_slot(slot)?, session: session.0, acknowledged, roster: Arc::new(roster) };
+        Ok(Self { state, levels })
+    }
+}
+
+fn wire_node(row: &NodeRow) -> WireNode {
+    let NodeRow { slot, session, state, beat, acknowledged, peer_address, ref version, applied_revision } = *row;
+    WireNode {
+        slot: slot.get(),
+        session: Session(session),
+        state: state.as_str().to_owned(),
+        beat,
+        acknowledged,
+        peer_address,
+        version: Arc::clone(version),
+        applied_revision,
+    }
+}
+
+fn row(node: WireNode) -> Result<NodeRow, InvalidMessage> {
+    let WireNode { slot, session, state, beat, acknowledged, peer_address, version, applied_revision } = node;
+    Ok(NodeRow {
+        slot: parse_slot(slot)?,
+        session: session.0,
+        state: NodeState::parse(&state).ok_or(InvalidMessage::State(state))?,
+        beat,
+        acknowledged,
+        peer_address,
+        version,
+        applied_revision,
+    })
+}
+
+fn parse_slot(slot: u16) -> Result<NodeSlot, InvalidMessage> {
+    NodeSlot::new(slot).ok_or(InvalidMessage::Slot(slot))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rate::Rate;
+
+    fn message(slots: &[u16]) -> StateMessage {
+        let row = |slot: &u16| NodeRow {
+            slot: NodeSlot::new(*slot).unwrap(),
+            session: u128::MAX - u128::from(*slot),
+            state: NodeState::Draining,
+            beat: 7,
+            acknowledged: 8,
+            peer_address: "[::1]:9".parse().unwrap(),
+            version: "1.2.3".into(),
+            applied_revision: 10,
+        };
+        let roster = Arc::new(Roster { epoch: 11, rows: slots.iter().map(row).collect() });
+        let state = PeerState { slot: NodeSlot::new(5).unwrap(), session: 12, acknowledged: 10, roster };
+        let rate = Rate::new(10, 60).unwrap();
+        StateMessage { state, levels: vec![Level { service: "a--b".into(), rate, until_full_ms: 13 }] }
+    }
+
+    #[test]
+    fn messages_pass_unchanged() {
+        let message = message(&[0, 5, 1023]);
+        assert_eq!(StateMessage::parse(&message.to_json().unwrap()).unwrap(), message);
+    }
+
+    #[test]
+    fn invalid_messages_are_refused() {
+        let refused = |json: &str| StateMessage::parse(json.as_bytes()).unwrap_err().to_string();
+        let json = |slots: &[u16]| String::from_utf8(message(slots).to_json().unwrap()).unwrap();
+        assert!(refused("{}").contains("slot"));
+        assert_eq!(refused(&json(&[5, 0])), "the nodes are not in the order of their slots");
+        assert_eq!(refused(&json(&[1]).replace("draining", "gone")), "\"gone\" is not the state of a node");
+        assert_eq!(refused(&json(&[]).replace("\"slot\":5", "\"slot\":1024")), "1024 is not the slot of a node");
+        assert!(refused(&json(&[]).replace("\"session\":\"", "\"session\":\"x")).contains("invalid digit"));
+    }
+}

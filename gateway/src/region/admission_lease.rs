@@ -1,0 +1,55 @@
+//! The end of a node's lease, as the membership sets it and the workers read it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Until when this node may admit requests for the services that it owns. Shared by all threads.
+#[derive(Debug)]
+pub struct AdmissionLease {
+    base: Instant,
+    /// Nanoseconds after `base`; 0 before the first lease.
+    until: AtomicU64,
+}
+
+impl AdmissionLease {
+    /// Without a lease.
+    pub fn new(now: Instant) -> Self {
+        Self { base: now, until: AtomicU64::new(0) }
+    }
+
+    /// Replaces the end of the lease; `None` ends it.
+    pub fn set(&self, until: Option<Instant>) {
+        let since = until.map_or(0, |until| until.saturating_duration_since(self.base).as_nanos());
+        self.until.store(u64::try_from(since).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Replaces the end of the lease by none.
+    pub fn set_endless(&self) {
+        self.until.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub fn holds(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.base).as_nanos() < u128::from(self.until.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn holds_until_its_end() {
+        let now = Instant::now();
+        let lease = AdmissionLease::new(now);
+        assert!(!lease.holds(now));
+        lease.set(Some(now + Duration::from_secs(4)));
+        assert!(lease.holds(now + Duration::from_millis(3999)));
+        assert!(!lease.holds(now + Duration::from_secs(4)));
+        lease.set_endless();
+        assert!(lease.holds(now + Duration::from_hours(1000)));
+        lease.set(None);
+        assert!(!lease.holds(now));
+    }
+}

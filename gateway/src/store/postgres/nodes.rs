@@ -1,0 +1,190 @@
+//! The table of the nodes of a region, and the statements of their membership on it.
+
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::super::StoreError;
+use super::PostgresStore;
+use super::engine::{CALL, Engine, Session};
+use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
+
+/// One query, so that epoch and rows are of one snapshot.
+const ROSTER: &str = "
+    SELECT region.epoch, nodes.slot, nodes.session::text, nodes.state, nodes.beat, nodes.acknowledged,
+        nodes.peer_address, nodes.version, nodes.applied_revision
+    FROM gw.region LEFT JOIN gw.nodes ON true ORDER BY nodes.slot";
+
+/// Committed without waiting for the disk or a standby.
+const BEAT: &str = "
+    WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
+    UPDATE gw.nodes SET beat = greatest(beat, $3), acknowledged = greatest(acknowledged, $4),
+        applied_revision = greatest(applied_revision, $5)
+    FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
+
+const TICK: &str = "UPDATE gw.region SET tick = tick + 1";
+
+const INSERT: &str = "
+    INSERT INTO gw.nodes (slot, session, state, peer_address, version)
+    VALUES ($1, $2::text::uuid, 'joining', $3, $4) ON CONFLICT DO NOTHING";
+
+const REPLACE: &str = "
+    WITH bumped AS (
+        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $7 AND EXISTS (
+            SELECT FROM gw.nodes WHERE slot = $1 AND session = $5::text::uuid AND state = $6
+        ) RETURNING 1
+    )
+    UPDATE gw.nodes SET session = $2::text::uuid, state = 'joining', beat = 0, acknowledged = 0, peer_address = $3,
+        version = $4, applied_revision = 0
+    FROM bumped WHERE slot = $1 AND session = $5::text::uuid AND state = $6";
+
+/// Changes the state of a row, and increments the epoch if it has the given value.
+const MOVE_AT_EPOCH: &str = "
+    WITH bumped AS (
+        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $5 AND EXISTS (
+            SELECT FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state = $3
+        ) RETURNING 1
+    )
+    UPDATE gw.nodes SET state = $4 FROM bumped WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
+
+const MOVE: &str = "UPDATE gw.nodes SET state = $4 WHERE slot = $1 AND session = $2::text::uuid AND state = $3";
+
+const END: &str = "
+    UPDATE gw.nodes SET state = 'left' WHERE slot = $1 AND session = $2::text::uuid AND state IN ('leaving', 'joining')";
+
+const DECLARE_DEAD: &str = "
+    WITH bumped AS (
+        UPDATE gw.region SET epoch = epoch + 1 WHERE epoch = $4 AND EXISTS (
+            SELECT FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state = $3 AND beat = $5
+        ) RETURNING 1
+    )
+    UPDATE gw.nodes SET state = 'dead' FROM bumped
+    WHERE slot = $1 AND session = $2::text::uuid AND state = $3 AND beat = $5";
+
+const REMOVE: &str = "
+    DELETE FROM gw.nodes WHERE slot = $1 AND session = $2::text::uuid AND state IN ('left', 'dead')";
+
+impl PostgresStore {
+    /// Runs a statement of the membership. Returns whether it was applied, and the roster after it. After an error the
+    /// outcome is unknown.
+    pub(crate) fn run(&mut self, statement: &Statement) -> Result<(bool, Roster), StoreError> {
+        run(self.checked()?, statement)
+    }
+}
+
+/// The roster of the region that `engine` is connected to.
+pub(super) fn roster(engine: &mut Engine) -> Result<Roster, StoreError> {
+    run(engine, &Statement::Read).map(|(_, roster)| roster)
+}
+
+fn run(engine: &mut Engine, statement: &Statement) -> Result<(bool, Roster), StoreError> {
+    let change = Change::of(statement);
+    let (changed, rows, is_unreplicated) = engine.call(CALL, async |session: &mut Session| {
+        session.take_unreplicated();
+        let roster = session.prepare(ROSTER).await?;
+        let Some(Change { sql, parameters }) = &change else {
+            return Ok((0, session.client.query(&roster, &[]).await?, false));
+        };
+        let change = session.prepare(sql).await?;
+        let parameters: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(|parameter| &**parameter as _).collect();
+        // Both are sent at once; the server runs them in this order.
+        let client = &session.client;
+        let (changed, rows) =
+            futures_util::try_join!(client.execute(&change, &parameters), client.query(&roster, &[]))?;
+        Ok((changed, rows, session.take_unreplicated()))
+    })?;
+    if is_unreplicated && statement.is_synchronous() {
+        return Err(StoreError::Unavailable("the synchronous standby does not confirm the statement".to_owned()));
+    }
+    Ok((changed > 0, read_roster(&rows)?))
+}
+
+type Parameter = Box<dyn ToSql + Sync + Send>;
+
+/// SQL that changes at most one row of `gw.nodes`.
+struct Change {
+    sql: &'static str,
+    parameters: Vec<Parameter>,
+}
+
+impl Change {
+    /// `None` if the statement only reads.
+    fn of(statement: &Statement) -> Option<Self> {
+        use NodeState::{Draining, Joining, Leaving, Live};
+        Some(match *statement {
+            Statement::Read => return None,
+            Statement::Tick => Self { sql: TICK, parameters: Vec::new() },
+            Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
+                Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged)).with(int(applied_revision))
+            }
+            Statement::Join(ref join) => Self::join(join),
+            Statement::GoLive { slot, session, epoch } => Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch)),
+            Statement::Drain { slot, session } => Self::to(MOVE, slot, session, Live, Draining),
+            Statement::Leave { slot, session, epoch } => {
+                Self::to(MOVE_AT_EPOCH, slot, session, Draining, Leaving).with(int(epoch))
+            }
+            Statement::End { slot, session } => Self::on(END, slot, session),
+            Statement::DeclareDead { slot, session, beat, state, epoch } => {
+                Self::on(DECLARE_DEAD, slot, session).with(state.as_str()).with(int(epoch)).with(int(beat))
+            }
+            Statement::Remove { slot, session } => Self::on(REMOVE, slot, session),
+        })
+    }
+
+    fn join(join: &Join) -> Self {
+        let Join { slot, session, peer_address, version, replaces } = join;
+        let sql = if replaces.is_some() { REPLACE } else { INSERT };
+        let row = Self::on(sql, *slot, *session).with(peer_address.to_string()).with(version.to_string());
+        match *replaces {
+            Some(Replaced { session, state, epoch }) => row.with(uuid(session)).with(state.as_str()).with(int(epoch)),
+            None => row,
+        }
+    }
+
+    fn on(sql: &'static str, slot: NodeSlot, session: u128) -> Self {
+        Self { sql, parameters: Vec::new() }.with(i16::try_from(slot.get()).unwrap_or(i16::MAX)).with(uuid(session))
+    }
+
+    fn to(sql: &'static str, slot: NodeSlot, session: u128, from: NodeState, to: NodeState) -> Self {
+        Self::on(sql, slot, session).with(from.as_str()).with(to.as_str())
+    }
+
+    fn with(mut self, parameter: impl ToSql + Sync + Send + 'static) -> Self {
+        self.parameters.push(Box::new(parameter));
+        self
+    }
+}
+
+fn int(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// PostgreSQL reads a UUID without hyphens, too.
+fn uuid(session: u128) -> String {
+    format!("{session:032x}")
+}
+
+fn read_roster(rows: &[Row]) -> Result<Roster, StoreError> {
+    let invalid = || StoreError::Corrupt("gw.nodes has a row that no gateway writes".to_owned());
+    let first = rows.first().ok_or_else(|| StoreError::Region("the database holds no region".to_owned()))?;
+    let epoch = u64::try_from(first.get::<_, i64>(0)).map_err(|_| invalid())?;
+    let has_node = |row: &&Row| row.get::<_, Option<i16>>(1).is_some();
+    let rows = rows.iter().filter(has_node).map(|row| read_row(row).ok_or_else(invalid));
+    Ok(Roster { epoch, rows: rows.collect::<Result<_, _>>()? })
+}
+
+fn read_row(row: &Row) -> Option<NodeRow> {
+    let unsigned = |column: usize| u64::try_from(row.get::<_, i64>(column)).ok();
+    let session: String = row.get(2);
+    Some(NodeRow {
+        slot: NodeSlot::new(u16::try_from(row.get::<_, i16>(1)).ok()?)?,
+        session: u128::from_str_radix(&session.replace('-', ""), 16).ok()?,
+        state: NodeState::parse(row.get(3))?,
+        beat: unsigned(4)?,
+        acknowledged: unsigned(5)?,
+        peer_address: row.get::<_, &str>(6).parse().ok()?,
+        version: Arc::from(row.get::<_, &str>(7)),
+        applied_revision: unsigned(8)?,
+    })
+}
