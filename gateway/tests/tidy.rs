@@ -33,7 +33,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "http1",
             "http2",
             "connections",
-            "cluster",
+            "members",
             "control",
             "config",
             "client_address",

@@ -45,6 +45,12 @@ impl Lease {
         *self = Self::new(self.isolation);
     }
 
+    /// Continues the lease of an earlier process of the same session. Without an answer of the engine it holds as soon as
+    /// a call has failed.
+    pub(super) fn resume(&mut self, now: Instant) {
+        self.contact = now.checked_sub(LEASE);
+    }
+
     pub(super) fn beat(&mut self, sent: Instant) {
         self.beat = Some(sent);
     }

@@ -114,20 +114,22 @@ pub enum StopReason {
 pub struct Membership {
     config: NodeConfig,
     slot: Option<NodeSlot>,
-    session: u128,
+    pub(super) session: u128,
     pub(super) succession: Succession,
     pub(super) observer: Observer,
-    lease: Lease,
+    pub(super) lease: Lease,
     requests: Requests,
     outstanding: Option<Outstanding>,
     next_call: u64,
     /// Beats sent. Each has another number, so that a lost one is not taken for the next.
-    beats: u64,
+    pub(super) beats: u64,
     /// The last call succeeded, so that the roster is recent.
     is_refreshed: bool,
     /// The row of this session was seen.
     has_row: bool,
-    is_ready: bool,
+    pub(super) is_ready: bool,
+    /// Continues the membership of an earlier process.
+    pub(super) is_resumed: bool,
     is_handed_over: bool,
     /// The node is to leave, and does not join again.
     is_leaving: bool,
@@ -177,6 +179,7 @@ impl Membership {
             is_refreshed: false,
             has_row: false,
             is_ready: false,
+            is_resumed: false,
             is_handed_over: false,
             is_leaving: false,
             is_tick_due: false,
@@ -414,6 +417,10 @@ impl Membership {
         if self.succession.roster().session(session).is_some() {
             self.heard.insert(session, now);
         }
+        if self.is_resumed && self.lease.contact().is_none() && self.heard_all().is_some() && !self.is_outdated() {
+            // No other node has declared this session dead, as far as nodes without the engine can know.
+            self.lease.resume(now);
+        }
     }
 
     fn hint(&mut self, now: Instant, epoch: u64) {
@@ -445,7 +452,7 @@ impl Membership {
         others.map(|row| self.heard.get(&row.session).copied()).min().flatten()
     }
 
-    fn install(&mut self, now: Instant, roster: Roster, source: Source) {
+    pub(super) fn install(&mut self, now: Instant, roster: Roster, source: Source) {
         let before = self.succession.epoch();
         let owned = self.state().is_some_and(NodeState::may_admit);
         if let Some(row) = roster.session(self.session) {
@@ -480,6 +487,7 @@ impl Membership {
         } else if self.is_leaving {
             self.stopped = Some(StopReason::Left);
         }
+        self.is_resumed = false;
         self.session = self.session.wrapping_add(1);
         self.succession.renew(self.session);
         self.lease.reset();

@@ -2,6 +2,7 @@
 
 mod admission_lease;
 mod announcement;
+mod carried;
 mod engine;
 mod key;
 mod lease;
@@ -22,6 +23,7 @@ pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnoun
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
 pub use key::{RegionKey, RegionKeyError};
 pub use lease::Isolation;
+pub use carried::CarriedMembership;
 pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};
 pub(crate) use peering::{Destination, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};
