@@ -31,6 +31,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::identity::secret::Secret;
+use tokio::sync::mpsc::UnboundedSender;
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
@@ -476,7 +477,7 @@ impl Control {
         number: u64,
         view: &Arc<View>,
         session: u128,
-        applied: &Sender<ViewApplied>,
+        applied: &UnboundedSender<ViewApplied>,
     ) -> Result<(), ControlError> {
         let node = NodeIdentity { slot: view.placement().here(), session };
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Replay;
 use crate::ownership::WorkerId;
@@ -29,7 +29,7 @@ pub(crate) trait Workers: Send + Sync {
     fn publish_directory(&self, directory: &Arc<Directory>);
     /// Makes every worker use this view of the region from now on. Each worker then sends a message with `number` on
     /// `applied`.
-    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &Sender<ViewApplied>);
+    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>);
     /// Makes every worker continue the buckets of services that come to this node at these levels.
     fn publish_levels(&self, levels: &Arc<Vec<Level>>);
     /// Makes every worker use this configuration for new links to other nodes.

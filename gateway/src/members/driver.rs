@@ -3,46 +3,41 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, select, unbounded};
-use gw_shared::files;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 pub(crate) use super::outbox::Delivery;
 use super::messages::StateMessage;
+use super::messenger;
+use super::node_file::NodeFile;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
-use crate::rate_limit::Level;
 use crate::region::{
-    Action, AdmissionLease, Call, CallResult, Event, Member, Membership, NodeConfig, NodeSlot, NodeState, PeerState,
-    RegionStatus, StopReason, View,
+    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeState,
+    PeerState, RegionStatus, Statement, StopReason, View,
 };
-use crate::store::PostgresStore;
+use crate::store::{PostgresStore, StoreError};
 
-/// File in the data folder with the slot of this node, so that it keeps its slot over a restart.
-const SLOT_FILE: &str = "node-slot";
 /// Longest wait for the last messages before the membership ends.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
 /// Longest wait for an answer of the loop.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-
-/// Sends messages to other nodes without waiting.
-pub(crate) trait Messenger: Send {
-    /// Reports the outcome to `inputs`.
-    fn send(&self, to: &Member, message: StateMessage, inputs: &RegionInputs);
-}
 
 /// What the loop starts with.
 pub(crate) struct MembersSetup {
     pub(crate) control: Arc<Control>,
     pub(crate) store: PostgresStore,
     pub(crate) node: NodeConfig,
+    /// Membership that an earlier process has handed over.
+    pub(crate) carried: Option<CarriedMembership>,
     pub(crate) lease: Arc<AdmissionLease>,
-    pub(crate) messenger: Box<dyn Messenger>,
     pub(crate) data_dir: PathBuf,
 }
 
@@ -53,12 +48,14 @@ enum Input {
     Delivered { to: Member, delivery: Delivery },
     Status(Sender<RegionStatus>),
     Leave,
+    /// End, and leave the membership to another process.
+    HandOver(Sender<Option<CarriedMembership>>),
     End,
 }
 
 /// Where other threads tell the loop what happened. Cheap to clone; never blocks.
 #[derive(Clone)]
-pub(crate) struct RegionInputs(Sender<Input>);
+pub(crate) struct RegionInputs(UnboundedSender<Input>);
 
 impl RegionInputs {
     /// A peer names a later epoch.
@@ -102,10 +99,16 @@ pub(crate) struct Members {
 impl Members {
     /// Starts the loop. The node joins the region; it serves other nodes already.
     pub(crate) fn start(setup: MembersSetup) -> io::Result<Self> {
-        let MembersSetup { control, store, mut node, lease, messenger, data_dir } = setup;
-        let slot_file = data_dir.join(SLOT_FILE);
-        node.slot = read_slot(&slot_file)?;
-        let (sender, inputs) = unbounded();
+        let MembersSetup { control, mut store, mut node, carried, lease, data_dir } = setup;
+        let file = NodeFile::open(&data_dir)?;
+        node.slot = file.slot();
+        let carried = carried.or_else(|| membership_in(&file, &mut store));
+        let now = Instant::now();
+        let machine = match carried {
+            Some(carried) => Membership::resume(node, carried, now),
+            None => Membership::new(node, now),
+        };
+        let (sender, inputs) = unbounded_channel();
         let sender = RegionInputs(sender);
         // One call at a time.
         let (calls, waiting) = bounded(1);
@@ -115,20 +118,20 @@ impl Members {
             .spawn(move || serve_calls(store, &waiting, &results))?;
         let (stopped, stop) = bounded(1);
         let driver = Driver {
-            machine: Membership::new(node, Instant::now()),
-            known_slot: None,
+            machine,
+            file,
             control,
             lease,
-            slot_file,
             calls,
             inputs,
             sender: sender.clone(),
             publications: Publications::new(),
             outbox: Outbox::default(),
-            messenger,
             stopped,
         };
-        let thread = std::thread::Builder::new().name("gw-members".to_owned()).spawn(move || driver.run())?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let run = move || runtime.block_on(driver.run());
+        let thread = std::thread::Builder::new().name("gw-members".to_owned()).spawn(run)?;
         Ok(Self { inputs: sender, stopped: stop, thread: Some(thread) })
     }
 
@@ -139,6 +142,14 @@ impl Members {
     /// Resolves when the membership has ended by itself: the node was drained, or another process took its slot.
     pub(crate) fn stopped(&self) -> &Receiver<StopReason> {
         &self.stopped
+    }
+
+    /// Ends the loop without leaving the region. Returns what another process needs to continue; until then this process
+    /// admits by the members that it knows.
+    pub(crate) fn hand_over(self) -> Option<CarriedMembership> {
+        let (reply, answer) = bounded(1);
+        self.inputs.send(Input::HandOver(reply));
+        answer.recv_timeout(ANSWER_WITHIN).ok().flatten()
     }
 
     /// Leaves the region: the services of this node move to other nodes. Returns when they have, or after `within`.
@@ -183,34 +194,40 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
     }
 }
 
-fn read_slot(path: &Path) -> io::Result<Option<NodeSlot>> {
-    if !path.exists() {
-        return Ok(None);
+/// The membership of the last process of this node, if PostgreSQL does not answer. Otherwise this process joins with a
+/// session of its own.
+fn membership_in(file: &NodeFile, store: &mut PostgresStore) -> Option<CarriedMembership> {
+    let carried = file.membership()?;
+    match store.run(&Statement::Read) {
+        Err(StoreError::Unavailable(error)) => {
+            tracing::error!(%error, epoch = carried.roster.epoch, "starting as the member that this node was");
+            Some(carried)
+        }
+        Ok(_) | Err(_) => None,
     }
-    let text = files::read_text(path)?;
-    let slot = text.trim().parse().ok().and_then(NodeSlot::new);
-    let problem = || format!("{}: {:?} is not a slot from 0 to {}", path.display(), text.trim(), NodeSlot::MAX);
-    slot.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, problem()))
+}
+
+/// What the loop has waited for.
+enum Next {
+    Input(Option<Input>),
+    Applied(ViewApplied),
 }
 
 struct Driver {
     machine: Membership,
-    /// The slot in the file.
-    known_slot: Option<NodeSlot>,
+    file: NodeFile,
     control: Arc<Control>,
     lease: Arc<AdmissionLease>,
-    slot_file: PathBuf,
     calls: Sender<Call>,
-    inputs: Receiver<Input>,
+    inputs: UnboundedReceiver<Input>,
     sender: RegionInputs,
     publications: Publications,
     outbox: Outbox,
-    messenger: Box<dyn Messenger>,
     stopped: Sender<StopReason>,
 }
 
 impl Driver {
-    fn run(mut self) {
+    async fn run(mut self) {
         self.machine.on(Instant::now(), Event::Ready);
         let mut stop = None;
         loop {
@@ -228,13 +245,23 @@ impl Driver {
             let now = Instant::now();
             let deadline = self.machine.next_deadline().into_iter().chain(stop.map(|(_, until)| until)).min();
             let wait = deadline.map_or(ANSWER_WITHIN, |deadline| deadline.saturating_duration_since(now));
-            select! {
-                recv(self.inputs) -> input => match input {
-                    Ok(Input::End) | Err(_) => return self.lease.set(None),
-                    Ok(input) => self.on(input),
-                },
-                recv(self.publications.applied) -> applied => applied.into_iter().for_each(|applied| self.applied(applied)),
-                default(wait) => {}
+            let next = async {
+                tokio::select! {
+                    input = self.inputs.recv() => Next::Input(input),
+                    Some(applied) = self.publications.applied.recv() => Next::Applied(applied),
+                }
+            };
+            match timeout(wait, next).await {
+                Ok(Next::Input(Some(Input::End) | None)) => return self.lease.set(None),
+                Ok(Next::Input(Some(Input::HandOver(reply)))) => {
+                    // The next process has the buckets: it decides for this one, too.
+                    self.lease.set_endless();
+                    let _ = reply.try_send(self.machine.carry(Instant::now()));
+                    return;
+                }
+                Ok(Next::Input(Some(input))) => self.on(input),
+                Ok(Next::Applied(applied)) => self.applied(applied),
+                Err(_) => {}
             }
         }
     }
@@ -254,6 +281,9 @@ impl Driver {
                 Action::Tell(state) => self.tell(&state),
                 Action::Stop(reason) => {
                     tracing::warn!(?reason, "this node has left its region");
+                    if let Some(slot) = self.machine.slot() {
+                        self.file.keep(slot, None);
+                    }
                     stop = Some(reason);
                 }
             }
@@ -281,7 +311,7 @@ impl Driver {
                 let _ = reply.try_send(self.machine.status(now, revision, hostnames));
             }
             Input::Leave => self.machine.leave(),
-            Input::End => {}
+            Input::HandOver(_) | Input::End => {}
         }
     }
 
@@ -293,22 +323,12 @@ impl Driver {
     }
 
     fn publish(&mut self, view: Arc<View>) {
-        self.keep_slot(view.placement().here());
+        self.file.keep(view.placement().here(), self.machine.carry(Instant::now()));
         log_view(&view);
         let epoch = view.epoch();
         let (number, applied) = self.publications.begin(Arc::clone(&view), self.control.workers());
         if let Err(error) = self.control.publish_view(number, &view, self.machine.session(), &applied) {
             tracing::error!(%error, epoch, "the workers cannot use the members of this epoch");
-        }
-    }
-
-    fn keep_slot(&mut self, slot: NodeSlot) {
-        if self.known_slot == Some(slot) {
-            return;
-        }
-        match files::write_private(&self.slot_file, format!("{}\n", slot.get()).as_bytes()) {
-            Ok(()) => self.known_slot = Some(slot),
-            Err(error) => tracing::error!(path = %self.slot_file.display(), %error, "cannot store the slot of this node"),
         }
     }
 
@@ -336,7 +356,7 @@ impl Driver {
 
     fn send(&mut self, to: &Member, state: &PeerState) {
         if let Some(message) = self.outbox.message(to, state, Instant::now()) {
-            self.messenger.send(to, message, &self.sender);
+            messenger::send(self.control.node_client(), to, message, &self.sender);
         }
     }
 
@@ -361,8 +381,8 @@ fn log_view(view: &View) {
 /// Views that not all workers use yet, the oldest first.
 struct Publications {
     next: u64,
-    sender: Sender<ViewApplied>,
-    applied: Receiver<ViewApplied>,
+    sender: UnboundedSender<ViewApplied>,
+    applied: UnboundedReceiver<ViewApplied>,
     open: VecDeque<Publication>,
 }
 
@@ -374,12 +394,12 @@ struct Publication {
 
 impl Publications {
     fn new() -> Self {
-        let (sender, applied) = unbounded();
+        let (sender, applied) = unbounded_channel();
         Self { next: 1, sender, applied, open: VecDeque::new() }
     }
 
     /// Returns the number of the publication, and where the workers answer.
-    fn begin(&mut self, view: Arc<View>, workers: usize) -> (u64, Sender<ViewApplied>) {
+    fn begin(&mut self, view: Arc<View>, workers: usize) -> (u64, UnboundedSender<ViewApplied>) {
         let number = self.next;
         self.next += 1;
         self.open.push_back(Publication { number, view, workers_left: workers });

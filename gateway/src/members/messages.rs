@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::rate_limit::Level;
-use crate::region::{NodeRow, NodeSlot, NodeState, PeerState, Roster};
+use crate::region::{CarriedMembership, NodeRow, NodeSlot, NodeState, PeerState, Roster};
 
 /// What a node tells another about the members, with the levels of services that have moved there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +26,18 @@ struct Wire {
     levels: Vec<Level>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// A [`CarriedMembership`] in a file, or in a message between two processes of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CarriedNode {
+    slot: u16,
+    session: Session,
+    beats: u64,
+    epoch: u64,
+    nodes: Vec<WireNode>,
+    has_lease: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct WireNode {
     slot: u16,
     session: Session,
@@ -39,9 +50,8 @@ struct WireNode {
 }
 
 /// 32 hexadecimal digits: JSON has no integers of 128 bits.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-#[derive(Clone)]
 struct Session(u128);
 
 impl TryFrom<String> for Session {
@@ -86,14 +96,34 @@ impl StateMessage {
 
     pub(crate) fn parse(json: &[u8]) -> Result<Self, InvalidMessage> {
         let Wire { slot, session, acknowledged, epoch, nodes, levels } = serde_json::from_slice(json)?;
-        let rows = nodes.into_iter().map(row).collect::<Result<_, _>>()?;
-        let roster = Roster { epoch, rows };
-        if !roster.is_valid() {
-            return Err(InvalidMessage::Order);
-        }
-        let state = PeerState { slot: parse_slot(slot)?, session: session.0, acknowledged, roster: Arc::new(roster) };
+        let roster = Arc::new(roster(epoch, nodes)?);
+        let state = PeerState { slot: parse_slot(slot)?, session: session.0, acknowledged, roster };
         Ok(Self { state, levels })
     }
+}
+
+impl From<CarriedMembership> for CarriedNode {
+    fn from(carried: CarriedMembership) -> Self {
+        let CarriedMembership { slot, session, beats, roster, has_lease } = carried;
+        let nodes = roster.rows.iter().map(wire_node).collect();
+        Self { slot: slot.get(), session: Session(session), beats, epoch: roster.epoch, nodes, has_lease }
+    }
+}
+
+impl TryFrom<CarriedNode> for CarriedMembership {
+    type Error = InvalidMessage;
+
+    fn try_from(carried: CarriedNode) -> Result<Self, InvalidMessage> {
+        let CarriedNode { slot, session, beats, epoch, nodes, has_lease } = carried;
+        let roster = roster(epoch, nodes)?;
+        Ok(Self { slot: parse_slot(slot)?, session: session.0, beats, roster, has_lease })
+    }
+}
+
+fn roster(epoch: u64, nodes: Vec<WireNode>) -> Result<Roster, InvalidMessage> {
+    let rows = nodes.into_iter().map(row).collect::<Result<_, _>>()?;
+    let roster = Roster { epoch, rows };
+    if roster.is_valid() { Ok(roster) } else { Err(InvalidMessage::Order) }
 }
 
 fn wire_node(row: &NodeRow) -> WireNode {

@@ -1,9 +1,12 @@
-//! This node as a member of its region: what the control planes of the nodes tell each other, and the loop that runs the
-//! membership.
+//! This node as a member of its region: runs the membership against PostgreSQL, and exchanges its messages with other
+//! nodes.
 
 mod driver;
 mod messages;
+mod messenger;
+mod node_file;
 mod outbox;
 
-pub(crate) use driver::{Delivery, Members, MembersSetup, Messenger, RegionInputs};
-pub(crate) use messages::StateMessage;
+pub(crate) use driver::{Members, MembersSetup, RegionInputs};
+pub(crate) use messages::CarriedNode;
+pub(crate) use messenger::routes;

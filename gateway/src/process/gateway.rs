@@ -270,7 +270,7 @@ impl Gateway {
     #[doc(hidden)]
     pub fn set_placement(&self, placement: Placement, session: u128) -> Result<(), ControlError> {
         self.lease.set_endless();
-        let (applied, _) = crossbeam_channel::unbounded();
+        let (applied, _) = tokio::sync::mpsc::unbounded_channel();
         self.control.publish_view(0, &Arc::new(View::settled(placement)), session, &applied)
     }
 

@@ -7,15 +7,12 @@ use super::membership::{Membership, NodeConfig};
 use super::placement::NodeSlot;
 use super::succession::Source;
 
-/// Beats that a process skips when it continues the membership of an earlier one.
-const BEATS_AHEAD: u64 = 1_000;
-
 /// Membership of an earlier process that this one continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarriedMembership {
     pub slot: NodeSlot,
     pub session: u128,
-    /// At least the number of beats that were sent.
+    /// Number of the last beat, as far as known.
     pub beats: u64,
     pub roster: Roster,
     /// The earlier process could admit a moment ago, and does not any more. Otherwise this process admits once a call
@@ -29,8 +26,7 @@ impl Membership {
     pub fn resume(config: NodeConfig, carried: CarriedMembership, now: Instant) -> Self {
         let CarriedMembership { slot, session, beats, roster, has_lease } = carried;
         let mut machine = Self::new(NodeConfig { slot: Some(slot), session, ..config }, now);
-        // Beats that the engine lost in a failover cannot have the numbers of later ones.
-        machine.beats = beats.saturating_add(BEATS_AHEAD);
+        machine.beats = beats;
         machine.is_ready = true;
         machine.is_resumed = true;
         machine.install(now, roster, Source::Peer);
@@ -123,7 +119,7 @@ mod tests {
         assert_eq!(act(&mut machine, now), None, "it does not join");
         assert!(admits(&machine, now) && machine.view().unwrap().epoch() == 7);
         let carried = machine.carry(now).unwrap();
-        assert!(carried.has_lease && carried.session == 100 && carried.beats > 1_000);
+        assert!(carried.has_lease && carried.session == 100 && carried.beats > 40);
     }
 
     #[test]

@@ -458,6 +458,8 @@ impl Membership {
         if let Some(row) = roster.session(self.session) {
             self.slot = Some(row.slot);
             self.has_row |= source == Source::Engine || row.state.may_admit();
+            // An earlier process may have sent more than this one knows of.
+            self.beats = self.beats.max(row.beat);
         }
         self.succession.install(roster, source, self.slot);
         let roster = self.succession.roster();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::apex::AddressCharge;
 use crate::control::{Replay, ViewApplied};
@@ -67,7 +68,7 @@ pub(crate) struct NewView {
     pub(crate) number: u64,
     pub(crate) view: Arc<View>,
     /// Receives a message once the worker uses the view.
-    pub(crate) applied: Sender<ViewApplied>,
+    pub(crate) applied: UnboundedSender<ViewApplied>,
 }
 
 /// The buckets of the process that takes over.

@@ -244,7 +244,7 @@ impl Worker {
         let levels = self.buckets.borrow_mut().leave(&self.directory.get(), is_elsewhere, Instant::now());
         self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));
         // Fails if the control plane has ended.
-        drop(applied.try_send(ViewApplied { number, levels }));
+        drop(applied.send(ViewApplied { number, levels }));
     }
 
     fn drain(&self, has_successor: bool) {

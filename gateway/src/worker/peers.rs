@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::{NewView, WorkerMessage};
 use crate::apex::AddressCharge;
@@ -82,7 +83,7 @@ impl Workers for Peers {
         self.tell_all(|| WorkerMessage::Directory(Arc::clone(directory)));
     }
 
-    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &Sender<ViewApplied>) {
+    fn publish_view(&self, number: u64, view: &Arc<View>, applied: &UnboundedSender<ViewApplied>) {
         self.tell_all(|| {
             WorkerMessage::View(Box::new(NewView { number, view: Arc::clone(view), applied: applied.clone() }))
         });

@@ -1,0 +1,68 @@
+//! The messages of the membership over HTTP between control planes.
+
+use std::time::Duration;
+
+use axum::Extension;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::routing::post;
+use http::{Request, StatusCode};
+
+use super::driver::{Delivery, RegionInputs};
+use super::messages::StateMessage;
+use crate::cluster::{NodeCallError, NodeClient};
+use crate::limits;
+use crate::region::Member;
+use crate::tls::pki::NodeIdentity;
+
+const PATH: &str = "/v1/state";
+/// Longest exchange.
+const WITHIN: Duration = Duration::from_secs(2);
+/// Longest message: all rows, and all levels.
+const BYTES: usize = 1024 * 1024 + limits::LEVELS * limits::LEVEL_BYTES;
+
+/// Sends a message and reports the outcome to `inputs`. Must be called on a tokio runtime.
+pub(super) fn send(client: &NodeClient, to: &Member, message: StateMessage, inputs: &RegionInputs) {
+    let (client, to, inputs) = (client.clone(), to.clone(), inputs.clone());
+    tokio::spawn(async move {
+        let delivery = deliver(&client, &to, &message).await;
+        inputs.delivered(to, delivery);
+    });
+}
+
+async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> Delivery {
+    let Ok(json) = message.to_json() else { return Delivery::Failed };
+    let Ok(request) = Request::post(PATH).body(Bytes::from(json)) else { return Delivery::Failed };
+    match client.send(to, request, WITHIN).await {
+        Ok(response) if response.status().is_success() => Delivery::Delivered,
+        Ok(response) => {
+            tracing::warn!(node = to.slot.get(), status = %response.status(), "another node refuses the state of this one");
+            Delivery::Failed
+        }
+        Err(NodeCallError::Refused) => Delivery::Refused,
+        Err(error) => {
+            tracing::debug!(node = to.slot.get(), %error, "cannot tell another node the state of this one");
+            Delivery::Failed
+        }
+    }
+}
+
+/// The route of these messages. A handler finds the sender in an `Extension<NodeIdentity>`.
+pub(crate) fn routes(inputs: RegionInputs) -> Router {
+    Router::new().route(PATH, post(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs)
+}
+
+async fn receive(
+    State(inputs): State<RegionInputs>,
+    Extension(sender): Extension<NodeIdentity>,
+    body: Bytes,
+) -> Result<StatusCode, (StatusCode, String)> {
+    let message = StateMessage::parse(&body).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))?;
+    if (message.state.slot, message.state.session) != (sender.slot, sender.session) {
+        return Err((StatusCode::FORBIDDEN, "the message is not that of the node of the certificate\n".to_owned()));
+    }
+    // Ends when the message was used, or the membership has ended.
+    let _ = inputs.message(message).await;
+    Ok(StatusCode::NO_CONTENT)
+}
