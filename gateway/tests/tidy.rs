@@ -34,6 +34,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "http2",
             "connections",
             "control",
+            "cluster",
             "config",
             "client_address",
             "memory",

@@ -57,6 +57,7 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use workers::Workers;
 
 use crate::clock::Timestamp;
+use crate::cluster::{LocalNode, NodeClient};
 use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
@@ -91,6 +92,8 @@ pub struct Control {
     tls: TlsMaterial,
     /// Node that has a certificate for links to other nodes.
     certified_node: Mutex<Option<NodeIdentity>>,
+    /// Calls the control planes of other nodes.
+    node_client: NodeClient,
     admin_token: Secret,
     admin_hosts: Vec<String>,
     engine_health: EngineHealth,
@@ -256,6 +259,16 @@ impl Control {
 
     pub fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Calls the control planes of other nodes.
+    pub(crate) fn node_client(&self) -> &NodeClient {
+        &self.node_client
+    }
+
+    /// This process as a node of the region: its newest placement and TLS configurations.
+    pub(crate) fn local_node(&self) -> &Arc<LocalNode> {
+        self.node_client.local_node()
     }
 
     pub fn admin_token(&self) -> &Secret {
@@ -472,11 +485,15 @@ impl Control {
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
             let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
-            self.workers.publish_node_tls(&Arc::new(tls));
+            let tls = Arc::new(tls);
+            self.local_node().use_tls(Arc::clone(&tls));
+            self.workers.publish_node_tls(&tls);
             *certified = Some(node);
         }
         // Under the lock, so that placements arrive in order.
-        self.workers.publish_placement(&Arc::new(placement));
+        let placement = Arc::new(placement);
+        self.local_node().use_placement(Arc::clone(&placement));
+        self.workers.publish_placement(&placement);
         Ok(())
     }
 

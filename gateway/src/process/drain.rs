@@ -52,6 +52,9 @@ impl Gateway {
         if let Some(admin) = self.admin.take() {
             admin.stop();
         }
+        if let Some(nodes) = self.nodes.take() {
+            nodes.stop();
+        }
         for worker in self.workers.drain(..) {
             joined(worker);
         }

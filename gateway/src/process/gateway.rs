@@ -15,6 +15,7 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
+use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
 use crate::limits;
@@ -29,7 +30,7 @@ use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
 
-use super::control_plane::AdminThread;
+use super::control_plane::{AdminThread, NodesThread};
 use super::listeners::{Inherited, ListenError, Listeners};
 use super::takeover::{Predecessor, TakeoverError};
 use super::threads::spawn;
@@ -60,6 +61,10 @@ pub struct Gateway {
     /// that still wait.
     pub(super) jobs: Option<JoinHandle<JobQueue>>,
     pub(super) admin: Option<AdminThread>,
+    /// Serves the control planes of other nodes; `None` without a listener for them.
+    pub(super) nodes: Option<NodesThread>,
+    /// Connections for that thread, while it does not run.
+    pub(super) waiting_nodes: Option<WaitingConnections>,
     /// Follows the changes of other nodes; `None` with SQLite.
     feed: Option<Feed>,
     /// Exporter of spans.
@@ -117,11 +122,13 @@ impl Gateway {
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
         let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
         let (mut gateway, traces) = Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
-        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget)?;
+        let (nodes, waiting_nodes) = cluster::channel();
+        gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
+        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget, &nodes)?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
         gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
-        gateway.serve_admin()?;
+        gateway.serve_administration()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
         // no file.
         levels::remove(&gateway.levels_path);
@@ -162,6 +169,8 @@ impl Gateway {
             executor,
             jobs: None,
             admin: None,
+            nodes: None,
+            waiting_nodes: None,
             feed: None,
             exporter,
             predecessor: None,
@@ -179,6 +188,7 @@ impl Gateway {
         descriptors: u64,
         traces: Option<&trace::SpanDestination>,
         socket_budget: &Arc<SocketBudget>,
+        nodes: &NodeConnections,
     ) -> Result<Vec<Setup>, StartError> {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
@@ -191,7 +201,11 @@ impl Gateway {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
-            region: region_key.clone().map(|key| RegionSetup { key, listeners: peer_listeners }),
+            region: region_key.clone().map(|key| RegionSetup {
+                key,
+                listeners: peer_listeners,
+                control_plane: nodes.clone(),
+            }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
             certificates: Arc::clone(&certificates),

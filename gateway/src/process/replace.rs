@@ -37,11 +37,15 @@ impl Gateway {
         }
         // After a success too: waiting jobs get the answer to try again.
         let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
-        let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
+        let resumed = resumed.and_then(|()| if given.is_err() { self.serve_administration() } else { Ok(()) });
         if let Err(error) = resumed {
             tracing::error!(%error, "cannot resume the control plane; restart the gateway");
         }
         self.has_successor = given.is_ok();
+        if self.has_successor {
+            // Nodes that still connect here try again, and reach the successor.
+            self.waiting_nodes = None;
+        }
         given.map(|()| id)
     }
 
