@@ -7,6 +7,7 @@ mod apex;
 pub mod auth;
 mod client_address;
 pub mod clock;
+mod cluster;
 pub mod config;
 mod connections;
 pub mod control;

@@ -169,6 +169,28 @@ pub(crate) const LEASE_CHECK: Duration = Duration::from_millis(20);
 pub(crate) const LINK_BUDGET: usize = 16 * MIB;
 /// Links of other nodes to one worker. More are closed.
 pub(crate) const LINKS_SERVED: usize = 4 * KIB;
+/// Connections of control planes of other nodes that wait for this one. More are closed.
+pub(crate) const CLUSTER_WAITING: usize = 64;
+/// Connections of control planes of other nodes. More wait.
+pub(crate) const CLUSTER_CONNECTIONS: usize = 4 * KIB;
+/// Concurrent handshakes of them. More wait.
+pub(crate) const CLUSTER_HANDSHAKES: usize = 64;
+/// Bytes of a request head of another control plane.
+pub(crate) const CLUSTER_HEAD: usize = 16 * KIB;
+/// Bytes of such a request's body, unless its route says otherwise.
+pub(crate) const CLUSTER_BODY: usize = MIB;
+/// Time from the end of a handshake or of a response to the last byte of the next request head.
+pub(crate) const CLUSTER_IDLE: Duration = Duration::from_secs(30);
+/// Time from a request head to the last byte of its body.
+pub(crate) const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
+/// Time after which a connection ends whose peer acknowledges nothing, or takes no byte of what is sent.
+pub(crate) const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
+/// Bytes of a response of another control plane.
+pub(crate) const CLUSTER_RESPONSE: usize = 64 * MIB;
+/// Idle connections to the control plane of one node that are kept.
+pub(crate) const CLUSTER_KEPT: usize = 4;
+/// Time for which they are kept: shorter than the other end waits.
+pub(crate) const CLUSTER_KEPT_FOR: Duration = Duration::from_secs(15);
 /// Bytes of one receive from a spliced tunnel, and most bytes of one direction that wait for a peer that is slow to read.
 pub(crate) const SPLICE_BUFFER: usize = 64 * KIB;
 /// Time for the second direction of a spliced tunnel to end after the first.

@@ -35,6 +35,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "connections",
             "members",
             "control",
+            "cluster",
             "config",
             "client_address",
             "memory",

@@ -139,6 +139,11 @@ pub(crate) async fn serve(
     axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
 }
 
+/// Routes for the control planes of other nodes.
+pub(crate) fn between_nodes(admin: Admin) -> Router {
+    Router::new().route("/v1/alive", get(|| async { "ok\n" })).with_state(admin)
+}
+
 /// Ready: accepting requests, and every worker answers.
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     if admin.draining.load(Ordering::Relaxed) {

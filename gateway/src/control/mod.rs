@@ -58,13 +58,14 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;
+use crate::cluster::{LocalNode, NodeClient};
 use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
 use crate::rate_limit::{Bucket, Level};
 use crate::region::View;
 use crate::store::{
-    AuditEntry, Directory, History, Position, Records, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
+    AuditEntry, Directory, History, Position, PostgresSource, Records, Snapshot, Step, Store, StoreError, StoreSource, StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
@@ -92,6 +93,8 @@ pub struct Control {
     tls: TlsMaterial,
     /// Node that has a certificate for links to other nodes.
     certified_node: Mutex<Option<NodeIdentity>>,
+    /// Calls the control planes of other nodes.
+    node_client: NodeClient,
     admin_token: Secret,
     admin_hosts: Vec<String>,
     engine_health: EngineHealth,
@@ -255,8 +258,26 @@ impl Control {
         Ok((Arc::new(self.state().directory.clone()), Arc::new(self.tls.load()?)))
     }
 
+    /// The database that the nodes of the region share; `None` with SQLite.
+    pub(crate) fn postgres_source(&self) -> Option<&PostgresSource> {
+        match &self.store_source {
+            StoreSource::Sqlite(_) => None,
+            StoreSource::Postgres(source) => Some(source),
+        }
+    }
+
     pub fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Calls the control planes of other nodes.
+    pub(crate) fn node_client(&self) -> &NodeClient {
+        &self.node_client
+    }
+
+    /// This process as a node of the region: its newest placement and TLS configurations.
+    pub(crate) fn local_node(&self) -> &Arc<LocalNode> {
+        self.node_client.local_node()
     }
 
     pub fn admin_token(&self) -> &Secret {
@@ -483,10 +504,13 @@ impl Control {
         let mut certified = self.certified_node.lock().unwrap_or_else(PoisonError::into_inner);
         if *certified != Some(node) {
             let tls = NodeTls::new(self.agents.certificate_pem(), &self.agents.issue_node(&self.region, node)?)?;
-            self.workers.publish_node_tls(&Arc::new(tls));
+            let tls = Arc::new(tls);
+            self.local_node().use_tls(Arc::clone(&tls));
+            self.workers.publish_node_tls(&tls);
             *certified = Some(node);
         }
         // Under the lock, so that views arrive in order.
+        self.local_node().use_placement(view.shared_placement());
         self.workers.publish_view(number, view, applied);
         Ok(())
     }

@@ -11,6 +11,7 @@ use super::feed::{EngineHealth, read_copy};
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::{Control, ControlError, ControlState, Workers, new_secret};
 use crate::clock::Timestamp;
+use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
 use crate::store::{PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
@@ -48,6 +49,7 @@ impl Control {
             admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),
+            node_client: NodeClient::new(LocalNode::new(config.region.clone())),
             engine_health: EngineHealth::default(),
             workers,
         };

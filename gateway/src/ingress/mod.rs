@@ -22,6 +22,7 @@ pub(crate) use self::acceptor::Acceptor;
 pub(crate) use self::hand_over::{HandedOver, Load};
 use self::proxy_protocol::Announcement;
 use crate::client_address::TrustedProxies;
+use crate::cluster::NodeConnections;
 use crate::config::HandOver;
 use crate::connections::handshakes::Handshakes;
 use crate::connections::{ConnectionGuard, Connections};
@@ -60,6 +61,8 @@ pub(crate) struct Ingress {
     pub(crate) tunnels: Rc<Tunnels>,
     /// `None` if this gateway is the only node of its region.
     pub(crate) nodes: Option<Rc<Nodes>>,
+    /// Takes connections of other nodes' control planes; `None` as `nodes`.
+    pub(crate) control_plane: Option<NodeConnections>,
     pub(crate) counters: Rc<Counters>,
 }
 

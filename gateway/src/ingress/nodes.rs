@@ -1,5 +1,5 @@
-//! Connections between nodes of the region: tunnels that one node splices to the owner of their service, and links that
-//! carry requests to it.
+//! Connections between nodes of the region: tunnels that one node splices to the owner of their service, links that
+//! carry requests to it, and HTTP between control planes.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,12 @@ use gw_shared::runtime;
 
 use super::splice::{self, SpliceTo};
 use super::{Ingress, Origin, is_tunnel};
+use crate::cluster::NodeConnection;
 use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
 use crate::region::{InvalidAnnouncement, Owner, Peering, TunnelAnnouncement};
-use crate::tls::node::ALPN_NODE;
+use crate::tls::node::{ALPN_CONTROL, ALPN_NODE};
 use crate::tls::pki::{self, NodeIdentity};
 use crate::upstream::cross_node::{self, Nodes};
 
@@ -26,6 +27,7 @@ use crate::upstream::cross_node::{self, Nodes};
 const UNVERIFIED: &str = "node_unverified";
 const NOT_OWNER: &str = "not_owner";
 const UNREACHABLE: &str = "owner_unreachable";
+const CONTROL_PLANE_BUSY: &str = "control_plane_busy";
 
 impl Ingress {
     /// The other node that owns the service of a tunnel, if any. Tunnels of unknown services are refused here.
@@ -70,7 +72,8 @@ impl Ingress {
         }
     }
 
-    /// Reads the beginning of a connection from another node: a spliced tunnel, or a link.
+    /// Reads the beginning of a connection from another node: a spliced tunnel, a link, or a call
+    /// of its control plane.
     pub(super) async fn greet_node(self: Rc<Self>, fd: OwnedFd, node: SocketAddr) {
         let Some(nodes) = self.nodes.clone() else { return };
         let Ok(socket) = Socket::from_fd(fd) else { return };
@@ -85,13 +88,25 @@ impl Ingress {
         };
         match beginning {
             Beginning::Tunnel(announced) => self.take_spliced(&nodes, announced, greeting, guard).await,
-            Beginning::Link => match self.shake_hands(&nodes, greeting).await {
+            Beginning::Tls if offers(&greeting.hello, ALPN_CONTROL) => {
+                drop(guard);
+                self.give_to_control_plane(greeting, node);
+            }
+            Beginning::Tls => match self.shake_hands(&nodes, greeting).await {
                 Ok((stream, identity)) => {
                     let upstream = Rc::clone(&self.router.relay.upstream);
                     runtime::spawn(cross_node::serve_link(upstream, nodes, stream, identity));
                 }
                 Err(error) => self.refuse_node(node, &error),
             },
+        }
+    }
+
+    /// Hands a connection of another node's control plane to the control plane of this one.
+    fn give_to_control_plane(&self, greeting: Greeting, from: SocketAddr) {
+        let (Some(control_plane), Some(socket)) = (&self.control_plane, greeting.socket.into_fd()) else { return };
+        if !control_plane.give(NodeConnection { socket, received: greeting.received, from }) {
+            self.counters.turned_away.increment(CONTROL_PLANE_BUSY);
         }
     }
 
@@ -135,7 +150,7 @@ impl Ingress {
             return Err(NotANode::TooManyLinks);
         }
         let tls = nodes.tls().ok_or(NotANode::NoCertificate)?;
-        if !greeting.hello.alpn.iter().any(|protocol| protocol == ALPN_NODE) {
+        if !offers(&greeting.hello, ALPN_NODE) {
             return Err(NotANode::OtherProtocol);
         }
         let other_end = greeting.socket.closer();
@@ -157,8 +172,12 @@ impl Ingress {
 /// What a connection of another node is for.
 enum Beginning {
     Tunnel(TunnelAnnouncement),
-    /// A TLS connection begins.
-    Link,
+    /// A TLS connection begins: a link, or HTTP between control planes.
+    Tls,
+}
+
+fn offers(hello: &ClientHello, alpn: &[u8]) -> bool {
+    hello.alpn.iter().any(|protocol| protocol == alpn)
 }
 
 /// Why a connection is refused on the listener for other nodes.
@@ -170,7 +189,7 @@ enum NotANode {
     Io(#[from] std::io::Error),
     #[error("the connection ended at its beginning")]
     CutOff,
-    #[error("a TLS connection that does not offer {}", String::from_utf8_lossy(ALPN_NODE))]
+    #[error("a TLS connection that offers neither gw-peer/1 nor gw-control/1")]
     OtherProtocol,
     #[error("its certificate is not that of a node of this region")]
     OtherCertificate,
@@ -191,7 +210,7 @@ async fn read_beginning(socket: &Socket, peering: &Peering) -> Result<(Beginning
             return Err(NotANode::CutOff);
         }
         if received[0] == HANDSHAKE {
-            return Ok((Beginning::Link, received));
+            return Ok((Beginning::Tls, received));
         }
         if let Some((announced, length)) = peering.announcements.parse(&received)? {
             received.advance(length);

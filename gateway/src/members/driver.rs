@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 pub(crate) use super::outbox::Delivery;
@@ -93,6 +93,7 @@ impl RegionInputs {
 pub(crate) struct Members {
     inputs: RegionInputs,
     stopped: Receiver<StopReason>,
+    ended: Arc<Notify>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -117,6 +118,7 @@ impl Members {
             .name("gw-nodes-table".to_owned())
             .spawn(move || serve_calls(store, &waiting, &results))?;
         let (stopped, stop) = bounded(1);
+        let ended = Arc::new(Notify::new());
         let driver = Driver {
             machine,
             file,
@@ -128,20 +130,21 @@ impl Members {
             publications: Publications::new(),
             outbox: Outbox::default(),
             stopped,
+            ended: Arc::clone(&ended),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let run = move || runtime.block_on(driver.run());
         let thread = std::thread::Builder::new().name("gw-members".to_owned()).spawn(run)?;
-        Ok(Self { inputs: sender, stopped: stop, thread: Some(thread) })
+        Ok(Self { inputs: sender, stopped: stop, ended, thread: Some(thread) })
     }
 
     pub(crate) fn inputs(&self) -> &RegionInputs {
         &self.inputs
     }
 
-    /// Resolves when the membership has ended by itself: the node was drained, or another process took its slot.
-    pub(crate) fn stopped(&self) -> &Receiver<StopReason> {
-        &self.stopped
+    /// Notified when the membership has ended by itself: the node was drained, or another process took its slot.
+    pub(crate) fn ended(&self) -> &Arc<Notify> {
+        &self.ended
     }
 
     /// Ends the loop without leaving the region. Returns what another process needs to continue; until then this process
@@ -224,6 +227,7 @@ struct Driver {
     publications: Publications,
     outbox: Outbox,
     stopped: Sender<StopReason>,
+    ended: Arc<Notify>,
 }
 
 impl Driver {
@@ -241,6 +245,7 @@ impl Driver {
             {
                 stop = None;
                 let _ = self.stopped.try_send(reason);
+                self.ended.notify_one();
             }
             let now = Instant::now();
             let deadline = self.machine.next_deadline().into_iter().chain(stop.map(|(_, until)| until)).min();

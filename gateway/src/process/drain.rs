@@ -23,6 +23,9 @@ impl Gateway {
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
+        if !successor {
+            self.leave_region();
+        }
         self.peers.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
         self.wait_within(self.drain_within, || {
@@ -51,6 +54,9 @@ impl Gateway {
         self.executor.close();
         if let Some(admin) = self.admin.take() {
             admin.stop();
+        }
+        if let Some(nodes) = self.nodes.take() {
+            nodes.stop();
         }
         for worker in self.workers.drain(..) {
             joined(worker);

@@ -15,22 +15,25 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
+use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
 use crate::limits;
 use crate::mailbox::{Inbox, mailbox};
+use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
-use crate::region::{AdmissionLease, Placement, RegionKey, RegionKeyError, View};
+use crate::region::{AdmissionLease, CarriedMembership, Placement, RegionKey, RegionKeyError, View};
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
 
-use super::control_plane::AdminThread;
+use super::control_plane::{AdminThread, NodesThread};
 use super::listeners::{Inherited, ListenError, Listeners};
+use super::membership::MemberSettings;
 use super::takeover::{Predecessor, TakeoverError};
 use super::threads::spawn;
 
@@ -49,7 +52,7 @@ pub struct Gateway {
     pub(super) admin_address: SocketAddr,
     /// `None` without a listener for other nodes.
     pub(super) peer_address: Option<SocketAddr>,
-    lease: Arc<AdmissionLease>,
+    pub(super) lease: Arc<AdmissionLease>,
     /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
@@ -61,8 +64,15 @@ pub struct Gateway {
     /// that still wait.
     pub(super) jobs: Option<JoinHandle<JobQueue>>,
     pub(super) admin: Option<AdminThread>,
+    /// Serves the control planes of other nodes; `None` without a listener for them.
+    pub(super) nodes: Option<NodesThread>,
+    /// Connections for that thread, while it does not run.
+    pub(super) waiting_nodes: Option<WaitingConnections>,
     /// Follows the changes of other nodes; `None` with SQLite.
     feed: Option<Feed>,
+    /// Membership in a region of several nodes.
+    pub(super) members: Option<Members>,
+    pub(super) member_settings: Option<MemberSettings>,
     /// Exporter of spans.
     pub(super) exporter: Option<Exporter>,
     /// Disconnects when the predecessor has ended; `None` if this process has replaced none.
@@ -78,6 +88,8 @@ struct CarriedState {
     tunnel_grace: Arc<TunnelGrace>,
     /// Levels of rate limits at the last stop; `None` if a predecessor sends them later.
     levels: Option<Arc<Vec<Level>>>,
+    /// Membership of the predecessor.
+    membership: Option<CarriedMembership>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +110,8 @@ pub enum StartError {
     RegionKey(#[from] RegionKeyError),
     #[error("a worker did not start; see the log for the reason")]
     Worker,
+    #[error("membership in the region: {0}")]
+    Membership(io::Error),
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
@@ -118,11 +132,15 @@ impl Gateway {
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = (0..config.workers).map(|_| mailbox(limits::MAILBOX)).unzip();
         let socket_budget = Arc::new(SocketBudget::beside(config.relay_memory, config.workers));
         let (mut gateway, traces) = Self::open(config, listeners, Peers::new(mailboxes), &socket_budget)?;
-        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget)?;
+        let (nodes, waiting_nodes) = cluster::channel();
+        gateway.waiting_nodes = gateway.peer_address.map(|_| waiting_nodes);
+        let setups = gateway.worker_setups(config, &carried, descriptors, traces.as_ref(), &socket_budget, &nodes)?;
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
         gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
-        gateway.serve_admin()?;
+        gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
+        gateway.start_members(carried.membership)?;
+        gateway.serve_administration()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
         // no file.
         levels::remove(&gateway.levels_path);
@@ -164,7 +182,11 @@ impl Gateway {
             executor,
             jobs: None,
             admin: None,
+            nodes: None,
+            waiting_nodes: None,
             feed: None,
+            members: None,
+            member_settings: None,
             exporter,
             predecessor: None,
             has_successor: false,
@@ -181,6 +203,7 @@ impl Gateway {
         descriptors: u64,
         traces: Option<&trace::SpanDestination>,
         socket_budget: &Arc<SocketBudget>,
+        nodes: &NodeConnections,
     ) -> Result<Vec<Setup>, StartError> {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
@@ -197,6 +220,7 @@ impl Gateway {
                 key,
                 lease: Arc::clone(&self.lease),
                 listeners: peer_listeners,
+                control_plane: nodes.clone(),
             }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),
@@ -308,12 +332,15 @@ impl CarriedState {
     fn of(config: &Config, predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
         Ok(match predecessor {
             Some(predecessor) => {
-                let tunnel_grace = TunnelGrace::new(predecessor.take_store()?, Instant::now());
-                Self { tunnel_grace: Arc::new(tunnel_grace), levels: None }
+                let (tunnels, membership) = predecessor.take_store()?;
+                let membership = membership.map(CarriedMembership::try_from).transpose();
+                let membership = membership.map_err(|error| TakeoverError::Unexpected(error.to_string()))?;
+                let tunnel_grace = Arc::new(TunnelGrace::new(tunnels, Instant::now()));
+                Self { tunnel_grace, levels: None, membership }
             }
             None => {
                 let levels = levels::load(&config.data_dir.join(LEVELS_FILE), SystemTime::now());
-                Self { tunnel_grace: Arc::default(), levels: Some(Arc::new(levels)) }
+                Self { tunnel_grace: Arc::default(), levels: Some(Arc::new(levels)), membership: None }
             }
         })
     }

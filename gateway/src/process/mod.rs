@@ -6,6 +6,7 @@ pub mod doctor;
 mod drain;
 pub(crate) mod gateway;
 mod listeners;
+mod membership;
 pub mod region;
 mod replace;
 pub(crate) mod signals;

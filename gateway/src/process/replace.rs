@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::gateway::Gateway;
 use super::takeover::{Program, Successor, TakeoverError};
+use crate::members::{CarriedNode, Members};
 use crate::rate_limit::SuccessorBuckets;
 use crate::worker::{Succeeded, WorkerMessage};
 
@@ -19,7 +20,8 @@ impl Gateway {
         let id = successor.id().unwrap_or_default();
         successor.wait_until_ready()?;
         let jobs = self.pause_control_plane();
-        let given = match successor.give_store(self.live_tunnels()) {
+        let carried = self.members.take().and_then(Members::hand_over);
+        let given = match successor.give_store(self.live_tunnels(), carried.clone().map(CarriedNode::from)) {
             Ok(()) => {
                 self.hand_over_buckets(successor);
                 Ok(())
@@ -37,11 +39,21 @@ impl Gateway {
         }
         // After a success too: waiting jobs get the answer to try again.
         let resumed = jobs.map_or(Ok(()), |jobs| self.serve_jobs(jobs));
-        let resumed = resumed.and_then(|()| if given.is_err() { self.serve_admin() } else { Ok(()) });
+        let resumed = resumed.and_then(|()| {
+            if given.is_err() {
+                self.start_members(carried)?;
+                self.serve_administration()?;
+            }
+            Ok(())
+        });
         if let Err(error) = resumed {
             tracing::error!(%error, "cannot resume the control plane; restart the gateway");
         }
         self.has_successor = given.is_ok();
+        if self.has_successor {
+            // Nodes that still connect here try again, and reach the successor.
+            self.waiting_nodes = None;
+        }
         given.map(|()| id)
     }
 

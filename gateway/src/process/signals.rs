@@ -1,6 +1,7 @@
 //! Signals of the process: SIGTERM and SIGINT (stop), SIGHUP (reload), SIGUSR2 (replace).
 
 use std::io;
+use std::sync::Arc;
 
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -23,6 +24,8 @@ struct Streams {
 
 enum SignalAction {
     Stop,
+    /// The node has left its region: an operator drained it, or another process took its slot.
+    Left,
     Reload,
     Replace,
 }
@@ -77,11 +80,27 @@ impl Streams {
     /// Handles signals until this process has to drain.
     async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
         loop {
-            match self.next().await {
+            let left = gateway.members.as_ref().map(|members| Arc::clone(members.ended()));
+            let left = async {
+                match left {
+                    Some(left) => left.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let action = tokio::select! {
+                action = self.next() => action,
+                () = left => SignalAction::Left,
+            };
+            match action {
                 SignalAction::Reload => gateway.reload_certificates(),
                 SignalAction::Stop => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping after running requests; a second signal aborts them");
+                    return;
+                }
+                SignalAction::Left => {
+                    notify(&[NotifyState::Stopping]);
+                    tracing::warn!("stopping: this node is no member of its region any more");
                     return;
                 }
                 // Blocks: one successor at a time.

@@ -77,6 +77,10 @@ impl View {
         &self.placement
     }
 
+    pub(crate) fn shared_placement(&self) -> Arc<Placement> {
+        Arc::clone(&self.placement)
+    }
+
     /// The placement after the joins and drains under way; `None` if there are none. Tunnels are opened by it ahead;
     /// it grants nothing.
     pub fn next(&self) -> Option<&Placement> {

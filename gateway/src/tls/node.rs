@@ -16,11 +16,17 @@ use super::pki::Issued;
 /// ALPN identifier of links between nodes.
 pub(crate) const ALPN_NODE: &[u8] = b"gw-peer/1";
 
-/// TLS configurations of this node for links to other nodes. They verify that the other end has a certificate of the
+/// ALPN identifier of HTTP between the control planes of nodes.
+pub(crate) const ALPN_CONTROL: &[u8] = b"gw-control/1";
+
+/// TLS configurations of this node for connections to other nodes. They verify that the other end has a certificate of the
 /// region's authority; `pki::node_identity` tells whether it is a node's.
 pub(crate) struct NodeTls {
     pub(crate) server: Arc<ServerConfig>,
+    /// For links.
     pub(crate) client: Arc<ClientConfig>,
+    /// For connections to control planes.
+    pub(crate) control_client: Arc<ClientConfig>,
 }
 
 impl NodeTls {
@@ -40,7 +46,7 @@ impl NodeTls {
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())?;
-        server.alpn_protocols = vec![ALPN_NODE.to_vec()];
+        server.alpn_protocols = vec![ALPN_NODE.to_vec(), ALPN_CONTROL.to_vec()];
         server.send_tls13_tickets = 0;
 
         let verifier = RegionVerifier { roots, algorithms: provider.signature_verification_algorithms };
@@ -51,7 +57,9 @@ impl NodeTls {
             .with_client_auth_cert(chain, key)?;
         client.alpn_protocols = vec![ALPN_NODE.to_vec()];
         client.resumption = Resumption::disabled();
-        Ok(Self { server: Arc::new(server), client: Arc::new(client) })
+        let mut control_client = client.clone();
+        control_client.alpn_protocols = vec![ALPN_CONTROL.to_vec()];
+        Ok(Self { server: Arc::new(server), client: Arc::new(client), control_client: Arc::new(control_client) })
     }
 }
 

@@ -10,6 +10,7 @@ use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
 use crate::apex::{AddressTables, Apex};
+use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::connections::handshakes::Handshakes;
@@ -91,9 +92,10 @@ impl Worker {
         });
         let router = Rc::new(common.router(&upstream, &observers));
         let connections = Connections::new(setup.connection_limit, Rc::clone(&common.socket_memory));
-        let peer_listeners = setup.region.map(|region| region.listeners).unwrap_or_default();
-        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners)?;
-        let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels));
+        let (peer_listeners, control_plane) =
+            setup.region.map(|region| (region.listeners, region.control_plane)).unzip();
+        let acceptor = Acceptor::new(setup.listeners, setup.listeners_are_ours, peer_listeners.unwrap_or_default())?;
+        let ingress = Rc::new(common.ingress(acceptor, &connections, &router, &tunnels, control_plane));
         let Common { peers, directory, certificates, counters, lifecycle, socket_memory, nodes, .. } = common;
         let stop = Stop::default();
         Ok(Self {
@@ -189,6 +191,7 @@ impl Common {
         connections: &Rc<Connections>,
         router: &Rc<Router>,
         tunnels: &Rc<Tunnels>,
+        control_plane: Option<NodeConnections>,
     ) -> Ingress {
         let config = &self.config;
         Ingress {
@@ -208,6 +211,7 @@ impl Common {
             router: Rc::clone(router),
             tunnels: Rc::clone(tunnels),
             nodes: self.nodes.clone(),
+            control_plane,
             counters: Rc::clone(&self.counters),
         }
     }

@@ -21,6 +21,7 @@ pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
 use crate::clock::Timestamp;
+use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
 use crate::control::{Executor, ViewApplied};
@@ -81,6 +82,8 @@ pub(crate) struct RegionSetup {
     pub(crate) lease: Arc<AdmissionLease>,
     /// For other nodes.
     pub(crate) listeners: Vec<TcpListener>,
+    /// Takes connections of other nodes' control planes.
+    pub(crate) control_plane: NodeConnections,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.

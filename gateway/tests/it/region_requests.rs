@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use gw_gateway::control::Actor;
@@ -10,14 +10,11 @@ use gw_gateway::rate::Rate;
 use gw_gateway::store::StoredRecord;
 use gw_shared::id::KeyId;
 use http::Method;
-use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::support::caller::HOST;
 use crate::support::http1_peer::{Peer, fields};
 use crate::support::http2_caller::{self, on_a_reactor};
+use crate::support::node_peer::{self, Identity, certificate};
 use crate::support::nodes::Nodes;
 use crate::support::{SOON, backend, eventually};
 
@@ -372,78 +369,9 @@ fn a_lost_owner_gives_errors_until_the_service_has_moved() {
     assert_eq!(running.response().body, b"ok");
 }
 
-/// A certificate of the region's authority with this URI, for clients.
-fn certificate(nodes: &Nodes, uri: &str) -> (CertificateDer<'static>, PrivateKeyDer<'static>) {
-    let read = |name: &str| std::fs::read_to_string(nodes.prepared.path("data").join(name)).unwrap();
-    let key = KeyPair::from_pem(&read("agent-ca.key")).unwrap();
-    let issuer = Issuer::from_ca_cert_pem(&read("agent-ca.crt"), key).unwrap();
-    let mut params = CertificateParams::default();
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
-    let pair = KeyPair::generate().unwrap();
-    let certificate = params.signed_by(&pair, &issuer).unwrap();
-    (certificate.der().clone(), PrivateKeyDer::from_pem_slice(pair.serialize_pem().as_bytes()).unwrap())
-}
-
-#[derive(Debug)]
-struct TrustAll(rustls::crypto::WebPkiSupportedAlgorithms);
-
-impl rustls::client::danger::ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &rustls_pki_types::ServerName<'_>,
-        _: &[u8],
-        _: rustls_pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        self.0.supported_schemes()
-    }
-}
-
 /// The first frame of a link to `node` with this certificate, or nothing if the node ends the connection.
-fn first_frame(
-    nodes: &Nodes,
-    node: usize,
-    alpn: &[u8],
-    identity: Option<(CertificateDer<'static>, PrivateKeyDer<'static>)>,
-) -> Vec<u8> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(RootCertStore::empty());
-    let mut config = match identity {
-        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
-        None => builder.with_no_client_auth(),
-    };
-    config.dangerous().set_certificate_verifier(verifier);
-    config.alpn_protocols = vec![alpn.to_vec()];
-    let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
-    let mut stream = rustls::StreamOwned::new(session, nodes.connect_as_node(node));
+fn first_frame(nodes: &Nodes, node: usize, alpn: &[u8], identity: Option<Identity>) -> Vec<u8> {
+    let mut stream = node_peer::connect(nodes, node, alpn, identity);
     let mut frame = vec![0; 12];
     match stream.read_exact(&mut frame) {
         Ok(()) => frame,
@@ -460,8 +388,7 @@ fn only_nodes_can_open_links() {
     // HELLO, with 8,192 streams.
     let hello = [1, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0];
     assert_eq!(first_frame(&nodes, 0, b"gw-peer/1", Some((node.0.clone(), node.1.clone_key()))), hello);
-    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent")).identity().unwrap();
-    let agent = (state.certificate.clone(), state.key.clone_key());
+    let agent = node_peer::agent_certificate(&nodes);
     for (count, (alpn, identity)) in [
         (&b"gw-peer/1"[..], Some(agent)),
         (b"gw-peer/1", None),

@@ -6,6 +6,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use super::{LINE_MAX, TakeoverError};
+use crate::members::CarriedNode;
 use crate::rate_limit::Level;
 use crate::store::StoredRecord;
 
@@ -16,6 +17,9 @@ pub(super) enum TakeoverMessage {
     Store {
         /// Number of live tunnels by label of their service.
         tunnels: BTreeMap<String, usize>,
+        /// Present in a region of several nodes.
+        #[serde(default)]
+        membership: Option<CarriedNode>,
     },
     Serving,
     Failed {

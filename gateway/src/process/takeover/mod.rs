@@ -103,11 +103,11 @@ mod tests {
         let tunnels = BTreeMap::from([("acme--api".to_owned(), 2)]);
         let expected = tunnels.clone();
         let taking = thread::spawn(move || {
-            assert_eq!(predecessor.take_store().unwrap(), expected);
+            assert_eq!(predecessor.take_store().unwrap(), (expected, None));
             predecessor.channel().unwrap().send(&TakeoverMessage::Serving).unwrap();
         });
         successor.wait_until_ready().unwrap();
-        successor.give_store(tunnels).unwrap();
+        successor.give_store(tunnels, None).unwrap();
         taking.join().unwrap();
     }
 
@@ -120,10 +120,10 @@ mod tests {
         // At any later step too.
         predecessor.failed("no room");
         drop(predecessor);
-        let failed = successor.give_store(BTreeMap::new()).unwrap_err();
+        let failed = successor.give_store(BTreeMap::new(), None).unwrap_err();
         assert!(matches!(&failed, TakeoverError::Failed(reason) if reason == "no room"), "{failed}");
         assert!(matches!(successor.wait_until_ready(), Err(TakeoverError::Ended)));
-        assert!(matches!(successor.give_store(BTreeMap::new()), Err(TakeoverError::Ended)));
+        assert!(matches!(successor.give_store(BTreeMap::new(), None), Err(TakeoverError::Ended)));
     }
 
     #[test]

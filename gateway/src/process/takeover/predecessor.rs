@@ -13,6 +13,7 @@ use super::channel::Channel;
 use super::message::TakeoverMessage;
 use super::{TakeoverError, VARIABLE, lead, sockets};
 use crate::control::Control;
+use crate::members::CarriedNode;
 use crate::process::listeners::Inherited;
 use crate::worker::Peers;
 
@@ -41,11 +42,12 @@ impl Predecessor {
         sockets::receive(self.channel()?.socket())
     }
 
-    /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service.
-    pub(crate) fn take_store(&mut self) -> Result<BTreeMap<String, usize>, TakeoverError> {
+    /// Reports that this process is ready, and waits for the store. Returns the number of live tunnels by service, and
+    /// the membership in a region of several nodes.
+    pub(crate) fn take_store(&mut self) -> Result<(BTreeMap<String, usize>, Option<CarriedNode>), TakeoverError> {
         self.channel()?.send(&TakeoverMessage::Ready)?;
         match self.channel()?.receive()? {
-            TakeoverMessage::Store { tunnels } => Ok(tunnels),
+            TakeoverMessage::Store { tunnels, membership } => Ok((tunnels, membership)),
             other => Err(TakeoverError::Unexpected(format!("{other:?}"))),
         }
     }

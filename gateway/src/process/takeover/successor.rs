@@ -13,6 +13,7 @@ use super::message::TakeoverMessage;
 use super::program::Program;
 use super::{TakeoverError, VARIABLE, follow, sockets};
 use crate::control::Control;
+use crate::members::CarriedNode;
 use crate::process::listeners::Listeners;
 use crate::rate_limit::{Level, SuccessorCharge, levels};
 use crate::worker::Peers;
@@ -60,8 +61,12 @@ impl Successor {
     }
 
     /// Reports that the store is closed, and waits until the successor serves. After that, a drop does not kill it.
-    pub(crate) fn give_store(&mut self, tunnels: BTreeMap<String, usize>) -> Result<(), TakeoverError> {
-        self.channel.send(&TakeoverMessage::Store { tunnels })?;
+    pub(crate) fn give_store(
+        &mut self,
+        tunnels: BTreeMap<String, usize>,
+        membership: Option<CarriedNode>,
+    ) -> Result<(), TakeoverError> {
+        self.channel.send(&TakeoverMessage::Store { tunnels, membership })?;
         self.channel.expect(&TakeoverMessage::Serving)?;
         self.child.0 = None;
         Ok(())

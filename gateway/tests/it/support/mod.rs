@@ -10,6 +10,7 @@ pub(crate) mod http2_backend;
 pub(crate) mod http2_caller;
 pub(crate) mod http2_frames;
 pub(crate) mod modified_agent;
+pub(crate) mod node_peer;
 pub(crate) mod nodes;
 pub(crate) mod postgres;
 pub(crate) mod prepared;

@@ -37,6 +37,18 @@ impl Nodes {
 
     /// As [`Self::start`], with more lines of configuration.
     pub(crate) fn start_with(count: usize, configuration: &str) -> Self {
+        let mut nodes = Self::start_unplaced_with(count, configuration);
+        let all: Vec<usize> = (0..count).collect();
+        nodes.place(&all);
+        nodes
+    }
+
+    /// Starts `count` gateways that know of no other node yet.
+    pub(crate) fn start_unplaced(count: usize) -> Self {
+        Self::start_unplaced_with(count, "")
+    }
+
+    fn start_unplaced_with(count: usize, configuration: &str) -> Self {
         let prepared = Prepared::new();
         let key = prepared.path("region.key");
         fs::write(&key, KEY).unwrap();
@@ -51,10 +63,7 @@ impl Nodes {
             Some(Gateway::start(&config).unwrap())
         };
         let gateways = (0..count).map(start).collect();
-        let mut nodes = Self { prepared, gateways, epoch: 0 };
-        let all: Vec<usize> = (0..count).collect();
-        nodes.place(&all);
-        nodes
+        Self { prepared, gateways, epoch: 0 }
     }
 
     pub(crate) fn gateway(&self, node: usize) -> &Gateway {

@@ -1,0 +1,118 @@
+//! TLS connections between control planes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use bytes::Bytes;
+use rustls::server::Acceptor;
+use rustls_pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_rustls::{StartHandshake, TlsConnector, client, server};
+
+use super::{LocalNode, NodeCallError};
+use crate::limits;
+use crate::region::Member;
+use crate::tls::pki::{self, NodeIdentity};
+
+/// A connection of another node's control plane, whose ClientHello a worker has read.
+pub(crate) struct NodeConnection {
+    pub(crate) socket: OwnedFd,
+    /// Bytes received so far: the ClientHello.
+    pub(crate) received: Bytes,
+    pub(crate) from: SocketAddr,
+}
+
+/// The way of connections from the workers to the control plane. Bounded: more are closed.
+#[derive(Clone)]
+pub(crate) struct NodeConnections(mpsc::Sender<NodeConnection>);
+
+/// Connections that wait for the control plane.
+pub(crate) struct WaitingConnections(mpsc::Receiver<NodeConnection>);
+
+pub(crate) fn channel() -> (NodeConnections, WaitingConnections) {
+    let (sender, receiver) = mpsc::channel(limits::CLUSTER_WAITING);
+    (NodeConnections(sender), WaitingConnections(receiver))
+}
+
+impl NodeConnections {
+    /// Never blocks. Returns whether there was room; without room the connection is closed.
+    pub(crate) fn give(&self, connection: NodeConnection) -> bool {
+        self.0.try_send(connection).is_ok()
+    }
+}
+
+impl WaitingConnections {
+    pub(super) async fn next(&mut self) -> Option<NodeConnection> {
+        self.0.recv().await
+    }
+}
+
+/// Why a connection is not served.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotServed {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+    #[error("its certificate is not that of a node of this region")]
+    OtherCertificate,
+    #[error("this node has no certificate yet")]
+    NoCertificate,
+    #[error("no whole ClientHello")]
+    NoClientHello,
+    #[error("no handshake in time")]
+    TimedOut,
+}
+
+/// Does the handshake as the server. The other end must be a node of the region.
+pub(super) async fn accept(
+    connection: NodeConnection,
+    node: &LocalNode,
+) -> Result<(server::TlsStream<TcpStream>, NodeIdentity), NotServed> {
+    let tls = node.tls().ok_or(NotServed::NoCertificate)?;
+    let socket = std::net::TcpStream::from(connection.socket);
+    socket.set_nonblocking(true)?;
+    let socket = TcpStream::from_std(socket)?;
+    set_options(&socket)?;
+    let mut acceptor = Acceptor::default();
+    let mut received = &connection.received[..];
+    while !received.is_empty() {
+        acceptor.read_tls(&mut received)?;
+    }
+    let accepted = acceptor.accept().map_err(|(error, _)| error)?.ok_or(NotServed::NoClientHello)?;
+    let stream = StartHandshake::from_parts(accepted, socket).into_stream(tls.server.clone()).await?;
+    let identity = identity(stream.get_ref().1, node).ok_or(NotServed::OtherCertificate)?;
+    Ok((stream, identity))
+}
+
+/// Connects to the control plane of a member. Fails if another process answers there.
+pub(super) async fn connect(to: &Member, node: &LocalNode) -> Result<client::TlsStream<TcpStream>, NodeCallError> {
+    let tls = node.tls().ok_or(NodeCallError::NoCertificate)?;
+    let socket = TcpStream::connect(to.peer_address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => NodeCallError::Refused,
+        _ => NodeCallError::Io(error),
+    })?;
+    set_options(&socket)?;
+    // An address is not sent in the ClientHello.
+    let name = ServerName::IpAddress(to.peer_address.ip().into());
+    let stream = TlsConnector::from(tls.control_client.clone()).connect(name, socket).await?;
+    let member = NodeIdentity { slot: to.slot, session: to.session };
+    if identity(stream.get_ref().1, node) != Some(member) {
+        return Err(NodeCallError::OtherProcess);
+    }
+    Ok(stream)
+}
+
+fn set_options(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(socket);
+    socket.set_tcp_user_timeout(Some(limits::CLUSTER_DEAD_AFTER))
+}
+
+/// The node at the other end.
+fn identity(session: &rustls::CommonState, node: &LocalNode) -> Option<NodeIdentity> {
+    let certificate = session.peer_certificates()?.first()?;
+    pki::node_identity(certificate, &node.region)
+}

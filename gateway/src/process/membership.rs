@@ -1,0 +1,73 @@
+//! The membership of a gateway in a region of several nodes.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::gateway::{Gateway, StartError};
+use crate::config::Config;
+use crate::control::ControlError;
+use crate::members::{Members, MembersSetup};
+use crate::region::{CarriedMembership, Isolation, NodeConfig};
+use crate::store::PostgresStore;
+
+/// Longest wait until the services of this node have moved to other nodes.
+const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+
+/// What the membership needs of the configuration.
+pub(super) struct MemberSettings {
+    peer_address: SocketAddr,
+    isolation: Isolation,
+    data_dir: PathBuf,
+}
+
+impl MemberSettings {
+    /// `None` without a listener for other nodes, whose address is `listener`.
+    pub(super) fn of(config: &Config, listener: Option<SocketAddr>) -> Option<Self> {
+        Some(Self {
+            peer_address: config.peer_address.or(listener)?,
+            isolation: config.isolation,
+            data_dir: config.data_dir.clone(),
+        })
+    }
+}
+
+impl Gateway {
+    /// Joins the region, or continues the membership of an earlier process.
+    pub(super) fn start_members(&mut self, carried: Option<CarriedMembership>) -> Result<(), StartError> {
+        let Some(MemberSettings { peer_address, isolation, data_dir }) = &self.member_settings else { return Ok(()) };
+        let Some(source) = self.control.postgres_source() else { return Ok(()) };
+        let node = NodeConfig {
+            slot: None,
+            session: random_session()?,
+            peer_address: *peer_address,
+            version: env!("CARGO_PKG_VERSION").into(),
+            isolation: *isolation,
+        };
+        let setup = MembersSetup {
+            control: Arc::clone(&self.control),
+            store: PostgresStore::new(source).map_err(ControlError::from)?,
+            node,
+            carried,
+            lease: Arc::clone(&self.lease),
+            data_dir: data_dir.clone(),
+        };
+        self.members = Some(Members::start(setup).map_err(StartError::Membership)?);
+        Ok(())
+    }
+
+    /// Moves the services of this node to other nodes.
+    pub(super) fn leave_region(&self) {
+        if let Some(members) = &self.members {
+            members.leave(LEAVE_WITHIN);
+        }
+    }
+}
+
+/// Sessions after it, which this process uses if it has to join again, are numbers, too.
+fn random_session() -> Result<u128, ControlError> {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes)?;
+    Ok(u128::from_be_bytes(bytes) >> 1)
+}

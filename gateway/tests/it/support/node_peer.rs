@@ -1,0 +1,99 @@
+//! A peer on the listener of a node for other nodes, with any certificate.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::caller::HOST;
+use super::nodes::Nodes;
+
+pub(crate) type Identity = (CertificateDer<'static>, PrivateKeyDer<'static>);
+
+/// A certificate of the region's authority with this URI, for clients.
+pub(crate) fn certificate(nodes: &Nodes, uri: &str) -> Identity {
+    let read = |name: &str| std::fs::read_to_string(nodes.prepared.path("data").join(name)).unwrap();
+    let key = KeyPair::from_pem(&read("agent-ca.key")).unwrap();
+    let issuer = Issuer::from_ca_cert_pem(&read("agent-ca.crt"), key).unwrap();
+    let mut params = CertificateParams::default();
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+    let pair = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&pair, &issuer).unwrap();
+    (certificate.der().clone(), PrivateKeyDer::from_pem_slice(pair.serialize_pem().as_bytes()).unwrap())
+}
+
+#[derive(Debug)]
+struct TrustAll(rustls::crypto::WebPkiSupportedAlgorithms);
+
+impl rustls::client::danger::ServerCertVerifier for TrustAll {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &rustls_pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls_pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+/// The certificate of the process that runs as this node.
+pub(crate) fn node_certificate(nodes: &Nodes, node: usize) -> Identity {
+    certificate(nodes, &format!("gw://eu1.gw.localhost/node/{node}/{:032x}", Nodes::session(node)))
+}
+
+/// The certificate of the agent.
+pub(crate) fn agent_certificate(nodes: &Nodes) -> Identity {
+    let state = gw_agent::identity::state::StateDir::new(nodes.prepared.path("agent")).identity().unwrap();
+    (state.certificate.clone(), state.key.clone_key())
+}
+
+/// A TLS connection to the listener of `node` for other nodes. The handshake begins with the first read or write.
+pub(crate) fn connect(
+    nodes: &Nodes,
+    node: usize,
+    alpn: &[u8],
+    identity: Option<Identity>,
+) -> StreamOwned<ClientConnection, TcpStream> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = Arc::new(TrustAll(provider.signature_verification_algorithms));
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(RootCertStore::empty());
+    let mut config = match identity {
+        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    config.dangerous().set_certificate_verifier(verifier);
+    config.alpn_protocols = vec![alpn.to_vec()];
+    let session = ClientConnection::new(Arc::new(config), HOST.try_into().unwrap()).unwrap();
+    StreamOwned::new(session, nodes.connect_as_node(node))
+}
