@@ -21,6 +21,7 @@ use gw_shared::telemetry::trace::SpanCounts;
 
 use crate::clock::Timestamp;
 use crate::control::{Actor, Control, ControlError, ReplayEdits};
+use crate::members::RegionInputs;
 use crate::telemetry::request_log::{BodyView, LogError, RequestLog, RequestView, Side};
 use crate::telemetry::timeseries::Series;
 use console::Console;
@@ -36,6 +37,8 @@ pub(crate) struct Admin {
     pub(crate) series: Arc<Series>,
     /// Set while the gateway drains.
     pub(crate) draining: Arc<AtomicBool>,
+    /// The membership in a region of several nodes.
+    pub(crate) region: Option<RegionInputs>,
     console: Arc<Console>,
 }
 
@@ -50,9 +53,10 @@ impl Admin {
         spans: Option<Arc<SpanCounts>>,
         series: Arc<Series>,
         draining: Arc<AtomicBool>,
+        region: Option<RegionInputs>,
         port: u16,
     ) -> Self {
-        Self { control, request_log, spans, series, draining, console: Arc::new(Console::new(port)) }
+        Self { control, request_log, spans, series, draining, region, console: Arc::new(Console::new(port)) }
     }
 
     /// Runs work on the control plane that may block on the disk.

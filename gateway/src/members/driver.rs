@@ -13,10 +13,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
-pub(crate) use super::outbox::Delivery;
 use super::messages::StateMessage;
 use super::messenger;
 use super::node_file::NodeFile;
+pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
 use crate::region::{
@@ -45,7 +45,10 @@ enum Input {
     Event(Event),
     /// A message of a node whose slot and session were checked. The sender is dropped when the levels are in use.
     Message(StateMessage, oneshot::Sender<()>),
-    Delivered { to: Member, delivery: Delivery },
+    Delivered {
+        to: Member,
+        delivery: Delivery,
+    },
     Status(Sender<RegionStatus>),
     Leave,
     /// End, and leave the membership to another process.

@@ -86,7 +86,10 @@ mod tests {
         let carried = CarriedMembership { slot, session: 5, beats: 9, roster, has_lease: true };
         file.keep(slot, Some(carried.clone()));
         let read = NodeFile::open(folder.path()).unwrap();
-        assert_eq!((read.slot(), read.membership()), (Some(slot), Some(CarriedMembership { has_lease: false, ..carried })));
+        assert_eq!(
+            (read.slot(), read.membership()),
+            (Some(slot), Some(CarriedMembership { has_lease: false, ..carried }))
+        );
         file.keep(slot, None);
         let read = NodeFile::open(folder.path()).unwrap();
         assert_eq!((read.slot(), read.membership()), (Some(slot), None));

@@ -139,9 +139,12 @@ mod tests {
     #[test]
     fn a_node_that_was_reached_and_then_refuses_has_gone() {
         let (mut outbox, now, to) = (Outbox::default(), Instant::now(), member(5));
-        for (delivery, has_gone) in
-            [(Delivery::Refused, false), (Delivery::Delivered, false), (Delivery::Failed, false), (Delivery::Refused, true)]
-        {
+        for (delivery, has_gone) in [
+            (Delivery::Refused, false),
+            (Delivery::Delivered, false),
+            (Delivery::Failed, false),
+            (Delivery::Refused, true),
+        ] {
             outbox.message(&to, &state(1), now).unwrap();
             assert_eq!(outbox.ended(5, delivery), (None, has_gone), "{delivery:?}");
         }

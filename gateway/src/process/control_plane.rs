@@ -48,7 +48,8 @@ impl Gateway {
         let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
         let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
         let draining = Arc::clone(&self.draining);
-        let admin = Admin::new(control, request_log, spans, series, draining, self.address.port());
+        let region = self.members.as_ref().map(|members| members.inputs().clone());
+        let admin = Admin::new(control, request_log, spans, series, draining, region, self.address.port());
         self.serve_nodes(&admin)?;
         let (stop, stopped) = oneshot::channel();
         let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, admin, stopped));

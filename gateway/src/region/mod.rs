@@ -20,10 +20,10 @@ mod view;
 
 pub use admission_lease::AdmissionLease;
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
+pub use carried::CarriedMembership;
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
 pub use key::{RegionKey, RegionKeyError};
 pub use lease::Isolation;
-pub use carried::CarriedMembership;
 pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReason};
 pub(crate) use peering::{Destination, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};

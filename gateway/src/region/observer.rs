@@ -1,11 +1,11 @@
 //! Detection of dead nodes from their beats, on the clock of one observer.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::engine::{NodeRow, Roster};
 use super::placement::NodeSlot;
-use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX};
+use super::timing::{DEAD_AFTER, ENGINE_GRACE, READ_GAP_MAX, REFUSED_DEAD_AFTER};
 
 /// Beats of the other nodes, as one node saw them.
 #[derive(Debug, Default)]
@@ -74,22 +74,29 @@ impl Observer {
         }
     }
 
-    /// Whether calls succeed, and have for so long that silence of a node means its death.
-    pub(super) fn is_trusted(&self, now: Instant) -> bool {
-        let is_recent = self.last_read.is_some_and(|last| now.saturating_duration_since(last) <= READ_GAP_MAX);
-        is_recent && self.good_since.is_some_and(|since| now.saturating_duration_since(since) >= ENGINE_GRACE)
+    /// Since when calls succeed; `None` if the last one is long ago.
+    pub(super) fn good_for(&self, now: Instant) -> Option<Duration> {
+        self.last_read.filter(|last| now.saturating_duration_since(*last) <= READ_GAP_MAX)?;
+        self.good_since.map(|since| now.saturating_duration_since(since))
     }
 
     /// A node to declare dead, other than the one with the session `own`.
     pub(super) fn dead<'a>(&self, now: Instant, roster: &'a Roster, own: u128) -> Option<&'a NodeRow> {
-        if !self.is_trusted(now) {
-            return None;
-        }
+        let good_for = self.good_for(now)?;
+        // Soon after an outage of the engine silence alone proves nothing, and a node that refuses connections has the
+        // time for one more beat.
+        let is_trusted = good_for >= ENGINE_GRACE;
+        let silence = |seen: &Seen| now.saturating_duration_since(seen.since);
         roster.rows.iter().filter(|row| row.session != own && !row.state.is_over()).find(|row| {
             self.seen.get(&row.slot).is_some_and(|seen| {
                 let is_same = (seen.session, seen.beat) == (row.session, row.beat);
                 let is_refused = seen.refused.as_ref().is_some_and(|refusal| refusal.is_confirmed);
-                is_same && (is_refused || now.saturating_duration_since(seen.since) >= DEAD_AFTER)
+                let is_dead = if is_refused {
+                    is_trusted || silence(seen).min(good_for) >= REFUSED_DEAD_AFTER
+                } else {
+                    is_trusted && silence(seen) >= DEAD_AFTER
+                };
+                is_same && is_dead
             })
         })
     }

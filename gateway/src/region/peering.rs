@@ -77,7 +77,8 @@ impl Peering {
     /// Whether this node may admit a request of the service now.
     pub(crate) fn admits(&self, hostname: &str, now: Instant) -> bool {
         let view = self.view.borrow();
-        let admit = |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.lease.holds(now)) == Decision::Admit;
+        let admit =
+            |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.lease.holds(now)) == Decision::Admit;
         view.as_ref().is_some_and(admit)
     }
 

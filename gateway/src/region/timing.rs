@@ -18,6 +18,10 @@ pub const LEASE: Duration = Duration::from_secs(4);
 /// Time after an outage of the engine in which no node is declared dead.
 pub const ENGINE_GRACE: Duration = Duration::from_secs(10);
 
+/// Silence after which a node that refuses connections is declared dead within [`ENGINE_GRACE`]. Longer than the time
+/// between two beats.
+pub(super) const REFUSED_DEAD_AFTER: Duration = Duration::from_millis(2_500);
+
 /// Longest time between the starts of two successful calls of an observer that did not miss an outage between them.
 pub(super) const READ_GAP_MAX: Duration = Duration::from_millis(2_500);
 

@@ -60,9 +60,10 @@ impl Worker {
             Some(levels) => Buckets::new(&levels, &setup.directory, id, Instant::now()),
             None => Buckets::awaited(),
         }));
-        let nodes = setup.region.as_ref().map(|region| {
-            Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.lease)))
-        });
+        let nodes = setup
+            .region
+            .as_ref()
+            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.lease))));
         let common = Common {
             id,
             config,

@@ -6,6 +6,7 @@ mod agents;
 mod audit_log;
 mod caller_secrets;
 mod enrollment_tokens;
+mod region;
 mod requests;
 mod series;
 mod services;
@@ -67,6 +68,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(requests::routes())
         .merge(requests::replay_routes().layer(DefaultBodyLimit::max(REPLAY_MAX)))
         .merge(series::routes())
+        .merge(region::routes())
         .split_for_parts();
     routes
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no resource at this path; see /api/v1/openapi.json"))

@@ -119,7 +119,9 @@ impl Change {
                 Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged)).with(int(applied_revision))
             }
             Statement::Join(ref join) => Self::join(join),
-            Statement::GoLive { slot, session, epoch } => Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch)),
+            Statement::GoLive { slot, session, epoch } => {
+                Self::to(MOVE_AT_EPOCH, slot, session, Joining, Live).with(int(epoch))
+            }
             Statement::Drain { slot, session } => Self::to(MOVE, slot, session, Live, Draining),
             Statement::Leave { slot, session, epoch } => {
                 Self::to(MOVE_AT_EPOCH, slot, session, Draining, Leaving).with(int(epoch))

@@ -13,7 +13,8 @@ pub(super) const SERVER_LEAST: i32 = 150_000;
 
 /// Migrations: the entry at index N upgrades the schema from version N to N + 1. Append only. The gateways of the
 /// previous version must be able to use the schema: first expand it, and contract it one version later.
-pub(super) const MIGRATIONS: &[&str] = &["
+pub(super) const MIGRATIONS: &[&str] = &[
+    "
     CREATE SCHEMA gw;
     -- One row: the region, and the revision of its last change.
     CREATE TABLE gw.region (
@@ -57,7 +58,8 @@ pub(super) const MIGRATIONS: &[&str] = &["
     CREATE INDEX audit_of_account ON gw.audit (account, number);
     -- Secrets that all nodes share, sealed with the region key.
     CREATE TABLE gw.secrets (name text PRIMARY KEY, sealed text NOT NULL);
-","
+",
+    "
     -- The nodes of the region. Only `region.epoch` and these rows say which of them own services.
     CREATE TABLE gw.nodes (
         slot smallint PRIMARY KEY CHECK (slot BETWEEN 0 AND 1023),
@@ -69,7 +71,8 @@ pub(super) const MIGRATIONS: &[&str] = &["
         version text NOT NULL,
         applied_revision bigint NOT NULL DEFAULT 0
     ) WITH (fillfactor = 50);
-"];
+",
+];
 
 /// Held while the schema is created or migrated.
 const LOCK: &str = "SELECT pg_advisory_xact_lock(7446251)";

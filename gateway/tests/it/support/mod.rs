@@ -18,6 +18,7 @@ pub(crate) mod process;
 #[path = "../../../../shared/tests/programs/mod.rs"]
 pub(crate) mod programs;
 pub(crate) mod proxy_protocol;
+pub(crate) mod region;
 pub(crate) mod request_log;
 pub(crate) mod setup;
 pub(crate) mod successor;

@@ -103,18 +103,7 @@ impl Prepared {
     }
 
     pub(crate) fn about(&self, address: SocketAddr) -> About {
-        About {
-            base_url: format!("https://eu1.gw.localhost:{}", address.port()),
-            tenant_url: String::new(),
-            account: "demo",
-            service: "echo",
-            client_id: String::new(),
-            client_secret: String::new(),
-            service_key: self.service_key.clone(),
-            ca_file: self.path("data/dev-ca.crt"),
-            admin_url: String::new(),
-            admin_token: String::new(),
-        }
+        about(address, &self.service_key, self.path("data/dev-ca.crt"))
     }
 
     pub(crate) fn connect(&self, address: SocketAddr) -> Caller {
@@ -157,4 +146,20 @@ pub(crate) fn administer_at(
     let response = ureq::Agent::from(config.build()).run(request).unwrap();
     let retry_after = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), retry_after)
+}
+
+/// How to reach the demo's service at a gateway.
+pub(crate) fn about(address: SocketAddr, service_key: &str, ca_file: PathBuf) -> About {
+    About {
+        base_url: format!("https://eu1.gw.localhost:{}", address.port()),
+        tenant_url: String::new(),
+        account: "demo",
+        service: "echo",
+        client_id: String::new(),
+        client_secret: String::new(),
+        service_key: service_key.to_owned(),
+        ca_file,
+        admin_url: String::new(),
+        admin_token: String::new(),
+    }
 }

@@ -1,0 +1,81 @@
+//! A region of several node processes on PostgreSQL: joins, losses, drains and replacements.
+
+use crate::support::region::Region;
+use crate::support::successor::replace;
+use crate::support::{backend, eventually};
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// A region with an agent, which is connected; also returns the number of the owner and of two other nodes.
+fn with_agent() -> Option<(Region, crate::support::process::Running, [usize; 3])> {
+    let region = Region::start(3)?;
+    let agent = region.run_agent(&backend::answering(OK));
+    let owner = region.owner();
+    Some((region, agent, [owner, (owner + 1) % 3, (owner + 2) % 3]))
+}
+
+fn epoch(region: &Region, node: usize) -> u64 {
+    region.status(node)["epoch"].as_u64().unwrap()
+}
+
+#[test]
+fn every_node_relays_and_one_owns_the_service() {
+    let Some((region, _agent, [owner, ..])) = with_agent() else { return };
+    for node in 0..3 {
+        assert_eq!(region.request(node), "200");
+        let status = region.status(node);
+        let owned: Vec<u64> =
+            status["nodes"].as_array().unwrap().iter().map(|node| node["services"].as_u64().unwrap()).collect();
+        assert_eq!(owned.iter().sum::<u64>(), 1, "{status}");
+        assert_eq!(owned[owner], 1, "{status}");
+        assert_eq!(status["node"], node);
+    }
+}
+
+#[test]
+fn services_of_a_killed_node_move_and_no_request_at_the_others_fails() {
+    let Some((mut region, _agent, [owner, other, third])) = with_agent() else { return };
+    assert_eq!(region.request(other), "200");
+    region.kill(owner);
+    // A request that is sent before the end of the link is known may have reached the backend, and fails.
+    eventually("the end of the link is known", || (region.metric(other, "gw_node_links") == 0.0).then_some(()));
+    // Waits for the next owner and its tunnel.
+    assert_eq!((region.request(other), region.request(third)), ("200".into(), "200".into()));
+    region.wait_for_members(2);
+    let before = epoch(&region, other);
+    region.restart(owner);
+    region.wait_for_members(3);
+    assert!(epoch(&region, other) > before);
+    for node in 0..3 {
+        assert_eq!(region.request(node), "200");
+    }
+    assert_eq!(region.owner(), owner, "the node has its slot and its services back");
+}
+
+#[test]
+fn a_node_that_stops_leaves_first() {
+    let Some((mut region, _agent, [owner, other, third])) = with_agent() else { return };
+    region.node(owner).process.signal("TERM");
+    assert_eq!((region.request(other), region.request(third)), ("200".into(), "200".into()));
+    assert_eq!(region.nodes[owner].take().unwrap().process.exit_code(), Some(0));
+    eventually("the node has left", || {
+        let status = region.status(other);
+        status["nodes"].as_array().unwrap().iter().any(|node| node["state"] == "left").then_some(())
+    });
+    assert_eq!(region.request(third), "200");
+}
+
+#[test]
+fn a_replaced_process_keeps_its_place() {
+    let Some((region, _agent, [owner, other, _])) = with_agent() else { return };
+    let before = epoch(&region, other);
+    let node = region.node(owner);
+    let _successor = replace(node.process.id(), &node.log);
+    for _ in 0..20 {
+        assert_eq!(region.request(other), "200");
+    }
+    eventually("the successor answers", || (region.metric(owner, "gw_tunnels") >= 1.0).then_some(()));
+    region.wait_for_members(3);
+    assert_eq!(epoch(&region, other), before);
+    assert_eq!(region.request(other), "200");
+}

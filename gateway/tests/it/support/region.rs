@@ -1,0 +1,203 @@
+//! A region of several node processes on one PostgreSQL server, with an agent that connects through a balancer.
+
+use std::fs;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use gw_gateway::Gateway;
+use serde_json::Value;
+
+use super::caller::{Caller, HOST, connect_to};
+use super::postgres::Postgres;
+use super::prepared::about;
+use super::process::{self, Running, Served};
+use super::successor::admin;
+use super::{SOON, eventually, setup};
+
+pub(crate) struct Region {
+    /// Dropped before the database that they use.
+    pub(crate) nodes: Vec<Option<Served>>,
+    pub(crate) postgres: Postgres,
+    folder: tempfile::TempDir,
+    service_key: String,
+    token: String,
+    balancer: Balancer,
+}
+
+/// Passes each connection to the next node that accepts it.
+struct Balancer {
+    address: SocketAddr,
+    nodes: Arc<Mutex<Vec<SocketAddr>>>,
+}
+
+impl Balancer {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, nodes) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<SocketAddr>>>::default());
+        let known = Arc::clone(&nodes);
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let node = {
+                    let mut nodes = known.lock().unwrap();
+                    let count = nodes.len();
+                    nodes.rotate_left(1.min(count));
+                    nodes.iter().find_map(|node| TcpStream::connect(node).ok())
+                };
+                let Some(node) = node else { continue };
+                let (mut from_client, mut to_node) = (client.try_clone().unwrap(), node.try_clone().unwrap());
+                std::thread::spawn(move || carry(&mut from_client, &mut to_node));
+                let (mut from_node, mut to_client) = (node, client);
+                std::thread::spawn(move || carry(&mut from_node, &mut to_client));
+            }
+        });
+        Self { address, nodes }
+    }
+
+    fn add(&self, node: SocketAddr) {
+        self.nodes.lock().unwrap().push(node);
+    }
+}
+
+fn carry(from: &mut TcpStream, to: &mut TcpStream) {
+    let _ = io::copy(from, to);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+impl Region {
+    /// Starts a region with the demo's account and service, and `count` nodes that are all members; `None` if
+    /// PostgreSQL is not installed and may be missing.
+    pub(crate) fn start(count: usize) -> Option<Self> {
+        let postgres = Postgres::with_region()?;
+        let folder = tempfile::tempdir().unwrap();
+        let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
+        setup::service(gateway.control(), "demo", "echo");
+        let (_, service_key) = setup::service_key(gateway.control(), "demo", &["echo"]);
+        let token = setup::enrollment_token(gateway.control(), "demo", &["echo"]);
+        gateway.drain();
+        let mut region = Self { nodes: Vec::new(), postgres, folder, service_key, token, balancer: Balancer::start() };
+        (0..count).for_each(|_| drop(region.add()));
+        region.wait_for_members(count);
+        Some(region)
+    }
+
+    fn config(&self, node: usize) -> PathBuf {
+        self.folder.path().join(format!("node{node}.toml"))
+    }
+
+    fn data(&self, node: usize) -> PathBuf {
+        self.folder.path().join(format!("node{node}"))
+    }
+
+    /// Starts another node. Returns its number.
+    pub(crate) fn add(&mut self) -> usize {
+        let node = self.nodes.len();
+        self.nodes.push(None);
+        let text = self.postgres.config_text(&self.data(node));
+        fs::write(self.config(node), format!("{text}peer_listen = \"127.0.0.1:0\"\n")).unwrap();
+        self.restart(node);
+        node
+    }
+
+    /// Starts a node that has ended.
+    pub(crate) fn restart(&mut self, node: usize) {
+        let served = process::serve(&mut process::serve_command(&self.config(node)));
+        self.balancer.add(served.address);
+        self.nodes[node] = Some(served);
+    }
+
+    /// Kills a node, as if its process had crashed.
+    pub(crate) fn kill(&mut self, node: usize) {
+        self.node(node).process.signal("KILL");
+        drop(self.nodes[node].take());
+    }
+
+    pub(crate) fn node(&self, node: usize) -> &Served {
+        self.nodes[node].as_ref().unwrap()
+    }
+
+    fn running(&self) -> impl Iterator<Item = usize> {
+        (0..self.nodes.len()).filter(|node| self.nodes[*node].is_some())
+    }
+
+    pub(crate) fn admin_token(&self) -> String {
+        fs::read_to_string(self.data(0).join("admin.token")).unwrap()
+    }
+
+    /// An answer of the administration API of a node.
+    pub(crate) fn get(&self, node: usize, path: &str) -> (u16, Value) {
+        let address = self.node(node).admin_address;
+        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
+        let request = ureq::Agent::from(config).get(format!("http://{address}{path}"));
+        let authorization = format!("Bearer {}", self.admin_token().trim());
+        let mut response = request.header("Authorization", authorization).call().unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
+    /// The region as a node sees it.
+    pub(crate) fn status(&self, node: usize) -> Value {
+        self.get(node, "/api/v1/region").1
+    }
+
+    /// Waits until every running node knows `count` live nodes and no service moves.
+    pub(crate) fn wait_for_members(&self, count: usize) {
+        eventually("all nodes know the members", || {
+            let is_settled = |node: usize| {
+                let status = self.status(node);
+                let nodes = status["nodes"].as_array().cloned().unwrap_or_default();
+                let live = nodes.iter().filter(|node| node["state"] == "live").count();
+                let behind = nodes.iter().filter(|node| node["state"] == "live" && node["epoch_lag"] != 0).count();
+                status["standing"] == "member" && status["moving"] == false && live == count && behind == 0
+            };
+            self.running().all(is_settled).then_some(())
+        });
+    }
+
+    /// The number of the node that owns the demo's service.
+    pub(crate) fn owner(&self) -> usize {
+        eventually("a node has the tunnel", || self.running().find(|node| self.metric(*node, "gw_tunnels") >= 1.0))
+    }
+
+    /// The sum of a metric of a node over its labels.
+    pub(crate) fn metric(&self, node: usize, name: &str) -> f64 {
+        let (_, text) = admin(self.node(node).admin_address, "/metrics");
+        let of_metric = |line: &str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
+        let values =
+            text.lines().filter(|line| of_metric(line)).map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        values.map(|value| value.expect("a number")).sum()
+    }
+
+    /// Starts the agent, which connects through the balancer.
+    pub(crate) fn run_agent(&self, backend: &str) -> Running {
+        let state = self.folder.path().join("agent");
+        if !state.exists() {
+            let url = format!("https://eu1.gw.localhost:{}", self.balancer.address.port());
+            setup::agent_with(self.token.clone(), &url, &self.ca(), &state);
+        }
+        let mut agent = process::gw_agent();
+        agent.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);
+        Running::new(agent.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.data(0).join("dev-ca.crt")
+    }
+
+    /// A connection of a caller to `node`.
+    pub(crate) fn connect(&self, node: usize) -> Caller {
+        let address = self.node(node).address;
+        connect_to(&about(address, &self.service_key, self.ca()), HOST, &[b"http/1.1"], None)
+    }
+
+    /// The status of a request at `node`, and the error code if it failed.
+    pub(crate) fn request(&self, node: usize) -> String {
+        let mut caller = self.connect(node);
+        caller.send(format!("GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n", self.service_key));
+        let response = caller.response();
+        let code = if response.status == 200 { String::new() } else { format!(" {}", response.code()) };
+        format!("{}{code}", response.status.as_u16())
+    }
+}
