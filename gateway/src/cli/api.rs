@@ -1,5 +1,6 @@
 //! HTTP client of the administration API.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
 use gw_gateway::page::Page;
@@ -181,6 +182,13 @@ impl Api {
         if !status.is_success() {
             return Err(serde_json::from_slice(&bytes)
                 .map_or_else(|_| ApiError::UnexpectedResponse { url: url.clone(), status }, ApiError::Refused));
+        }
+        if let Some(nodes) = headers.get("x-gw-pending-nodes").and_then(|value| value.to_str().ok()) {
+            // The change is made. A failure to say so must not look like a failure to make it.
+            let _ = writeln!(
+                io::stderr(),
+                "gw-gateway: warning: not yet in use at node {nodes}, which does not answer; `gw-gateway region status` shows it"
+            );
         }
         Ok((status, headers, bytes))
     }

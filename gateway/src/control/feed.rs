@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use gw_shared::files;
 use gw_shared::identity::secret::Secret;
+use tokio::sync::watch;
 
 use super::{Control, ControlError};
 use crate::region::RegionKey;
@@ -68,6 +69,16 @@ impl Control {
     pub(crate) fn store_status(&self) -> StoreStatus {
         let away_for = self.engine_health.lock().map(|since| since.elapsed());
         StoreStatus { revision: self.revision(), away_for }
+    }
+
+    /// Looks for changes of other nodes now. Does not wait.
+    pub(crate) fn look_for_changes(&self) {
+        self.look_for_changes.notify_one();
+    }
+
+    /// The revision that the workers use.
+    pub(crate) fn applied_revision(&self) -> watch::Receiver<Revision> {
+        self.applied.subscribe()
     }
 
     /// The revision of the records.
@@ -140,7 +151,7 @@ impl Follower {
     }
 
     fn follow(&mut self, store: &mut PostgresStore) -> Result<(), StoreError> {
-        store.wait_for_changes(POLL)?;
+        store.wait_for_changes(POLL, &self.control.look_for_changes)?;
         while self.control.follow_changes(store)? {}
         if Instant::now() >= self.next_forget {
             store.forget_changes()?;

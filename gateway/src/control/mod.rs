@@ -32,6 +32,7 @@ use crossbeam_channel::{Receiver, Sender};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::identity::secret::Secret;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Notify, watch};
 
 pub use account::{AccountChanges, AccountView, NewAccount};
 pub use agent::{AgentChanges, AgentView};
@@ -65,7 +66,7 @@ use crate::rate::Rate;
 use crate::rate_limit::{Bucket, Level};
 use crate::region::View;
 use crate::store::{
-    AuditEntry, Directory, History, Position, PostgresSource, Records, Snapshot, Step, Store, StoreError, StoreSource,
+    AuditEntry, Directory, History, Position, PostgresSource, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource,
     StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
@@ -99,6 +100,10 @@ pub struct Control {
     admin_token: Secret,
     admin_hosts: Vec<String>,
     engine_health: EngineHealth,
+    /// Ends the wait of the feed for the next change.
+    look_for_changes: Arc<Notify>,
+    /// The revision that the workers use.
+    applied: watch::Sender<Revision>,
     workers: Arc<dyn Workers>,
 }
 
@@ -425,6 +430,7 @@ impl Control {
         if has_steps {
             self.publish(&mut state);
         }
+        self.applied.send_replace(state.position.revision);
     }
 
     /// Replaces all records and publishes them.
@@ -432,6 +438,7 @@ impl Control {
         let mut state = self.state();
         state.replace(snapshot, &self.region, self.workers.count());
         self.publish(&mut state);
+        self.applied.send_replace(state.position.revision);
     }
 
     /// Publishes the records to every worker. Requires the lock, so that snapshots arrive in the order of their

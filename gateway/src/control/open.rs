@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use gw_shared::files;
+use tokio::sync::watch;
 use gw_shared::identity::secret::Secret;
 
 use super::feed::{EngineHealth, read_copy};
@@ -36,6 +37,7 @@ impl Control {
             agents.certificate_pem(),
             config.agent_mtls,
         )?;
+        let (applied, _) = watch::channel(snapshot.position.revision);
         let control = Self {
             store_source,
             region: config.region.clone(),
@@ -51,6 +53,8 @@ impl Control {
             certified_node: Mutex::default(),
             node_client: NodeClient::new(LocalNode::new(config.region.clone())),
             engine_health: EngineHealth::default(),
+            look_for_changes: Arc::default(),
+            applied,
             workers,
         };
         if let Err(error) = control.maintain(Timestamp::now()) {

@@ -20,7 +20,7 @@ pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
 use crate::region::{
-    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeState,
+    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeState,
     PeerState, RegionStatus, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
@@ -50,6 +50,7 @@ enum Input {
         delivery: Delivery,
     },
     Status(Sender<RegionStatus>),
+    Others(Sender<Vec<Member>>),
     Leave,
     /// End, and leave the membership to another process.
     HandOver(Sender<Option<CarriedMembership>>),
@@ -61,11 +62,6 @@ enum Input {
 pub(crate) struct RegionInputs(UnboundedSender<Input>);
 
 impl RegionInputs {
-    /// A peer names a later epoch.
-    pub(crate) fn hint(&self, epoch: u64) {
-        self.send(Input::Event(Event::Hint { epoch }));
-    }
-
     /// Passes on the message of a node whose slot and session were checked. The returned channel ends when the message
     /// was used.
     pub(crate) fn message(&self, message: StateMessage) -> oneshot::Receiver<()> {
@@ -82,6 +78,13 @@ impl RegionInputs {
     pub(crate) fn status(&self) -> Option<RegionStatus> {
         let (reply, answer) = bounded(1);
         self.send(Input::Status(reply));
+        answer.recv_timeout(ANSWER_WITHIN).ok()
+    }
+
+    /// The other nodes that have not ended, as far as this node knows. `None` if the loop does not answer.
+    pub(crate) fn others(&self) -> Option<Vec<Member>> {
+        let (reply, answer) = bounded(1);
+        self.send(Input::Others(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
     }
 
@@ -127,6 +130,7 @@ impl Members {
             file,
             control,
             lease,
+            named_epoch: 0,
             calls,
             inputs,
             sender: sender.clone(),
@@ -224,6 +228,8 @@ struct Driver {
     file: NodeFile,
     control: Arc<Control>,
     lease: Arc<AdmissionLease>,
+    /// The last epoch that workers have passed on.
+    named_epoch: u64,
     calls: Sender<Call>,
     inputs: UnboundedReceiver<Input>,
     sender: RegionInputs,
@@ -278,6 +284,10 @@ impl Driver {
     fn act(&mut self) -> Option<StopReason> {
         let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
         self.machine.on(Instant::now(), Event::Revision(revision));
+        let epoch = self.lease.named_epoch();
+        if std::mem::replace(&mut self.named_epoch, epoch) != epoch {
+            self.machine.on(Instant::now(), Event::Hint { epoch });
+        }
         if self.machine.state() == Some(NodeState::Draining) {
             self.machine.on(Instant::now(), Event::HandedOver);
         }
@@ -317,6 +327,11 @@ impl Driver {
                 let hostnames = directory.services().map(|service| &*service.hostname);
                 // Fails if the answer comes too late.
                 let _ = reply.try_send(self.machine.status(now, revision, hostnames));
+            }
+            Input::Others(reply) => {
+                let rows = self.machine.roster().rows.iter();
+                let others = rows.filter(|row| row.session != self.machine.session() && !row.state.is_over());
+                let _ = reply.try_send(others.map(NodeRow::member).collect());
             }
             Input::Leave => self.machine.leave(),
             Input::HandOver(_) | Input::End => {}

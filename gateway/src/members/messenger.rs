@@ -1,5 +1,6 @@
 //! The messages of the membership over HTTP between control planes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -9,9 +10,11 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::post;
 use http::{Request, StatusCode};
 
+use super::acknowledgment;
 use super::driver::{Delivery, RegionInputs};
 use super::messages::StateMessage;
 use crate::cluster::{NodeCallError, NodeClient};
+use crate::control::Control;
 use crate::limits;
 use crate::region::Member;
 use crate::tls::pki::NodeIdentity;
@@ -48,9 +51,10 @@ async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> De
     }
 }
 
-/// The route of these messages. A handler finds the sender in an `Extension<NodeIdentity>`.
-pub(crate) fn routes(inputs: RegionInputs) -> Router {
-    Router::new().route(PATH, post(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs)
+/// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
+pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
+    let state = Router::new().route(PATH, post(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs);
+    state.merge(acknowledgment::routes(control))
 }
 
 async fn receive(

@@ -1,12 +1,14 @@
 //! This node as a member of its region: runs the membership against PostgreSQL, and exchanges its messages with other
 //! nodes.
 
+mod acknowledgment;
 mod driver;
 mod messages;
 mod messenger;
 mod node_file;
 mod outbox;
 
+pub(crate) use acknowledgment::nodes_behind;
 pub(crate) use driver::{Members, MembersSetup, RegionInputs};
 pub(crate) use messages::CarriedNode;
 pub(crate) use messenger::routes;

@@ -62,7 +62,7 @@ impl Gateway {
         let Some(waiting) = self.waiting_nodes.take() else { return Ok(()) };
         let mut router = admin::between_nodes(admin.clone());
         if let Some(members) = &self.members {
-            router = router.merge(members::routes(members.inputs().clone()));
+            router = router.merge(members::routes(members.inputs().clone(), Arc::clone(&self.control)));
         }
         let node = Arc::clone(self.control.local_node());
         let (stop, stopped) = oneshot::channel();

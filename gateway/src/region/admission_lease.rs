@@ -1,4 +1,4 @@
-//! The end of a node's lease, as the membership sets it and the workers read it.
+//! What the membership and the workers tell each other without messages: the end of the lease, and later epochs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -9,12 +9,14 @@ pub struct AdmissionLease {
     base: Instant,
     /// Nanoseconds after `base`; 0 before the first lease.
     until: AtomicU64,
+    /// Latest epoch that another node has named.
+    named_epoch: AtomicU64,
 }
 
 impl AdmissionLease {
     /// Without a lease.
     pub fn new(now: Instant) -> Self {
-        Self { base: now, until: AtomicU64::new(0) }
+        Self { base: now, until: AtomicU64::new(0), named_epoch: AtomicU64::new(0) }
     }
 
     /// Replaces the end of the lease; `None` ends it.
@@ -26,6 +28,16 @@ impl AdmissionLease {
     /// Replaces the end of the lease by none.
     pub fn set_endless(&self) {
         self.until.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Another node has refused a request because it knows this epoch.
+    pub fn name_epoch(&self, epoch: u64) {
+        self.named_epoch.fetch_max(epoch, Ordering::Relaxed);
+    }
+
+    /// The latest epoch that another node has named.
+    pub fn named_epoch(&self) -> u64 {
+        self.named_epoch.load(Ordering::Relaxed)
     }
 
     pub fn holds(&self, now: Instant) -> bool {

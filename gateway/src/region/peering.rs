@@ -20,7 +20,7 @@ pub(crate) struct Peering {
     view: RefCell<Option<Rc<Arc<View>>>>,
     /// Earlier placements, the last one first, with the time of their end.
     earlier: RefCell<VecDeque<(Instant, Option<Arc<View>>)>>,
-    lease: Arc<AdmissionLease>,
+    pub(crate) lease: Arc<AdmissionLease>,
     /// Wakes tasks that wait for another view.
     changed: Notify,
     pub(crate) announcements: AnnouncementKey,

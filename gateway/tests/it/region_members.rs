@@ -79,3 +79,46 @@ fn a_replaced_process_keeps_its_place() {
     assert_eq!(epoch(&region, other), before);
     assert_eq!(region.request(other), "200");
 }
+
+#[test]
+fn a_revocation_is_answered_when_all_nodes_refuse_and_names_those_that_do_not_answer() {
+    let Some((region, _agent, [owner, other, third])) = with_agent() else { return };
+    let key = region.service_key().trim_start_matches("gw_sk_").split('.').next().unwrap().to_owned();
+    let path = format!("/api/v1/accounts/demo/service-keys/{key}");
+    let (status, pending) = region.patch(owner, &path, &serde_json::json!({ "enabled": false }));
+    assert_eq!((status, pending.as_deref()), (200, None));
+    // Without waiting: all nodes refuse the key when the response is there.
+    for node in 0..3 {
+        assert_eq!(region.request(node), "502 GW_SERVICE_KEY_INVALID", "at node {node}");
+    }
+    let (status, pending) = region.patch(other, &path, &serde_json::json!({ "enabled": true }));
+    assert_eq!((status, pending.as_deref()), (200, None));
+    assert_eq!(region.request(third), "200");
+    region.node(third).process.signal("STOP");
+    let (status, pending) = region.patch(owner, &path, &serde_json::json!({ "enabled": false }));
+    assert_eq!((status, pending), (200, Some(region.status(owner)["nodes"][third]["slot"].to_string())));
+    assert_eq!(region.request(other), "502 GW_SERVICE_KEY_INVALID");
+    region.node(third).process.signal("CONT");
+    eventually("the node refuses the key", || (region.request(third) == "502 GW_SERVICE_KEY_INVALID").then_some(()));
+}
+
+#[test]
+fn nodes_serve_on_without_postgresql_and_one_of_them_restarts_meanwhile() {
+    let Some((mut region, _agent, [owner, other, _])) = with_agent() else { return };
+    let before = epoch(&region, other);
+    region.postgres.stop();
+    eventually("the nodes notice", || (region.metric(other, "gw_store_away_seconds") > 0.0).then_some(()));
+    assert_eq!((region.request(owner), region.request(other)), ("200".into(), "200".into()));
+    region.kill(owner);
+    region.restart(owner);
+    assert_eq!(region.owner(), owner, "the node is the member that it was");
+    for node in 0..3 {
+        assert_eq!(region.request(node), "200", "at node {node}");
+    }
+    region.postgres.resume();
+    region.wait_for_members(3);
+    assert_eq!(epoch(&region, other), before, "no node was declared dead");
+    for node in 0..3 {
+        assert_eq!(region.request(node), "200", "at node {node}");
+    }
+}

@@ -114,11 +114,19 @@ impl Engine {
         })
     }
 
-    /// Waits until a notification arrives or the connection ends, at most `within`. Returns whether one of them
-    /// happened.
-    pub(super) fn wait_for_notification(&self, within: Duration) -> bool {
+    /// Waits until a notification arrives, the connection ends or `wake` is notified, at most `within`. Returns whether
+    /// one of them happened.
+    pub(super) fn wait_for_notification(&self, within: Duration, wake: &Notify) -> bool {
         let (Some(session), Some(runtime)) = (&self.session, &self.runtime) else { return false };
-        runtime.block_on(async { timeout(within, session.events.notified.notified()).await }).is_ok()
+        runtime.block_on(async {
+            let next = async {
+                tokio::select! {
+                    () = session.events.notified.notified() => {}
+                    () = wake.notified() => {}
+                }
+            };
+            timeout(within, next).await.is_ok()
+        })
     }
 
     pub(super) fn is_connected(&self) -> bool {

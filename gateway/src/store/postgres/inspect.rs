@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio_postgres::Row;
 
 use super::super::{Revision, StoreError};
@@ -170,7 +171,7 @@ impl PostgresInspector {
         let mut other = Engine::new(self.settings.clone(), &self.node)?;
         self.engine.call(CALL, async |session: &mut Session| session.client.batch_execute("LISTEN gw_probe").await)?;
         other.call(CALL, async |session: &mut Session| session.client.batch_execute("NOTIFY gw_probe").await)?;
-        Ok(self.engine.wait_for_notification(NOTIFICATION) && self.engine.is_connected())
+        Ok(self.engine.wait_for_notification(NOTIFICATION, &Notify::new()) && self.engine.is_connected())
     }
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use gw_shared::id::{AccountId, RequestIds};
+use tokio::sync::Notify;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{IsolationLevel, Row, Transaction};
 
@@ -118,11 +119,11 @@ impl PostgresStore {
         Ok(&mut self.engine)
     }
 
-    /// Waits until another node may have committed a change, at most `within`.
-    pub(crate) fn wait_for_changes(&mut self, within: Duration) -> Result<(), StoreError> {
+    /// Waits until another node may have committed a change, or `wake` is notified, at most `within`.
+    pub(crate) fn wait_for_changes(&mut self, within: Duration, wake: &Notify) -> Result<(), StoreError> {
         let engine = self.checked()?;
         engine.listen()?;
-        engine.wait_for_notification(within);
+        engine.wait_for_notification(within, wake);
         Ok(())
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct Region {
     service_key: String,
     token: String,
     balancer: Balancer,
+    /// Ports of the nodes, which no other program can take while a node does not run.
+    ports: Vec<socket2::Socket>,
 }
 
 /// Passes each connection to the next node that accepts it.
@@ -77,8 +79,18 @@ impl Region {
         let (_, service_key) = setup::service_key(gateway.control(), "demo", &["echo"]);
         let token = setup::enrollment_token(gateway.control(), "demo", &["echo"]);
         gateway.drain();
-        let mut region = Self { nodes: Vec::new(), postgres, folder, service_key, token, balancer: Balancer::start() };
-        (0..count).for_each(|_| drop(region.add()));
+        let mut region = Self {
+            nodes: Vec::new(),
+            postgres,
+            folder,
+            service_key,
+            token,
+            balancer: Balancer::start(),
+            ports: Vec::new(),
+        };
+        for _ in 0..count {
+            region.add();
+        }
         region.wait_for_members(count);
         Some(region)
     }
@@ -95,17 +107,23 @@ impl Region {
     pub(crate) fn add(&mut self) -> usize {
         let node = self.nodes.len();
         self.nodes.push(None);
+        let [port, peer_port] = [(); 2].map(|()| {
+            let held = process::hold("127.0.0.1:0".parse().unwrap());
+            let port = held.local_addr().unwrap().as_socket().unwrap().port();
+            self.ports.push(held);
+            port
+        });
         let text = self.postgres.config_text(&self.data(node));
-        fs::write(self.config(node), format!("{text}peer_listen = \"127.0.0.1:0\"\n")).unwrap();
+        let text = text.replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin"));
+        fs::write(self.config(node), format!("{text}peer_listen = \"127.0.0.1:{peer_port}\"\n")).unwrap();
+        self.balancer.add(([127, 0, 0, 1], port).into());
         self.restart(node);
         node
     }
 
-    /// Starts a node that has ended.
+    /// Starts a node that has ended, on the same ports.
     pub(crate) fn restart(&mut self, node: usize) {
-        let served = process::serve(&mut process::serve_command(&self.config(node)));
-        self.balancer.add(served.address);
-        self.nodes[node] = Some(served);
+        self.nodes[node] = Some(process::serve(&mut process::serve_command(&self.config(node))));
     }
 
     /// Kills a node, as if its process had crashed.
@@ -135,6 +153,21 @@ impl Region {
         let mut response = request.header("Authorization", authorization).call().unwrap();
         let text = response.body_mut().read_to_string().unwrap();
         (response.status().as_u16(), serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
+    /// Status of a PATCH of the administration API of a node, and the nodes that do not use the change yet.
+    pub(crate) fn patch(&self, node: usize, path: &str, body: &Value) -> (u16, Option<String>) {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(SOON)).build();
+        let request = ureq::Agent::from(config).patch(format!("http://{}{path}", self.node(node).admin_address));
+        let authorization = format!("Bearer {}", self.admin_token().trim());
+        let request = request.header("Authorization", authorization).header("Content-Type", "application/json");
+        let response = request.send(body.to_string()).unwrap();
+        let pending = response.headers().get("x-gw-pending-nodes").map(|nodes| nodes.to_str().unwrap().to_owned());
+        (response.status().as_u16(), pending)
+    }
+
+    pub(crate) fn service_key(&self) -> &str {
+        &self.service_key
     }
 
     /// The region as a node sees it.
