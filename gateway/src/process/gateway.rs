@@ -22,7 +22,8 @@ use crate::mailbox::{Inbox, mailbox};
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
-use crate::region::{Placement, RegionKey, RegionKeyError};
+use crate::region::{NodeSlot, Placement, RegionKey, RegionKeyError};
+use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
@@ -94,6 +95,8 @@ pub enum StartError {
     #[error(transparent)]
     RequestLog(#[from] LogError),
     #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    #[error(transparent)]
     RegionKey(#[from] RegionKeyError),
     #[error("a worker did not start; see the log for the reason")]
     Worker,
@@ -143,6 +146,9 @@ impl Gateway {
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
+        if let (Some(settings), Some(key)) = (&config.archive, &config.region_key) {
+            request_log.archive_to(settings, &RegionKey::load(key)?, config.region.apex(), NodeSlot::default())?;
+        }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (executor, jobs) = control::executor();
         let mut gateway = Self {
