@@ -456,4 +456,14 @@ mod tests {
     fn toml_syntax_errors_name_the_line() {
         assert!(parse("region = ").unwrap_err().to_string().contains("line 1"));
     }
+
+    #[test]
+    fn an_archive_needs_the_region_key() {
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "secret".to_owned());
+        let archive = format!("{MINIMAL}[archive]\nurl = \"s3://bucket\"\n");
+        let error = Config::parse(&archive, environment).unwrap_err().to_string();
+        assert!(error.contains("region_key: missing; the archive is encrypted"), "{error}");
+        let config = Config::parse(&format!("region_key = \"/k\"\n{archive}"), environment).unwrap();
+        assert_eq!(config.archive.unwrap().bucket, "bucket");
+    }
 }

@@ -1,7 +1,6 @@
 //! A node with its request log, and records for it.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -76,18 +75,24 @@ impl Node {
     /// Stops the node and starts it again with the same folder.
     pub(crate) fn restart(&mut self, settings: &ArchiveSettings) {
         self.log.close();
-        self.log = RequestLog::open_at(&self.requests(), self.clock.now()).unwrap();
-        self.log.archive_to(settings, &key(), APEX, self.slot).unwrap();
+        self.log = self.successor(self.slot, settings);
     }
 
-    pub(crate) fn requests(&self) -> PathBuf {
-        self.folder.path().join("requests")
+    /// The log in another process with the same folder.
+    pub(crate) fn successor(&self, slot: NodeSlot, settings: &ArchiveSettings) -> RequestLog {
+        let log = RequestLog::open_at(&self.folder.path().join("requests"), self.clock.now()).unwrap();
+        log.archive_to(settings, &key(), APEX, slot).unwrap();
+        log
     }
 
     pub(crate) fn write(&self, label: &str, records: Vec<RequestRecord>) {
-        self.log.queue().push(Batch { services: vec![(label.into(), records)] });
-        self.log.flush();
+        write(&self.log, label, records);
     }
+}
+
+pub(crate) fn write(log: &RequestLog, label: &str, records: Vec<RequestRecord>) {
+    log.queue().push(Batch { services: vec![(label.into(), records)] });
+    log.flush();
 }
 
 pub(crate) fn id(unix_ms: u64, number: u64) -> RequestId {

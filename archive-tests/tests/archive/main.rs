@@ -7,6 +7,7 @@ mod server;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use gw_gateway::process::doctor;
@@ -17,7 +18,7 @@ use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
 use gw_shared::identity::secret::Secret;
 
-use self::log::{Clock, DAY_MS, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot};
+use self::log::{Clock, DAY_MS, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot, write};
 use self::server::Server;
 
 /// Records of two services over two days, some of them captured, in several uploads.
@@ -156,6 +157,55 @@ fn an_upload_that_was_interrupted_is_finished_after_a_restart() {
     node.restart(&server.settings());
     node.log.flush_archive().unwrap();
     assert_eq!(server.objects(".blocks"), objects);
+}
+
+#[test]
+fn two_processes_with_the_same_folder_archive_each_record_once() {
+    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let node = Node::start(&clock, slot(6), &server.settings());
+    let other = node.successor(slot(6), &server.settings());
+    thread::scope(|scope| {
+        for (process, log) in (0..).zip([&node.log, &other]) {
+            scope.spawn(move || {
+                for number in 0..40 {
+                    let id = id(MORNING_MS - number * 700, 2 * number + process);
+                    write(log, LABEL, vec![captured(id, b"request", b"response")]);
+                    log.flush_archive().unwrap();
+                }
+            });
+        }
+    });
+    other.close();
+    let archive = clock.archive(&server.settings(), &key());
+    let found = all(&SearchQuery::default(), |query| archive.search(slot(6), query));
+    let local = all(&SearchQuery::default(), |query| Ok(node.log.search(query)?));
+    assert_eq!((found.len(), &found), (80, &local));
+    // Both may upload the same rows, under the same name.
+    assert_eq!(server.objects(".blocks").len(), server.objects(".bodies").len());
+}
+
+#[test]
+fn records_stay_with_the_slot_that_recorded_them() {
+    let (server, clock) = (Server::start(), Clock::at(MORNING_MS));
+    let node = Node::start(&clock, slot(1), &server.settings());
+    node.log.flush_archive().unwrap();
+    let (before, after) = (id(MORNING_MS, 0), id(MORNING_MS, 1));
+    // The first record makes the file, and its outbox is made by the flush.
+    node.write(LABEL, vec![record(id(MORNING_MS, 2))]);
+    node.log.flush_archive().unwrap();
+    server.leave();
+    node.write(LABEL, vec![record(before)]);
+    node.log.close();
+    server.come_back();
+    let log = node.successor(slot(2), &server.settings());
+    log.flush_archive().unwrap();
+    write(&log, LABEL, vec![record(after)]);
+    log.flush_archive().unwrap();
+    let archive = clock.archive(&server.settings(), &key());
+    for (id, node, other) in [(before, slot(1), slot(2)), (after, slot(2), slot(1))] {
+        assert!(archive.show(node, id).unwrap().is_some(), "{node:?}");
+        assert!(archive.show(other, id).unwrap().is_none(), "{other:?}");
+    }
 }
 
 #[test]
