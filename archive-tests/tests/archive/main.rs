@@ -202,6 +202,7 @@ fn records_stay_with_the_slot_that_recorded_them() {
     write(&log, LABEL, vec![record(after)]);
     log.flush_archive().unwrap();
     let archive = clock.archive(&server.settings(), &key());
+    assert_eq!(archive.nodes().unwrap(), [slot(1), slot(2)]);
     for (id, node, other) in [(before, slot(1), slot(2)), (after, slot(2), slot(1))] {
         assert!(archive.show(node, id).unwrap().is_some(), "{node:?}");
         assert!(archive.show(other, id).unwrap().is_none(), "{other:?}");
@@ -218,6 +219,8 @@ fn records_wait_while_the_store_is_away() {
     node.write(LABEL, vec![record(recorded)]);
     let error = node.log.flush_archive().unwrap_err().to_string();
     assert!(error.starts_with("archive: cannot write eu1.example.com/2026-11-21/0002/04/"), "{error}");
+    // One failure is not an alarm.
+    assert!(node.log.flush_archive().is_err());
     let stats = node.log.stats().archive;
     assert!(stats.failing && stats.failures > 0 && stats.lag_seconds > 0.0, "{stats:?}");
     assert!(node.log.show(recorded).unwrap().is_some(), "the local log does not depend on the store");
@@ -339,8 +342,8 @@ fn uploads_keep_to_their_bandwidth() {
     settings.bytes_per_second = 100_000;
     let node = Node::start(&clock, slot(0), &settings);
     let body: Vec<u8> = (0..100_000_u64).map(|at| (at * at * 31 + (at >> 8)) as u8).collect();
-    node.write(LABEL, vec![captured(id(MORNING_MS, 0), b"", &body)]);
     let began = Instant::now();
+    node.write(LABEL, vec![captured(id(MORNING_MS, 0), b"", &body)]);
     node.log.flush_archive().unwrap();
     assert!(node.log.stats().archive.bytes > 100_000);
     assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());

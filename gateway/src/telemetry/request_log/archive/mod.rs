@@ -20,6 +20,7 @@ mod settings;
 mod stats;
 mod uploader;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -29,11 +30,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gw_shared::id::RequestId;
 use lru::LruCache;
 
-use self::name::{Kind, ObjectName};
+use self::name::{Kind, ObjectName, day_folder};
 use self::s3::Bucket;
 use self::seal::Sealing;
 use self::stats::ArchiveCounters;
-use super::day::Now;
+use super::day::{Day, Now};
 use super::view::{BodyView, RequestView, SearchQuery, Side};
 use super::{CapturedRequest, LogError};
 use crate::clock::Timestamp;
@@ -150,6 +151,17 @@ impl Archive {
     /// continue. Objects that are refused are skipped, counted and logged.
     pub fn search(&self, node: NodeSlot, query: &SearchQuery) -> Result<Page<RequestView>, ArchiveError> {
         self.search_within(node, query, search::WORK_MAX)
+    }
+
+    /// Returns the nodes with records in the archive, in the order of their slots.
+    pub fn nodes(&self) -> Result<Vec<NodeSlot>, ArchiveError> {
+        let days = self.now.days();
+        let mut nodes = BTreeSet::new();
+        for day in (days.start().0..=days.end().0).map(Day) {
+            let folders = self.bucket.folders(&day_folder(&self.region, day))?;
+            nodes.extend(folders.iter().filter_map(|slot| NodeSlot::new(slot.parse().ok()?)));
+        }
+        Ok(nodes.into_iter().collect())
     }
 
     /// Reads and opens an object with records. `None` if it has expired since it was listed.

@@ -6,6 +6,7 @@
 //! An upload claims a range of rows, writes them to the store and then removes them from the outbox. After a crash the
 //! same range is uploaded once more, under the same names.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -51,6 +52,10 @@ impl Outbox {
     /// already. Rows written from now on are noted as of `slot`.
     pub(super) fn open(folder: &Path, day: Day, slot: NodeSlot) -> Result<Option<Self>, LogError> {
         let Some(mut connection) = open_to_change(folder, day)? else { return Ok(None) };
+        // As the writer: no commit waits for the disk, and checkpoints are left to the writer. A power cut may undo the end of
+        // an upload, which is then repeated.
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         let exists = "SELECT 1 FROM sqlite_schema WHERE name = 'archiving'";
         let known: Option<i64> = if connection.query_row(exists, [], |_| Ok(())).optional()?.is_some() {
             connection.query_row("SELECT slot FROM archiving", [], |row| row.get(0)).optional()?
@@ -190,9 +195,9 @@ fn add_block(
     )?;
     let services: BTreeSet<i64> = decoded.rows.iter().map(|(service, _)| *service).collect();
     for service in services {
-        if !draft.services.contains_key(&service) {
+        if let Entry::Vacant(vacant) = draft.services.entry(service) {
             let label: Option<String> = label.query_row([service], |row| row.get(0)).optional()?;
-            draft.services.insert(service, label.ok_or(LogError::Damaged("a service is missing"))?);
+            vacant.insert(label.ok_or(LogError::Damaged("a service is missing"))?);
         }
     }
     for capture in decoded.rows.iter().filter_map(|(_, row)| row.capture) {

@@ -15,7 +15,7 @@ pub struct ArchiveStats {
     pub bytes: u64,
     /// Passes that did not upload all rows.
     pub failures: u64,
-    /// The last pass failed.
+    /// The last passes failed.
     pub failing: bool,
     /// Time for which rows have waited to be uploaded; 0 if none do.
     pub lag_seconds: f64,

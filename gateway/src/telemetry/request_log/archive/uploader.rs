@@ -24,6 +24,8 @@ const INTERVAL: Duration = Duration::from_secs(30);
 /// Wait after the first failed pass; it doubles with each further one.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Failed passes from which the archive counts as failing. A storage refuses single requests now and then.
+const FAILING_FROM: u32 = 2;
 /// About the content of one upload. It is in memory twice, with that of one more commit.
 const UPLOAD_BYTES: usize = 8 << 20;
 /// Interval of looking for expired objects.
@@ -249,20 +251,20 @@ impl Uploader {
         match error {
             Some(ArchiveError::Stopped) => tracing::warn!("archive: the last records are archived at the next start"),
             Some(error) => {
-                if self.failures == 0 {
+                self.failures = self.failures.saturating_add(1);
+                counters.failures.fetch_add(1, Ordering::Relaxed);
+                if self.failures == FAILING_FROM {
                     let place = self.archive.bucket.place();
                     tracing::warn!(%error, place, "archive: cannot be brought up to date; tried again until it succeeds");
                 }
-                self.failures = self.failures.saturating_add(1);
-                counters.failures.fetch_add(1, Ordering::Relaxed);
             }
             None => {
-                if self.failures > 0 {
+                if self.failures >= FAILING_FROM {
                     tracing::info!(attempts = self.failures, "archive: up to date again");
                 }
                 self.failures = 0;
             }
         }
-        counters.failing.store(self.failures > 0, Ordering::Relaxed);
+        counters.failing.store(self.failures >= FAILING_FROM, Ordering::Relaxed);
     }
 }
