@@ -7,16 +7,26 @@ mod server;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use gw_gateway::Gateway;
+use gw_gateway::config::Config;
 use gw_gateway::process::doctor;
 use gw_gateway::region::RegionKey;
-use gw_gateway::telemetry::request_log::archive::ArchiveError;
+use gw_gateway::telemetry::request_log::archive::{Archive, ArchiveError};
 use gw_gateway::telemetry::request_log::{RequestRecord, SearchQuery, Side, Timing};
 use gw_shared::doctor::Verdict;
 use gw_shared::id::RequestId;
 use gw_shared::identity::secret::Secret;
+use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
 
 use self::log::{Clock, DAY_MS, HOUR_MS, LABEL, MORNING_MS, Node, all, captured, id, key, record, slot, write};
 use self::server::Server;
@@ -375,4 +385,46 @@ fn doctor_writes_reads_and_deletes_an_object() {
     assert!(verdict == Verdict::Failed && found.contains("SignatureDoesNotMatch"), "{found}");
     server.leave();
     assert_eq!(examine(None).0, Verdict::Failed);
+}
+
+#[test]
+fn a_gateway_archives_its_requests_before_it_stops() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().unwrap();
+    let (data, key_file) = (folder.path().join("data"), folder.path().join("region.key"));
+    let key = RegionKey::create(&key_file).unwrap();
+    let text = format!(
+        "region = \"eu1\"\ndomain = \"gw.localhost\"\ndata_dir = \"{}\"\nlisten = \"127.0.0.1:0\"\n\
+         admin_listen = \"127.0.0.1:0\"\nworkers = 1\ndrain_seconds = 5\nregion_key = \"{}\"\n{}",
+        data.display(),
+        key_file.display(),
+        server.configuration(folder.path(), None)
+    );
+    let config = Config::parse(&text, |_| None).unwrap();
+    let gateway = Gateway::start(&config).unwrap();
+    let response = ask_apex(gateway.address(), &data.join("dev-ca.crt"));
+    assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
+    gateway.drain();
+
+    let archive = Archive::open(config.archive.as_ref().unwrap(), &key, config.region.apex()).unwrap();
+    let of_apex = SearchQuery { apex: Some(true), ..SearchQuery::default() };
+    let found = archive.search(slot(0), &of_apex).unwrap().items;
+    assert_eq!(found.iter().map(|view| view.path.as_str()).collect::<Vec<_>>(), ["/nowhere"]);
+    let id = found[0].id.parse().unwrap();
+    assert_eq!(archive.show(slot(0), id).unwrap().as_ref(), found.first());
+}
+
+/// Sends a request to the apex of a gateway with a development authority.
+fn ask_apex(address: SocketAddr, authority: &Path) -> String {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    let connection = ClientConnection::new(config, "eu1.gw.localhost".try_into().unwrap()).unwrap();
+    let mut stream = StreamOwned::new(connection, TcpStream::connect(address).unwrap());
+    stream.write_all(b"GET /nowhere HTTP/1.1\r\nHost: eu1.gw.localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
