@@ -17,6 +17,7 @@ use crate::memory::process;
 use crate::rate::Rate;
 use crate::region::Isolation;
 use crate::store::{PostgresSettings, PostgresUrlError};
+use crate::telemetry::request_log::archive::ArchiveSettings;
 use crate::tls::CertificateSource;
 use crate::tls::certificate;
 
@@ -26,7 +27,7 @@ pub struct Config {
     pub region: Region,
     pub data_dir: PathBuf,
     pub store: StoreSettings,
-    /// File with the secret of the region. Present if the store is PostgreSQL.
+    /// File with the secret of the region. Present if the store is PostgreSQL, or if the request log is archived.
     pub region_key: Option<PathBuf>,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
@@ -63,6 +64,8 @@ pub struct Config {
     pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
+    /// Where the request log is copied to; `None` if it is kept on this node only.
+    pub archive: Option<ArchiveSettings>,
     /// `None` without a collector of spans.
     pub traces: Option<trace::Settings>,
 }
@@ -126,6 +129,7 @@ impl Config {
             relay_memory: process::default_relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
+            archive: None,
             traces: None,
         }
     }
@@ -190,12 +194,16 @@ impl Config {
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
+        let archive = ArchiveSettings::take(&mut keys);
         let traces = trace::Settings::take(&mut keys);
         if certificate.is_some() != key.is_some() {
             keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
         }
         if matches!(store, Some(StoreSettings::Postgres(_))) && region_key.is_none() {
             keys.errors.push("region_key: missing; a region on PostgreSQL needs the file of its key".to_owned());
+        }
+        if archive.is_some() && region_key.is_none() {
+            keys.errors.push("region_key: missing; the archive is encrypted with a key derived from it".to_owned());
         }
         if let (Some(certificate), Some(key)) = (&certificate, &key) {
             let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
@@ -239,6 +247,7 @@ impl Config {
             relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
+            archive,
             traces,
             ..defaults
         })
@@ -500,5 +509,15 @@ mod tests {
     #[test]
     fn toml_syntax_errors_name_the_line() {
         assert!(parse("region = ").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn an_archive_needs_the_region_key() {
+        let environment = |name: &str| name.starts_with("AWS_").then(|| "secret".to_owned());
+        let archive = format!("{MINIMAL}[archive]\nurl = \"s3://bucket\"\n");
+        let error = Config::parse(&archive, environment).unwrap_err().to_string();
+        assert!(error.contains("region_key: missing; the archive is encrypted"), "{error}");
+        let config = Config::parse(&format!("region_key = \"/k\"\n{archive}"), environment).unwrap();
+        assert_eq!(config.archive.unwrap().bucket, "bucket");
     }
 }

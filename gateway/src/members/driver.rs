@@ -20,7 +20,7 @@ pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
 use crate::region::{
-    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeState,
+    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
     PeerState, RegionStatus, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
@@ -39,6 +39,8 @@ pub(crate) struct MembersSetup {
     pub(crate) carried: Option<CarriedMembership>,
     pub(crate) lease: Arc<AdmissionLease>,
     pub(crate) data_dir: PathBuf,
+    /// Called when the node has a slot, and again if it gets another.
+    pub(crate) on_slot: Box<dyn Fn(NodeSlot) + Send>,
 }
 
 enum Input {
@@ -106,7 +108,7 @@ pub(crate) struct Members {
 impl Members {
     /// Starts the loop. The node joins the region; it serves other nodes already.
     pub(crate) fn start(setup: MembersSetup) -> io::Result<Self> {
-        let MembersSetup { control, mut store, mut node, carried, lease, data_dir } = setup;
+        let MembersSetup { control, mut store, mut node, carried, lease, data_dir, on_slot } = setup;
         let file = NodeFile::open(&data_dir)?;
         node.slot = file.slot();
         let carried = carried.or_else(|| membership_in(&file, &mut store));
@@ -128,6 +130,8 @@ impl Members {
         let driver = Driver {
             machine,
             file,
+            on_slot,
+            slot: None,
             control,
             lease,
             named_epoch: 0,
@@ -226,6 +230,9 @@ enum Next {
 struct Driver {
     machine: Membership,
     file: NodeFile,
+    on_slot: Box<dyn Fn(NodeSlot) + Send>,
+    /// The slot that was passed to `on_slot`.
+    slot: Option<NodeSlot>,
     control: Arc<Control>,
     lease: Arc<AdmissionLease>,
     /// The last epoch that workers have passed on.
@@ -346,7 +353,11 @@ impl Driver {
     }
 
     fn publish(&mut self, view: Arc<View>) {
-        self.file.keep(view.placement().here(), self.machine.carry(Instant::now()));
+        let slot = view.placement().here();
+        if self.slot.replace(slot) != Some(slot) {
+            (self.on_slot)(slot);
+        }
+        self.file.keep(slot, self.machine.carry(Instant::now()));
         log_view(&view);
         let epoch = view.epoch();
         let (number, applied) = self.publications.begin(Arc::clone(&view), self.control.workers());

@@ -1,6 +1,7 @@
 //! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
-//! reach it. Changes nothing and does not disturb a running gateway.
+//! reach it. Does not disturb a running gateway. Changes nothing, but for an object in the archive that it deletes again.
 
+mod archive;
 pub(super) mod store;
 
 use std::io::{self, Read, Write};
@@ -85,6 +86,9 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     machine::folder(out, "data_dir", &config.data_dir);
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);
+    }
+    if let Some(settings) = &config.archive {
+        archive::examine(out, config, settings);
     }
     // Without the admin listener, the listener for callers may belong to another configuration.
     let runs = is_admin_listener(config.admin_listen);

@@ -24,7 +24,8 @@ use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
-use crate::region::{AdmissionLease, CarriedMembership, Placement, RegionKey, RegionKeyError, View};
+use crate::region::{AdmissionLease, CarriedMembership, NodeSlot, Placement, RegionKey, RegionKeyError, View};
+use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
 use crate::telemetry::trace;
@@ -107,6 +108,8 @@ pub enum StartError {
     #[error(transparent)]
     RequestLog(#[from] LogError),
     #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    #[error(transparent)]
     RegionKey(#[from] RegionKeyError),
     #[error("a worker did not start; see the log for the reason")]
     Worker,
@@ -138,7 +141,7 @@ impl Gateway {
         gateway.start_workers(setups, inboxes, &driver)?;
         gateway.start_sampler()?;
         gateway.feed = Feed::start(&gateway.control, &config.data_dir).map_err(StartError::Thread)?;
-        gateway.member_settings = MemberSettings::of(config, gateway.peer_address);
+        gateway.member_settings = MemberSettings::of(config, gateway.peer_address)?;
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
         // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
@@ -162,6 +165,10 @@ impl Gateway {
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
         let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
+        if let (Some(settings), Some(key), None) = (&config.archive, &config.region_key, config.peer_listen) {
+            // In a region of several nodes it starts when the node has its slot.
+            request_log.archive_to(settings, &RegionKey::load(key)?, config.region.apex(), NodeSlot::default())?;
+        }
         let (exporter, traces) = start_exporter(config, masker)?.unzip();
         let (executor, jobs) = control::executor();
         let mut gateway = Self {

@@ -9,8 +9,9 @@ use super::gateway::{Gateway, StartError};
 use crate::config::Config;
 use crate::control::ControlError;
 use crate::members::{Members, MembersSetup};
-use crate::region::{CarriedMembership, Isolation, NodeConfig};
+use crate::region::{CarriedMembership, Isolation, NodeConfig, NodeSlot, RegionKey, RegionKeyError};
 use crate::store::PostgresStore;
+use crate::telemetry::request_log::archive::ArchiveSettings;
 
 /// Longest wait until the services of this node have moved to other nodes.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
@@ -20,23 +21,29 @@ pub(super) struct MemberSettings {
     peer_address: SocketAddr,
     isolation: Isolation,
     data_dir: PathBuf,
+    /// With the key that seals it.
+    archive: Option<(ArchiveSettings, RegionKey)>,
 }
 
 impl MemberSettings {
     /// `None` without a listener for other nodes, whose address is `listener`.
-    pub(super) fn of(config: &Config, listener: Option<SocketAddr>) -> Option<Self> {
-        Some(Self {
-            peer_address: config.peer_address.or(listener)?,
+    pub(super) fn of(config: &Config, listener: Option<SocketAddr>) -> Result<Option<Self>, RegionKeyError> {
+        let Some(peer_address) = config.peer_address.or(listener) else { return Ok(None) };
+        let key = config.region_key.as_deref().map(RegionKey::load).transpose()?;
+        Ok(Some(Self {
+            peer_address,
             isolation: config.isolation,
             data_dir: config.data_dir.clone(),
-        })
+            archive: config.archive.clone().zip(key),
+        }))
     }
 }
 
 impl Gateway {
     /// Joins the region, or continues the membership of an earlier process.
     pub(super) fn start_members(&mut self, carried: Option<CarriedMembership>) -> Result<(), StartError> {
-        let Some(MemberSettings { peer_address, isolation, data_dir }) = &self.member_settings else { return Ok(()) };
+        let Some(settings) = &self.member_settings else { return Ok(()) };
+        let MemberSettings { peer_address, isolation, data_dir, archive } = settings;
         let Some(source) = self.control.postgres_source() else { return Ok(()) };
         let node = NodeConfig {
             slot: None,
@@ -52,9 +59,21 @@ impl Gateway {
             carried,
             lease: Arc::clone(&self.lease),
             data_dir: data_dir.clone(),
+            on_slot: self.archive_at_slot(archive.clone()),
         };
         self.members = Some(Members::start(setup).map_err(StartError::Membership)?);
         Ok(())
+    }
+
+    /// Starts the archive of the request log once this node has its slot.
+    fn archive_at_slot(&self, archive: Option<(ArchiveSettings, RegionKey)>) -> Box<dyn Fn(NodeSlot) + Send> {
+        let (log, apex) = (Arc::clone(&self.request_log), self.control.region().apex().to_owned());
+        Box::new(move |slot| {
+            let Some((settings, key)) = &archive else { return };
+            if let Err(error) = log.archive_to(settings, key, &apex, slot) {
+                tracing::error!(%error, "the request log is not archived");
+            }
+        })
     }
 
     /// Moves the services of this node to other nodes.

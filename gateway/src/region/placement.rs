@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use crate::ownership;
 
-/// Number of a node in its region: 0 to 1023, so that it takes 10 bits of a request id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Number of a node in its region: 0 to 1023, so that it takes 10 bits of a request id. 0 is the only node of a region.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeSlot(u16);
 
 impl NodeSlot {

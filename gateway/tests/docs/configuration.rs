@@ -202,16 +202,23 @@ fn the_gateway_accepts_its_example() {
 fn the_example_of_the_gateway_has_every_key_and_its_default() {
     // Keys without a default, and one whose default depends on the machine.
     let without = [
+        "access_key_id",
         "admin_hosts",
+        "bandwidth_mib_per_second",
+        "ca",
         "endpoint",
+        "path_style",
+        "region",
         "region_key",
         "relay_memory_mib",
+        "secret_key_file",
         "store",
         "store_ca",
         "store_password_file",
         "tls_certificate",
         "tls_key",
         "trusted_proxies",
+        "url",
     ];
     let example = read(GATEWAY_EXAMPLE);
     let folder = tempfile::tempdir().unwrap();
@@ -225,20 +232,22 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     }
 }
 
-/// Replaces the names of files in `/etc/gw-agent` and `/etc/gw` by those of files that exist: a key where the name says
-/// so, else a certificate of it.
+/// Replaces the names of files in `/etc/gw-agent` and `/etc/gw` by those of files that exist: a key or a secret where the
+/// name says so, else a certificate of the key.
 fn with_files(text: &str, folder: &Path) -> String {
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = rcgen::CertificateParams::new(vec!["agent.example.com".to_owned()]).unwrap();
     let certificate = certificate.self_signed(&key).unwrap();
     fs::write(folder.join("key"), key.serialize_pem()).unwrap();
     fs::write(folder.join("certificate"), certificate.pem()).unwrap();
+    fs::write(folder.join("secret"), "secret\n").unwrap();
     let text = text.replace("/etc/gw-agent/", "/etc/gw/");
     let mut parts = text.split("/etc/gw/");
     let mut replaced = parts.next().unwrap().to_owned();
     for part in parts {
         let (name, rest) = part.split_once('"').unwrap();
-        let file = folder.join(if name.contains("key") { "key" } else { "certificate" });
+        let file = ["key", "secret"].into_iter().find(|word| name.contains(word)).unwrap_or("certificate");
+        let file = folder.join(file);
         replaced += &format!("{}\"{rest}", file.display());
     }
     replaced

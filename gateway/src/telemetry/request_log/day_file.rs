@@ -335,13 +335,19 @@ pub(super) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
 
 /// Opens the file of `day` for reading; `None` if it does not exist or has no tables yet.
 pub(super) fn open_for_reading(folder: &Path, day: Day) -> Result<Option<Connection>, LogError> {
+    let Some(connection) = open_to_change(folder, day)? else { return Ok(None) };
+    connection.pragma_update(None, "query_only", true)?;
+    Ok(Some(connection))
+}
+
+/// As [`open_for_reading`], and allows changes.
+pub(super) fn open_to_change(folder: &Path, day: Day) -> Result<Option<Connection>, LogError> {
     let path = folder.join(day.file_name());
     if !path.try_exists()? {
         return Ok(None);
     }
     let connection = Connection::open_with_flags(&path, flags())?;
     connection.busy_timeout(BUSY)?;
-    connection.pragma_update(None, "query_only", true)?;
     connection.pragma_update(None, "cache_size", -READER_CACHE_KIB)?;
     match connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? {
         0 => Ok(None),

@@ -1,6 +1,7 @@
 //! Request log: one record per request. Workers send batches of records to the log thread, which writes one file per day.
 //! Files are kept for seven days; readers search them by id or by criteria.
 
+pub mod archive;
 mod block;
 mod capture;
 mod capturing;
@@ -24,7 +25,7 @@ mod zone_map;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ use gw_shared::telemetry::mask::Masker;
 use http::Method;
 use rusqlite::ErrorCode;
 
+use self::archive::{Archive, ArchiveError, ArchiveSettings, Uploading};
 use self::day::{Day, Now};
 use self::lookup::{Found, Reader};
 use self::query::Criteria;
@@ -43,6 +45,7 @@ use self::search::{Search, WORK_MAX};
 use self::writer::Writer;
 use crate::clock::Timestamp;
 use crate::page::Page;
+use crate::region::{NodeSlot, RegionKey};
 
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
@@ -68,6 +71,15 @@ pub struct RequestLog {
     queue: LogQueue,
     counters: Arc<LogCounters>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    archiving: OnceLock<Archiving>,
+}
+
+/// Copies of the log in object storage.
+#[derive(Debug)]
+struct Archiving {
+    archive: Arc<Archive>,
+    /// `None` after the log was closed.
+    uploading: Mutex<Option<Uploading>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +141,15 @@ impl RequestLog {
         let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker)?;
         let thread = Builder::new().name("gw-log".to_owned()).spawn(move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
-        Ok(Self { folder: folder.to_owned(), now, readers, queue, counters, thread: Mutex::new(Some(thread)) })
+        Ok(Self {
+            folder: folder.to_owned(),
+            now,
+            readers,
+            queue,
+            counters,
+            thread: Mutex::new(Some(thread)),
+            archiving: OnceLock::new(),
+        })
     }
 
     /// Returns the queue for a worker. It is cheap to clone.
@@ -138,7 +158,40 @@ impl RequestLog {
     }
 
     pub fn stats(&self) -> LogStats {
-        self.counters.stats()
+        let archive = self.archive().map(|archive| archive.stats()).unwrap_or_default();
+        LogStats { archive, ..self.counters.stats() }
+    }
+
+    /// Starts to copy the log to the archive of the region with this apex. `node` is the slot in the ids that this process
+    /// makes. Has no effect if it was called before.
+    pub fn archive_to(
+        &self,
+        settings: &ArchiveSettings,
+        key: &RegionKey,
+        apex: &str,
+        node: NodeSlot,
+    ) -> Result<(), ArchiveError> {
+        if self.archiving.get().is_none() {
+            let archive = Arc::new(Archive::with_clock(settings, key, apex, self.now.clone())?);
+            let (folder, rate) = (self.folder.clone(), settings.bytes_per_second);
+            let uploading = Uploading::start(folder, node, Arc::clone(&archive), rate).map_err(LogError::from)?;
+            // A value set by another thread since stays, and this one is dropped.
+            let _ = self.archiving.set(Archiving { archive, uploading: Mutex::new(Some(uploading)) });
+        }
+        Ok(())
+    }
+
+    /// Archived logs of the region, for requests of nodes that are gone; `None` if no archive is configured.
+    pub fn archive(&self) -> Option<&Arc<Archive>> {
+        self.archiving.get().map(|archiving| &archiving.archive)
+    }
+
+    /// Waits until all records pushed before are in the archive. Has no effect without one.
+    pub fn flush_archive(&self) -> Result<(), ArchiveError> {
+        self.flush();
+        let Some(archiving) = self.archiving.get() else { return Ok(()) };
+        let uploading = archiving.uploading.lock().unwrap_or_else(PoisonError::into_inner);
+        uploading.as_ref().map_or(Err(ArchiveError::Stopped), Uploading::flush)
     }
 
     /// Waits until all records pushed before are committed or counted as dropped.
@@ -150,7 +203,7 @@ impl RequestLog {
         }
     }
 
-    /// Writes all queued records and ends the thread. Reading stays possible. Records pushed later are dropped and counted.
+    /// Writes all queued records, archives them within a few seconds if possible, and ends the threads. Reading stays possible. Records pushed later are dropped and counted.
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
@@ -158,6 +211,12 @@ impl RequestLog {
             if thread.join().is_err() {
                 tracing::error!("request log: the thread panicked");
             }
+        }
+        // After all records are in the files.
+        let archiving = self.archiving.get().map(|archiving| &archiving.uploading);
+        let uploading = archiving.and_then(|uploading| uploading.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(uploading) = uploading {
+            uploading.stop();
         }
     }
 

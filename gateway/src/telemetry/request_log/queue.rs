@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use gw_shared::http::Fields;
 
+use super::archive::ArchiveStats;
 use super::record::{Batch, RequestRecord};
 use crate::limits;
 
@@ -42,7 +43,7 @@ pub(super) struct Cost {
 }
 
 /// Counters of the request log since it was opened, and the size of its queue.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LogStats {
     /// Records written to files.
     pub written: u64,
@@ -59,6 +60,7 @@ pub struct LogStats {
     pub queued_records: u64,
     /// Memory of the queued records in bytes.
     pub queued_bytes: u64,
+    pub archive: ArchiveStats,
 }
 
 #[derive(Debug, Default)]
@@ -176,6 +178,7 @@ impl LogCounters {
             failing: self.failing.load(Ordering::Relaxed),
             queued_records: self.queued_records.load(Ordering::Relaxed) as u64,
             queued_bytes: self.queued_bytes.load(Ordering::Relaxed) as u64,
+            archive: ArchiveStats::default(),
         }
     }
 }

@@ -1,0 +1,59 @@
+//! Checks of the archive: the secret, the region key, and the bucket.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use gw_shared::doctor::Examination;
+
+use crate::config::Config;
+use crate::region::RegionKey;
+use crate::telemetry::request_log::archive::{self, ArchiveSettings, Step};
+
+const ARCHIVE: &str = "archive";
+
+/// Checks whether this configuration can write, list, read and delete an object.
+pub(super) fn examine(out: &mut Examination, config: &Config, settings: &ArchiveSettings) {
+    secret_key_file(out, settings);
+    let Some(path) = &config.region_key else { return };
+    let key = match RegionKey::load(path) {
+        Ok(key) => key,
+        Err(error) => {
+            let advice =
+                "the archive is encrypted with a key derived from it; docs/request-log.md says how to make one";
+            return out.failed(ARCHIVE, error.to_string(), advice);
+        }
+    };
+    match archive::check(settings, &key, config.region.apex()) {
+        Ok(place) => out.ok(ARCHIVE, format!("{place}: an object was written, listed, read and deleted")),
+        Err((step, error)) => {
+            let advice = match step {
+                Step::Write => {
+                    "check archive.url, archive.endpoint, archive.region and the access key; it needs s3:PutObject"
+                }
+                Step::List => "allow the access key s3:ListBucket on the bucket: the archive cannot be read without",
+                Step::Read => "allow the access key s3:GetObject below the prefix",
+                Step::Delete => {
+                    "allow the access key s3:DeleteObject below the prefix: expired records are not removed without"
+                }
+            };
+            out.failed(ARCHIVE, format!("{}: {error}", settings.place()), advice);
+        }
+    }
+}
+
+/// The secret must be readable by this user alone.
+fn secret_key_file(out: &mut Examination, settings: &ArchiveSettings) {
+    const CHECK: &str = "archive.secret_key_file";
+    let Some(path) = &settings.secret_key_file else { return };
+    let name = path.display();
+    match fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o777) {
+        // A group may read it: service managers pass secrets on that way.
+        Ok(mode) if mode & 0o027 != 0 => out.failed(
+            CHECK,
+            format!("{name}: other users can read it (mode {mode:03o})"),
+            format!("it holds a secret: chmod 600 {name}"),
+        ),
+        Ok(_) => out.ok(CHECK, format!("{name}: not readable by other users")),
+        Err(error) => out.failed(CHECK, format!("{name}: {error}"), "give it to the user of the gateway"),
+    }
+}

@@ -1,0 +1,43 @@
+//! Check of the store for `doctor`: writes, reads and deletes an object.
+
+use super::s3::Bucket;
+use super::seal::Sealing;
+use super::{ArchiveError, ArchiveSettings};
+use crate::region::RegionKey;
+
+/// Step of the check, for its advice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Write,
+    List,
+    Read,
+    Delete,
+}
+
+/// Writes, lists, reads and deletes a small object. Returns the place of the archive, or the step that failed.
+pub(crate) fn check(settings: &ArchiveSettings, key: &RegionKey, apex: &str) -> Result<String, (Step, ArchiveError)> {
+    const CONTENT: &[u8] = b"written by gw-gateway doctor";
+    let bucket = Bucket::new(settings).map_err(|error| (Step::Write, error))?;
+    let folder = format!("{apex}/doctor");
+    let name = format!("{folder}/{}", gw_shared::id::RequestIds::new().next_id());
+    let at = |step| move |error| (step, error);
+    let key = Sealing::new(key).object(&name).map_err(at(Step::Write))?;
+    let mut sealed = Vec::new();
+    key.seal(0, CONTENT.to_vec(), &mut sealed).map_err(at(Step::Write))?;
+    bucket.put(&name, sealed).map_err(at(Step::Write))?;
+    let listed = bucket.objects(&folder, usize::MAX).map_err(at(Step::List));
+    let read = bucket.get(&name, None).map_err(at(Step::Read));
+    // Also if it cannot be read.
+    bucket.delete(&name).map_err(at(Step::Delete))?;
+    if !listed?.contains(&name) {
+        let reason = "the object that was just written is not listed".to_owned();
+        return Err((Step::List, ArchiveError::Store { action: "list", name: folder, reason }));
+    }
+    match read?.map(|sealed| key.open(0, sealed)).transpose().map_err(at(Step::Read))? {
+        Some(content) if content == CONTENT => Ok(bucket.place().to_owned()),
+        _ => {
+            let reason = "it is not as it was written".to_owned();
+            Err((Step::Read, ArchiveError::Store { action: "read", name, reason }))
+        }
+    }
+}
