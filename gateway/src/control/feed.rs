@@ -25,7 +25,7 @@ const FORGET: Duration = Duration::from_secs(600);
 /// File in the data folder with a copy of the records, for a start while PostgreSQL does not answer.
 const COPY_FILE: &str = "records.sealed";
 /// Shortest time between two copies.
-const COPY_INTERVAL: Duration = Duration::from_secs(5);
+const COPY_INTERVAL: Duration = Duration::from_millis(200);
 /// Writing copies takes at most one part in this many of the time.
 const COPY_SHARE: u32 = 20;
 

@@ -106,6 +106,7 @@ fn a_revocation_is_answered_when_all_nodes_refuse_and_names_those_that_do_not_an
 fn nodes_serve_on_without_postgresql_and_one_of_them_restarts_meanwhile() {
     let Some((mut region, _agent, [owner, other, _])) = with_agent() else { return };
     let before = epoch(&region, other);
+    region.wait_for_copies();
     region.postgres.stop();
     eventually("the nodes notice", || (region.metric(other, "gw_store_away_seconds") > 0.0).then_some(()));
     assert_eq!((region.request(owner), region.request(other)), ("200".into(), "200".into()));

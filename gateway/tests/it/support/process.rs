@@ -55,6 +55,7 @@ pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     let signal = match signal {
         "HUP" => Signal::HUP,
         "KILL" => Signal::KILL,
+        "CONT" => Signal::CONT,
         "STOP" => Signal::STOP,
         "TERM" => Signal::TERM,
         "USR2" => Signal::USR2,

@@ -170,6 +170,15 @@ impl Region {
         &self.service_key
     }
 
+    /// Waits until every node has a copy of the records in its data folder that is younger than the agent.
+    pub(crate) fn wait_for_copies(&self) {
+        let written = |path: PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+        let enrolled = written(self.folder.path().join("agent/agent.json"));
+        eventually("the nodes have copies", || {
+            self.running().all(|node| written(self.data(node).join("records.sealed")) > enrolled).then_some(())
+        });
+    }
+
     /// The region as a node sees it.
     pub(crate) fn status(&self, node: usize) -> Value {
         self.get(node, "/api/v1/region").1
