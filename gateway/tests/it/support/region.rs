@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
 use gw_gateway::Gateway;
+use gw_gateway::demo::About;
 use serde_json::Value;
 
 use super::caller::{Caller, HOST, connect_to};
@@ -228,10 +229,13 @@ impl Region {
         self.data(0).join("dev-ca.crt")
     }
 
+    pub(crate) fn about(&self, node: usize) -> About {
+        about(self.node(node).address, &self.service_key, self.ca())
+    }
+
     /// A connection of a caller to `node`.
     pub(crate) fn connect(&self, node: usize) -> Caller {
-        let address = self.node(node).address;
-        connect_to(&about(address, &self.service_key, self.ca()), HOST, &[b"http/1.1"], None)
+        connect_to(&self.about(node), HOST, &[b"http/1.1"], None)
     }
 
     /// The status of a request at `node`, and the error code if it failed.

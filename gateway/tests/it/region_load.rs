@@ -1,0 +1,257 @@
+//! A region under load while its nodes are replaced and killed.
+//!
+//! `GW_REGION_LOAD_ROUNDS` sets the number of rounds, for longer runs by hand.
+
+use std::collections::HashSet;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gw_gateway::demo::About;
+use http::Method;
+use rustls::StreamOwned;
+
+use crate::support::caller::{Caller, HOST, session};
+use crate::support::http1_peer::Peer;
+use crate::support::process::Running;
+use crate::support::region::Region;
+use crate::support::successor::{Successor, replace};
+use crate::support::{SOON, backend, eventually};
+
+/// Callers that send requests all the time.
+const CALLERS: usize = 6;
+/// Requests on one connection.
+const REQUESTS: usize = 20;
+
+fn rounds(default: usize) -> usize {
+    std::env::var("GW_REGION_LOAD_ROUNDS").map_or(default, |rounds| rounds.parse().expect("a number"))
+}
+
+/// The request ids that a backend has received.
+#[derive(Default, Clone)]
+struct Received {
+    ids: Arc<Mutex<HashSet<String>>>,
+    twice: Arc<AtomicU64>,
+}
+
+impl Received {
+    fn backend(&self) -> String {
+        let received = self.clone();
+        backend::start(move |mut peer| {
+            while let Ok((head, ..)) = peer.request() {
+                let id = head.headers.get("x-gw-request-id").unwrap().to_str().unwrap().to_owned();
+                if !received.ids.lock().unwrap().insert(id) {
+                    received.twice.fetch_add(1, Ordering::Relaxed);
+                }
+                peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            }
+        })
+    }
+}
+
+/// A request without a response of the backend.
+#[derive(Debug)]
+struct Failure {
+    began: Instant,
+    ended: Instant,
+    what: String,
+}
+
+/// What the callers have seen.
+#[derive(Default)]
+struct Outcome {
+    /// Durations of successful requests.
+    took: Vec<Duration>,
+    failures: Vec<Failure>,
+    /// Connections that the gateway closed before the next request of a caller, which may send it again (RFC 9112
+    /// §9.3.1).
+    closed_before_request: usize,
+}
+
+impl Outcome {
+    fn add(&mut self, mut other: Self) {
+        self.took.append(&mut other.took);
+        self.failures.append(&mut other.failures);
+        self.closed_before_request += other.closed_before_request;
+    }
+
+    fn percentile(&mut self, percent: usize) -> Duration {
+        self.took.sort_unstable();
+        self.took[(self.took.len() - 1) * percent / 100]
+    }
+}
+
+/// Callers that send requests until they are stopped.
+struct Load {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    callers: Vec<JoinHandle<Outcome>>,
+}
+
+impl Load {
+    /// The callers connect to the nodes in turn, and to the next one if a node does not accept.
+    fn start(region: &Region, nodes: usize) -> Self {
+        let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let addresses: Arc<[SocketAddr]> = (0..nodes).map(|node| region.node(node).address).collect();
+        let callers = (0..CALLERS).map(|number| {
+            let caller = LoadCaller {
+                about: region.about(0),
+                addresses: Arc::clone(&addresses),
+                request: format!(
+                    "GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Gw-Service-Key: {}\r\n\r\n",
+                    region.service_key()
+                ),
+                stop: Arc::clone(&stop),
+                sent: Arc::clone(&sent),
+                outcome: Outcome::default(),
+            };
+            std::thread::spawn(move || caller.run(number))
+        });
+        let callers = callers.collect();
+        Self { stop, sent, callers }
+    }
+
+    /// Waits until the callers have sent `count` more requests.
+    fn wait_for(&self, count: u64) {
+        let until = self.sent.load(Ordering::Relaxed) + count;
+        eventually("requests are sent", || (self.sent.load(Ordering::Relaxed) >= until).then_some(()));
+    }
+
+    fn stop(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Outcome::default();
+        self.callers.into_iter().for_each(|caller| all.add(caller.join().unwrap()));
+        all
+    }
+}
+
+struct LoadCaller {
+    about: About,
+    addresses: Arc<[SocketAddr]>,
+    request: String,
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    outcome: Outcome,
+}
+
+impl LoadCaller {
+    fn run(mut self, number: usize) -> Outcome {
+        let mut turn = number;
+        while !self.stop.load(Ordering::Relaxed) {
+            turn += 1;
+            let Ok(socket) = TcpStream::connect(self.addresses[turn % self.addresses.len()]) else { continue };
+            socket.set_nodelay(true).unwrap();
+            socket.set_read_timeout(Some(SOON)).unwrap();
+            let tls = session(&self.about, HOST, &[b"http/1.1"], None);
+            self.send_on(Peer::new(StreamOwned::new(tls, socket)));
+        }
+        self.outcome
+    }
+
+    fn send_on(&mut self, mut peer: Caller) {
+        for number in 0..REQUESTS {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let began = Instant::now();
+            let exchanged = self.exchange(&mut peer);
+            self.sent.fetch_add(1, Ordering::Relaxed);
+            match exchanged {
+                Ok(()) => self.outcome.took.push(began.elapsed()),
+                Err(error) if number > 0 && is_close(&error) => {
+                    self.outcome.closed_before_request += 1;
+                    return;
+                }
+                Err(error) => {
+                    let what = error.to_string();
+                    self.outcome.failures.push(Failure { began, ended: Instant::now(), what });
+                    return;
+                }
+            }
+        }
+    }
+
+    fn exchange(&self, peer: &mut Caller) -> io::Result<()> {
+        peer.stream.write_all(self.request.as_bytes())?;
+        let response = peer.try_response(&Method::GET)?;
+        match response.status.as_u16() {
+            200 => Ok(()),
+            status => Err(io::Error::other(format!("{status} {}", response.code()))),
+        }
+    }
+}
+
+/// Whether the gateway has closed a connection instead of answering.
+fn is_close(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+/// A region of three nodes with an agent.
+fn start() -> Option<(Region, Running, Received)> {
+    let region = Region::start(3)?;
+    let received = Received::default();
+    let agent = region.run_agent(&received.backend());
+    region.owner();
+    Some((region, agent, received))
+}
+
+#[test]
+fn no_request_fails_while_all_nodes_are_replaced() {
+    let Some((region, _agent, received)) = start() else { return };
+    let load = Load::start(&region, 3);
+    load.wait_for(200);
+    let mut successors: Vec<Successor> = Vec::new();
+    for _ in 0..rounds(1) {
+        for node in 0..3 {
+            let process = successors.get(node).map_or_else(|| region.node(node).process.id(), |successor| successor.0);
+            let successor = replace(process, &region.node(node).log);
+            if node < successors.len() {
+                // The replaced one ends by itself.
+                std::mem::forget(std::mem::replace(&mut successors[node], successor));
+            } else {
+                successors.push(successor);
+            }
+            load.wait_for(300);
+        }
+    }
+    let mut outcome = load.stop();
+    assert!(outcome.failures.is_empty(), "{:?}", outcome.failures);
+    assert_eq!(received.twice.load(Ordering::Relaxed), 0);
+    let (slowest, count) = (outcome.percentile(100), outcome.took.len());
+    println!("{count} requests, slowest {slowest:?}, {} closed before a request", outcome.closed_before_request);
+}
+
+#[test]
+fn only_requests_in_flight_fail_when_nodes_are_killed() {
+    let Some((mut region, _agent, received)) = start() else { return };
+    let load = Load::start(&region, 3);
+    load.wait_for(200);
+    let mut kills = Vec::new();
+    for round in 0..rounds(2) {
+        let node = round % 3;
+        let began = Instant::now();
+        region.kill(node);
+        kills.push((began, Instant::now()));
+        load.wait_for(300);
+        region.restart(node);
+        region.wait_for_members(3);
+        load.wait_for(100);
+    }
+    let mut outcome = load.stop();
+    // Sockets of a killed process close a moment after its end, so a request may still be sent to it.
+    let moment = Duration::from_millis(200);
+    let was_in_flight = |failure: &Failure| {
+        kills.iter().any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
+    };
+    let other: Vec<_> = outcome.failures.iter().filter(|failure| !was_in_flight(failure)).collect();
+    assert!(other.is_empty(), "{other:?}");
+    assert!(outcome.failures.len() <= kills.len() * CALLERS, "{:?}", outcome.failures);
+    assert_eq!(received.twice.load(Ordering::Relaxed), 0);
+    let (median, p99, slowest) = (outcome.percentile(50), outcome.percentile(99), outcome.percentile(100));
+    let (count, failed) = (outcome.took.len(), outcome.failures.len());
+    println!("{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}");
+}
