@@ -48,11 +48,14 @@ impl TunnelGrace {
         }
     }
 
-    /// Whether connections for a service should wait. They wait longest for the first tunnel, and less long for the
+    /// Whether connections and requests for a service should wait. They wait longest for the first tunnel, and less long for the
     /// others, because one tunnel in place of several could be overloaded.
-    fn should_wait(&self, label: &str, now: Instant) -> bool {
-        let Some((since, tunnels)) = self.since.zip(self.services.get(label)) else { return false };
-        let waited = now.saturating_duration_since(since);
+    pub(crate) fn should_wait(&self, label: &str, now: Instant) -> bool {
+        let Some(waited) = self.since.map(|since| now.saturating_duration_since(since)) else { return false };
+        if waited >= limits::FIRST_TUNNEL_BACK {
+            return false;
+        }
+        let Some(tunnels) = self.services.get(label) else { return false };
         match tunnels.missing.load(Ordering::Relaxed) {
             0 => false,
             missing if missing < tunnels.before => waited < limits::ALL_TUNNELS_BACK,

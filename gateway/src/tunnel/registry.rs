@@ -25,6 +25,8 @@ pub(crate) struct Registry {
     by_service: HashMap<Arc<str>, Vec<Rc<Session>>>,
     /// Sessions that a newer one of the same agent has replaced and that still have requests.
     replaced: Vec<Rc<Session>>,
+    /// Services that lost a tunnel which came through another node, and when.
+    cut_off: HashMap<Arc<str>, Instant>,
     generations: u64,
     /// Number of picks so far, so that equally busy tunnels take turns.
     picks: Cell<u64>,
@@ -39,6 +41,7 @@ impl Registry {
         Self {
             by_service: HashMap::new(),
             replaced: Vec::new(),
+            cut_off: HashMap::new(),
             generations: 0,
             picks: Cell::default(),
             tunnel_grace,
@@ -91,6 +94,17 @@ impl Registry {
                 self.by_service.remove(&session.service.label);
             }
         }
+    }
+
+    /// A tunnel of the service that came through another node has broken: its agent connects through a third one.
+    pub(super) fn cut_off(&mut self, label: &Arc<str>, now: Instant) {
+        self.cut_off.retain(|_, since| is_recent(*since, now));
+        self.cut_off.insert(Arc::clone(label), now);
+    }
+
+    /// Whether that happened a moment ago.
+    pub(crate) fn was_cut_off(&self, label: &str, now: Instant) -> bool {
+        self.cut_off.get(label).is_some_and(|since| is_recent(*since, now))
     }
 
     /// The tunnel for an admitted request: the one with the fewest open streams, and among equals the least recently
@@ -166,4 +180,8 @@ impl Registry {
         let now = Instant::now();
         self.by_service.values().flatten().map(|session| session.report(worker, directory, now)).collect()
     }
+}
+
+fn is_recent(since: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(since) < limits::FIRST_TUNNEL_BACK
 }

@@ -132,6 +132,9 @@ pub(super) async fn run(
         tracing::warn!(agent = %session.agent, service = %session.service.label, error, "tunnel cut");
     }
     tunnels.registry.borrow_mut().remove(&session);
+    if ended.is_err() && session.via.get().is_some() {
+        tunnels.registry.borrow_mut().cut_off(&session.service.label, Instant::now());
+    }
     if ended.is_ok() {
         // The agent has ended its direction and waits for the end of this one.
         let _ = runtime::timeout(CLOSED_WITHIN, stream.close()).await;

@@ -118,11 +118,15 @@ impl Upstream {
         self.buckets.borrow_mut().charge(request, Instant::now()).map(Admission::Admitted)
     }
 
-    /// Whether the service came to this node a moment ago and has no tunnel yet.
+    /// Whether the service has no tunnel yet after a change a moment ago: it came to this node, the node between agent
+    /// and this one was lost, or this process replaced another.
     fn lacks_tunnel(&self, service: &Service) -> bool {
         let Some(nodes) = &self.nodes else { return false };
-        nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, Instant::now())
-            && !self.tunnels.registry.borrow().has_tunnel(&service.label)
+        let (now, registry) = (Instant::now(), self.tunnels.registry.borrow());
+        let is_expected = nodes.peering.has_arrived(&service.hostname, limits::FIRST_TUNNEL_BACK, now)
+            || registry.was_cut_off(&service.label, now)
+            || self.tunnels.grace.should_wait(&service.label, now);
+        is_expected && !registry.has_tunnel(&service.label)
     }
 
     /// Opens a request on a tunnel of its service, on whichever worker owns that.
