@@ -66,8 +66,8 @@ use crate::rate::Rate;
 use crate::rate_limit::{Bucket, Level};
 use crate::region::View;
 use crate::store::{
-    AuditEntry, Directory, History, Position, PostgresSource, Records, Revision, Snapshot, Step, Store, StoreError, StoreSource,
-    StoredRecord,
+    AuditEntry, Directory, History, Position, PostgresSource, Records, Revision, Snapshot, Step, Store, StoreError,
+    StoreSource, StoredRecord,
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use gw_shared::files;
-use tokio::sync::watch;
 use gw_shared::identity::secret::Secret;
+use tokio::sync::watch;
 
 use super::feed::{EngineHealth, read_copy};
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Buf, BytesMut};
 use gw_shared::net::Socket;
@@ -38,21 +39,42 @@ impl Ingress {
         let directory = self.directory.get();
         match placement.owner(&directory.service(&label)?.hostname) {
             Owner::Here => None,
-            Owner::Peer(owner) => Some(SpliceTo { owner: owner.clone(), here: placement.here() }),
+            Owner::Peer(owner) => {
+                Some(SpliceTo { owner: owner.clone(), here: placement.here(), epoch: placement.epoch() })
+            }
         }
     }
 
-    /// Splices a tunnel to the node that owns its service. On a failure the connection closes and the agent tries again.
+    /// Splices a tunnel to the node that owns its service. If that cannot be reached, waits for another owner, which can
+    /// be this node. After a while the connection closes and the agent tries again.
     pub(super) async fn splice(
         self: Rc<Self>,
         greeting: Greeting,
         agent: SocketAddr,
         mut guard: ConnectionGuard,
-        to: SpliceTo,
+        mut to: SpliceTo,
     ) {
-        let Some(nodes) = &self.nodes else { return };
+        let Some(nodes) = self.nodes.clone() else { return };
+        let deadline = Instant::now() + limits::NODE_WAIT;
+        let connected = loop {
+            let connected = splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements).await;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if connected.is_ok() || left.is_zero() {
+                break connected;
+            }
+            nodes.peering.signals.link_broke();
+            // This wait does not count against the deadline of the agent.
+            guard.expect_by(deadline + limits::HANDSHAKE);
+            if runtime::timeout(left, nodes.peering.later_than(to.epoch)).await.is_err() {
+                break connected;
+            }
+            match self.node_for(&greeting.hello) {
+                Some(next) => to = next,
+                None => return self.take_tunnel(greeting, Origin::direct(agent), guard).await,
+            }
+        };
         let node = to.owner.slot.get();
-        match splice::connect(&to, agent, &greeting.received, &nodes.peering.announcements).await {
+        match connected {
             Ok(owner) => {
                 guard.has_shaken_hands();
                 // A spliced tunnel counts as a running request: a drain waits until the agent has moved.
@@ -136,7 +158,11 @@ impl Ingress {
             let Some(counted) = self.count_connection(agent) else { return };
             guard.counts_for(Some(counted));
         }
-        let origin = Origin { peer: agent, via: Some(announced.sender) };
+        self.take_tunnel(greeting, Origin { peer: agent, via: Some(announced.sender) }, guard).await;
+    }
+
+    /// Serves a tunnel of a service that this node owns.
+    async fn take_tunnel(self: Rc<Self>, greeting: Greeting, origin: Origin, guard: ConnectionGuard) {
         let Some(worker) = self.worker_for(&greeting.hello) else {
             return runtime::spawn(self.welcome(greeting, origin, guard));
         };

@@ -25,6 +25,8 @@ thread_local! {
 pub(super) struct SpliceTo {
     pub(super) owner: Member,
     pub(super) here: NodeSlot,
+    /// Epoch of the placement that says so.
+    pub(super) epoch: u64,
 }
 
 /// Connects to the owner, announces the agent and sends what the agent has sent so far.

@@ -20,13 +20,15 @@ pub(crate) use super::outbox::Delivery;
 use super::outbox::Outbox;
 use crate::control::{Control, ViewApplied};
 use crate::region::{
-    Action, AdmissionLease, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
-    PeerState, RegionStatus, Statement, StopReason, View,
+    Action, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
+    PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
 };
 use crate::store::{PostgresStore, StoreError};
 
 /// Longest wait for the last messages before the membership ends.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
+/// Least time between two messages to all nodes because of a broken link.
+const TELL_AGAIN: Duration = Duration::from_millis(50);
 /// Longest wait for an answer of the loop.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
@@ -37,7 +39,7 @@ pub(crate) struct MembersSetup {
     pub(crate) node: NodeConfig,
     /// Membership that an earlier process has handed over.
     pub(crate) carried: Option<CarriedMembership>,
-    pub(crate) lease: Arc<AdmissionLease>,
+    pub(crate) signals: Arc<RegionSignals>,
     pub(crate) data_dir: PathBuf,
     /// Called when the node has a slot, and again if it gets another.
     pub(crate) on_slot: Box<dyn Fn(NodeSlot) + Send>,
@@ -108,7 +110,7 @@ pub(crate) struct Members {
 impl Members {
     /// Starts the loop. The node joins the region; it serves other nodes already.
     pub(crate) fn start(setup: MembersSetup) -> io::Result<Self> {
-        let MembersSetup { control, mut store, mut node, carried, lease, data_dir, on_slot } = setup;
+        let MembersSetup { control, mut store, mut node, carried, signals, data_dir, on_slot } = setup;
         let file = NodeFile::open(&data_dir)?;
         node.slot = file.slot();
         let carried = carried.or_else(|| membership_in(&file, &mut store));
@@ -130,10 +132,11 @@ impl Members {
         let driver = Driver {
             machine,
             file,
+            last_told: None,
             on_slot,
             slot: None,
             control,
-            lease,
+            signals,
             named_epoch: 0,
             calls,
             inputs,
@@ -225,16 +228,19 @@ fn membership_in(file: &NodeFile, store: &mut PostgresStore) -> Option<CarriedMe
 enum Next {
     Input(Option<Input>),
     Applied(ViewApplied),
+    LinkBroke,
 }
 
 struct Driver {
     machine: Membership,
     file: NodeFile,
+    /// The last message to all nodes, and when it was sent.
+    last_told: Option<(PeerState, Instant)>,
     on_slot: Box<dyn Fn(NodeSlot) + Send>,
     /// The slot that was passed to `on_slot`.
     slot: Option<NodeSlot>,
     control: Arc<Control>,
-    lease: Arc<AdmissionLease>,
+    signals: Arc<RegionSignals>,
     /// The last epoch that workers have passed on.
     named_epoch: u64,
     calls: Sender<Call>,
@@ -255,7 +261,7 @@ impl Driver {
             if let Some(reason) = reason {
                 stop = Some((reason, Instant::now() + LAST_MESSAGES));
             }
-            self.lease.set(self.machine.admit_until());
+            self.signals.set(self.machine.admit_until());
             if let Some((reason, until)) = stop
                 && (self.outbox.is_idle() || Instant::now() >= until)
             {
@@ -270,18 +276,20 @@ impl Driver {
                 tokio::select! {
                     input = self.inputs.recv() => Next::Input(input),
                     Some(applied) = self.publications.applied.recv() => Next::Applied(applied),
+                    () = self.signals.broken_link() => Next::LinkBroke,
                 }
             };
             match timeout(wait, next).await {
-                Ok(Next::Input(Some(Input::End) | None)) => return self.lease.set(None),
+                Ok(Next::Input(Some(Input::End) | None)) => return self.signals.set(None),
                 Ok(Next::Input(Some(Input::HandOver(reply)))) => {
                     // The next process has the buckets: it decides for this one, too.
-                    self.lease.set_endless();
+                    self.signals.set_endless();
                     let _ = reply.try_send(self.machine.carry(Instant::now()));
                     return;
                 }
                 Ok(Next::Input(Some(input))) => self.on(input),
                 Ok(Next::Applied(applied)) => self.applied(applied),
+                Ok(Next::LinkBroke) => self.tell_again(),
                 Err(_) => {}
             }
         }
@@ -291,7 +299,7 @@ impl Driver {
     fn act(&mut self) -> Option<StopReason> {
         let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
         self.machine.on(Instant::now(), Event::Revision(revision));
-        let epoch = self.lease.named_epoch();
+        let epoch = self.signals.named_epoch();
         if std::mem::replace(&mut self.named_epoch, epoch) != epoch {
             self.machine.on(Instant::now(), Event::Hint { epoch });
         }
@@ -380,7 +388,16 @@ impl Driver {
         }
     }
 
+    /// Finds out at once whether the other nodes still listen. At most once in [`TELL_AGAIN`].
+    fn tell_again(&mut self) {
+        let Some((state, at)) = self.last_told.clone() else { return };
+        if at.elapsed() >= TELL_AGAIN {
+            self.tell(&state);
+        }
+    }
+
     fn tell(&mut self, state: &PeerState) {
+        self.last_told = Some((state.clone(), Instant::now()));
         let rows = &state.roster.rows;
         self.outbox.retain(|session| rows.iter().any(|row| row.session == session));
         for row in rows.iter().filter(|row| row.session != state.session && !row.state.is_over()) {

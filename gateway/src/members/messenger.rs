@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::routing::post;
+use axum::routing::put;
 use http::{Request, StatusCode};
 
 use super::acknowledgment;
@@ -36,7 +36,7 @@ pub(super) fn send(client: &NodeClient, to: &Member, message: StateMessage, inpu
 
 async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> Delivery {
     let Ok(json) = message.to_json() else { return Delivery::Failed };
-    let Ok(request) = Request::post(PATH).body(Bytes::from(json)) else { return Delivery::Failed };
+    let Ok(request) = Request::put(PATH).body(Bytes::from(json)) else { return Delivery::Failed };
     match client.send(to, request, WITHIN).await {
         Ok(response) if response.status().is_success() => Delivery::Delivered,
         Ok(response) => {
@@ -53,7 +53,7 @@ async fn deliver(client: &NodeClient, to: &Member, message: &StateMessage) -> De
 
 /// Routes for other nodes. A handler finds the sender in an `Extension<NodeIdentity>`.
 pub(crate) fn routes(inputs: RegionInputs, control: Arc<Control>) -> Router {
-    let state = Router::new().route(PATH, post(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs);
+    let state = Router::new().route(PATH, put(receive)).layer(DefaultBodyLimit::max(BYTES)).with_state(inputs);
     state.merge(acknowledgment::routes(control))
 }
 

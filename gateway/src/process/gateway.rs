@@ -24,7 +24,7 @@ use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::levels::{self, Level};
-use crate::region::{AdmissionLease, CarriedMembership, NodeSlot, Placement, RegionKey, RegionKeyError, View};
+use crate::region::{CarriedMembership, NodeSlot, Placement, RegionKey, RegionKeyError, RegionSignals, View};
 use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
 use crate::telemetry::timeseries::{Sampler, Series};
@@ -53,7 +53,7 @@ pub struct Gateway {
     pub(super) admin_address: SocketAddr,
     /// `None` without a listener for other nodes.
     pub(super) peer_address: Option<SocketAddr>,
-    pub(super) lease: Arc<AdmissionLease>,
+    pub(super) signals: Arc<RegionSignals>,
     /// `None` while draining.
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
@@ -180,7 +180,7 @@ impl Gateway {
             address: listeners.address().map_err(ListenError::from)?,
             admin_address: listeners.admin_address().map_err(ListenError::from)?,
             peer_address: listeners.peer_address().map_err(ListenError::from)?,
-            lease: Arc::new(AdmissionLease::new(Instant::now())),
+            signals: Arc::new(RegionSignals::new(Instant::now())),
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
@@ -225,7 +225,7 @@ impl Gateway {
             listeners: listeners_share,
             region: region_key.clone().map(|key| RegionSetup {
                 key,
-                lease: Arc::clone(&self.lease),
+                signals: Arc::clone(&self.signals),
                 listeners: peer_listeners,
                 control_plane: nodes.clone(),
             }),
@@ -300,7 +300,7 @@ impl Gateway {
     /// on. For tests.
     #[doc(hidden)]
     pub fn set_placement(&self, placement: Placement, session: u128) -> Result<(), ControlError> {
-        self.lease.set_endless();
+        self.signals.set_endless();
         let (applied, _) = tokio::sync::mpsc::unbounded_channel();
         self.control.publish_view(0, &Arc::new(View::settled(placement)), session, &applied)
     }

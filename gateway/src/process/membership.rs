@@ -57,7 +57,7 @@ impl Gateway {
             store: PostgresStore::new(source).map_err(ControlError::from)?,
             node,
             carried,
-            lease: Arc::clone(&self.lease),
+            signals: Arc::clone(&self.signals),
             data_dir: data_dir.clone(),
             on_slot: self.archive_at_slot(archive.clone()),
         };

@@ -1,6 +1,5 @@
 //! A region of several nodes: which nodes are members, which of them owns a service, and what nodes prove to each other.
 
-mod admission_lease;
 mod announcement;
 mod carried;
 mod engine;
@@ -11,6 +10,7 @@ mod observer;
 mod peering;
 mod placement;
 mod requests;
+mod signals;
 #[cfg(test)]
 mod simulation;
 mod status;
@@ -18,7 +18,6 @@ mod succession;
 pub mod timing;
 mod view;
 
-pub use admission_lease::AdmissionLease;
 pub(crate) use announcement::{AnnouncementKey, InvalidAnnouncement, TunnelAnnouncement};
 pub use carried::CarriedMembership;
 pub use engine::{Call, CallResult, Join, NodeRow, NodeState, Replaced, Roster, Statement};
@@ -28,5 +27,6 @@ pub use membership::{Action, Event, Membership, NodeConfig, PeerState, StopReaso
 pub(crate) use peering::{Destination, Peering};
 pub use placement::{Member, NodeSlot, Owner, Placement};
 pub use requests::OperatorError;
+pub use signals::RegionSignals;
 pub use status::{NodeStatus, RegionStatus, Standing};
 pub use view::{Arrival, Attempts, Decision, Retry, View};

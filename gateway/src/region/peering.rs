@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::{AdmissionLease, AnnouncementKey, Arrival, Decision, Member, Owner, Placement, RegionKey, View};
+use super::{AnnouncementKey, Arrival, Decision, Member, Owner, Placement, RegionKey, RegionSignals, View};
 
 /// Earlier placements that are kept.
 const EARLIER: usize = 16;
@@ -20,7 +20,7 @@ pub(crate) struct Peering {
     view: RefCell<Option<Rc<Arc<View>>>>,
     /// Earlier placements, the last one first, with the time of their end.
     earlier: RefCell<VecDeque<(Instant, Option<Arc<View>>)>>,
-    pub(crate) lease: Arc<AdmissionLease>,
+    pub(crate) signals: Arc<RegionSignals>,
     /// Wakes tasks that wait for another view.
     changed: Notify,
     pub(crate) announcements: AnnouncementKey,
@@ -38,11 +38,11 @@ pub(crate) enum Destination {
 }
 
 impl Peering {
-    pub(crate) fn new(key: &RegionKey, lease: Arc<AdmissionLease>) -> Rc<Self> {
+    pub(crate) fn new(key: &RegionKey, signals: Arc<RegionSignals>) -> Rc<Self> {
         Rc::new(Self {
             view: RefCell::default(),
             earlier: RefCell::default(),
-            lease,
+            signals,
             changed: Notify::new(),
             announcements: AnnouncementKey::new(key),
         })
@@ -78,14 +78,14 @@ impl Peering {
     pub(crate) fn admits(&self, hostname: &str, now: Instant) -> bool {
         let view = self.view.borrow();
         let admit =
-            |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.lease.holds(now)) == Decision::Admit;
+            |view: &Rc<Arc<View>>| view.decide(hostname, Arrival::Caller, self.signals.holds(now)) == Decision::Admit;
         view.as_ref().is_some_and(admit)
     }
 
     /// Where a request of a caller goes.
     pub(crate) fn destination(&self, hostname: &str, now: Instant) -> Destination {
         let Some(view) = &*self.view.borrow() else { return Destination::Unknown };
-        match view.decide(hostname, Arrival::Caller, self.lease.holds(now)) {
+        match view.decide(hostname, Arrival::Caller, self.signals.holds(now)) {
             Decision::Admit => Destination::Here,
             Decision::Forward(owner) => Destination::Node { owner: owner.clone(), epoch: view.epoch() },
             Decision::Wait | Decision::NotOwner { .. } => Destination::Unknown,
@@ -97,7 +97,7 @@ impl Peering {
     pub(crate) fn accepts(&self, hostname: &str, now: Instant) -> Option<Result<(), u64>> {
         let view = self.view.borrow();
         let Some(view) = &*view else { return Some(Err(0)) };
-        match view.decide(hostname, Arrival::Peer, self.lease.holds(now)) {
+        match view.decide(hostname, Arrival::Peer, self.signals.holds(now)) {
             Decision::Admit => Some(Ok(())),
             Decision::NotOwner { epoch } => Some(Err(epoch)),
             Decision::Wait | Decision::Forward(_) => None,
@@ -143,7 +143,7 @@ mod tests {
     const HERE: u16 = 3;
 
     fn peering(now: Instant) -> Rc<Peering> {
-        Peering::new(&RegionKey::new([1; 32]), Arc::new(AdmissionLease::new(now)))
+        Peering::new(&RegionKey::new([1; 32]), Arc::new(RegionSignals::new(now)))
     }
 
     fn member(slot: u16, session: u128) -> Member {
@@ -188,7 +188,7 @@ mod tests {
         peering.replace_view(view(1, vec![member(HERE, 5)]), now);
         assert!(!peering.admits("a", now));
         assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Unknown, None));
-        peering.lease.set(Some(now + Duration::from_secs(1)));
+        peering.signals.set(Some(now + Duration::from_secs(1)));
         assert!(peering.admits("a", now) && !peering.admits("a", now + Duration::from_secs(1)));
         assert_eq!((peering.destination("a", now), peering.accepts("a", now)), (Destination::Here, Some(Ok(()))));
         peering.replace_view(view(2, vec![member(1, 6)]), now);

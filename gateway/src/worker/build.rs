@@ -63,7 +63,7 @@ impl Worker {
         let nodes = setup
             .region
             .as_ref()
-            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.lease))));
+            .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.signals))));
         let common = Common {
             id,
             config,

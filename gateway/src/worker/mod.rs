@@ -33,7 +33,7 @@ use crate::mailbox::Inbox;
 use crate::memory::sockets::{SocketBudget, SocketMemory};
 use crate::ownership::WorkerId;
 use crate::rate_limit::{self, Buckets, Level};
-use crate::region::{AdmissionLease, RegionKey};
+use crate::region::{RegionKey, RegionSignals};
 use crate::request_scope::Observers;
 use crate::route::Router;
 use crate::store::{Directory, Service};
@@ -79,7 +79,7 @@ pub(crate) struct Setup {
 /// What a worker of a node in a region of several nodes starts with.
 pub(crate) struct RegionSetup {
     pub(crate) key: RegionKey,
-    pub(crate) lease: Arc<AdmissionLease>,
+    pub(crate) signals: Arc<RegionSignals>,
     /// For other nodes.
     pub(crate) listeners: Vec<TcpListener>,
     /// Takes connections of other nodes' control planes.

@@ -148,11 +148,15 @@ async fn run(nodes: Rc<Nodes>, link: Rc<Link>) {
             let _attached = nodes.attach(stream.closer());
             tracing::info!(node, %address, "link to another node opened");
             let ended = drive(&nodes, &link, &stream).await;
+            if ended.is_err() {
+                nodes.peering.signals.link_broke();
+            }
             let error = ended.err().map(|error| error_line(&error));
             tracing::info!(node, %address, error, "link to another node ended");
         }
         Err(error) => {
             nodes.forget(&link);
+            nodes.peering.signals.link_broke();
             tracing::warn!(node, %address, %error, "cannot open a link to another node");
         }
     }

@@ -122,7 +122,7 @@ impl CrossNodeRequest {
     /// Waits for a later placement, but not long: the other node may be the one that is late.
     async fn wait(&self, retry: &Retry, epoch: u64, deadline: Instant) {
         if let Retry::NotOwner { epoch: theirs } = retry {
-            self.nodes.peering.lease.name_epoch(*theirs);
+            self.nodes.peering.signals.name_epoch(*theirs);
         }
         let pause = match retry {
             Retry::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,

@@ -1,22 +1,27 @@
-//! What the membership and the workers tell each other without messages: the end of the lease, and later epochs.
+//! What the membership and the workers tell each other without messages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Until when this node may admit requests for the services that it owns. Shared by all threads.
+use tokio::sync::Notify;
+
+/// Until when this node may admit requests for the services that it owns, and what the workers have learned from other
+/// nodes. Shared by all threads.
 #[derive(Debug)]
-pub struct AdmissionLease {
+pub struct RegionSignals {
     base: Instant,
     /// Nanoseconds after `base`; 0 before the first lease.
     until: AtomicU64,
     /// Latest epoch that another node has named.
     named_epoch: AtomicU64,
+    /// Notified when a link to another node has broken.
+    link_broken: Notify,
 }
 
-impl AdmissionLease {
+impl RegionSignals {
     /// Without a lease.
     pub fn new(now: Instant) -> Self {
-        Self { base: now, until: AtomicU64::new(0), named_epoch: AtomicU64::new(0) }
+        Self { base: now, until: AtomicU64::new(0), named_epoch: AtomicU64::new(0), link_broken: Notify::new() }
     }
 
     /// Replaces the end of the lease; `None` ends it.
@@ -40,6 +45,16 @@ impl AdmissionLease {
         self.named_epoch.load(Ordering::Relaxed)
     }
 
+    /// A link to another node has broken, or cannot be opened: the node may have ended.
+    pub fn link_broke(&self) {
+        self.link_broken.notify_one();
+    }
+
+    /// Resolves when a link has broken since the last time.
+    pub async fn broken_link(&self) {
+        self.link_broken.notified().await;
+    }
+
     pub fn holds(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.base).as_nanos() < u128::from(self.until.load(Ordering::Relaxed))
     }
@@ -54,14 +69,14 @@ mod tests {
     #[test]
     fn holds_until_its_end() {
         let now = Instant::now();
-        let lease = AdmissionLease::new(now);
-        assert!(!lease.holds(now));
-        lease.set(Some(now + Duration::from_secs(4)));
-        assert!(lease.holds(now + Duration::from_millis(3999)));
-        assert!(!lease.holds(now + Duration::from_secs(4)));
-        lease.set_endless();
-        assert!(lease.holds(now + Duration::from_hours(1000)));
-        lease.set(None);
-        assert!(!lease.holds(now));
+        let signals = RegionSignals::new(now);
+        assert!(!signals.holds(now));
+        signals.set(Some(now + Duration::from_secs(4)));
+        assert!(signals.holds(now + Duration::from_millis(3999)));
+        assert!(!signals.holds(now + Duration::from_secs(4)));
+        signals.set_endless();
+        assert!(signals.holds(now + Duration::from_hours(1000)));
+        signals.set(None);
+        assert!(!signals.holds(now));
     }
 }
