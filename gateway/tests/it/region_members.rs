@@ -1,5 +1,7 @@
 //! A region of several node processes on PostgreSQL: joins, losses, drains and replacements.
 
+use std::time::Instant;
+
 use crate::support::region::Region;
 use crate::support::successor::replace;
 use crate::support::{backend, eventually};
@@ -122,4 +124,38 @@ fn nodes_serve_on_without_postgresql_and_one_of_them_restarts_meanwhile() {
     for node in 0..3 {
         assert_eq!(region.request(node), "200", "at node {node}");
     }
+}
+
+#[test]
+fn the_limit_of_a_service_holds_over_all_nodes_and_over_moves() {
+    const BURST: u64 = 60;
+    let Some((mut region, _agent, [owner, other, third])) = with_agent() else { return };
+    // One request a second.
+    let limit = serde_json::json!({ "burst": BURST, "refill_per_minute": 60 });
+    let (status, _) = region.patch(owner, "/api/v1/accounts/demo/services/echo", &limit);
+    assert_eq!(status, 200);
+    let began = Instant::now();
+    let mut admitted = 0;
+    let mut send = |region: &Region, nodes: &[usize], times: usize| {
+        for _ in 0..times {
+            for node in nodes {
+                match region.request(*node).as_str() {
+                    "200" => admitted += 1,
+                    "429 GW_RATE_LIMIT_EXCEEDED" => {}
+                    outcome => panic!("{outcome} at node {node}"),
+                }
+            }
+        }
+    };
+    send(&region, &[owner, other, third], 10);
+    // The owner leaves, and takes its place again: the level goes along both times.
+    region.node(owner).process.signal("TERM");
+    assert_eq!(region.nodes[owner].take().unwrap().process.exit_code(), Some(0));
+    send(&region, &[other, third], 10);
+    region.restart(owner);
+    region.wait_for_members(3);
+    assert_eq!(region.owner(), owner);
+    send(&region, &[owner, other, third], 30);
+    let most = BURST + began.elapsed().as_secs() + 1;
+    assert!((BURST..=most).contains(&admitted), "{admitted} of at most {most}");
 }
