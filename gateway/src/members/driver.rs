@@ -400,7 +400,9 @@ impl Driver {
         self.last_told = Some((state.clone(), Instant::now()));
         let rows = &state.roster.rows;
         self.outbox.retain(|session| rows.iter().any(|row| row.session == session));
-        for row in rows.iter().filter(|row| row.session != state.session && !row.state.is_over()) {
+        // A node that was declared dead may live, and learns of it from its peers if it does not reach PostgreSQL.
+        let listens = |row: &&NodeRow| row.session != state.session && row.state != NodeState::Left;
+        for row in rows.iter().filter(listens) {
             self.send(&row.member(), state);
         }
     }

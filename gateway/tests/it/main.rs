@@ -34,6 +34,7 @@ mod region_control;
 mod region_failover;
 mod region_load;
 mod region_members;
+mod region_partitions;
 mod region_records;
 mod region_requests;
 mod region_store;

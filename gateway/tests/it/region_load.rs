@@ -238,7 +238,8 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     let was_in_flight = |failure: &Failure| {
         kills.iter().any(|(began, ended)| failure.began <= *ended + moment && failure.ended >= *began)
     };
-    let other: Vec<_> = outcome.failures.iter().filter(|failure| !was_in_flight(failure)).map(|failure| &failure.what).collect();
+    let other: Vec<_> =
+        outcome.failures.iter().filter(|failure| !was_in_flight(failure)).map(|failure| &failure.what).collect();
     assert!(other.is_empty(), "{other:?}");
     assert!(outcome.failures.len() <= kills.len() * CALLERS, "{} failures", outcome.failures.len());
     assert_eq!(received.twice.load(Ordering::Relaxed), 0);

@@ -4,6 +4,7 @@ pub(crate) mod admin_api;
 pub(crate) mod apex;
 pub(crate) mod backend;
 pub(crate) mod caller;
+pub(crate) mod gate;
 pub(crate) mod held_backend;
 pub(crate) mod http1_peer;
 pub(crate) mod http2_backend;

@@ -12,6 +12,7 @@ use gw_gateway::demo::About;
 use serde_json::Value;
 
 use super::caller::{Caller, HOST, connect_to};
+use super::gate::{Gate, Target};
 use super::postgres::Postgres;
 use super::prepared::about;
 use super::process::{self, Running, Served};
@@ -26,6 +27,10 @@ pub(crate) struct Region {
     service_key: String,
     token: String,
     balancer: Balancer,
+    is_gated: bool,
+    /// Connections of each node to PostgreSQL, and of the others to it.
+    pub(crate) engine_gates: Vec<Gate>,
+    pub(crate) peer_gates: Vec<Gate>,
     /// Ports of the nodes, which no other program can take while a node does not run.
     ports: Vec<socket2::Socket>,
 }
@@ -73,6 +78,15 @@ impl Region {
     /// Starts a region with the demo's account and service, and `count` nodes that are all members; `None` if
     /// PostgreSQL is not installed and may be missing.
     pub(crate) fn start(count: usize) -> Option<Self> {
+        Self::start_with(count, false)
+    }
+
+    /// As [`Self::start`]; the connections to PostgreSQL and between nodes go through gates.
+    pub(crate) fn start_gated(count: usize) -> Option<Self> {
+        Self::start_with(count, true)
+    }
+
+    fn start_with(count: usize, is_gated: bool) -> Option<Self> {
         let postgres = Postgres::with_region()?;
         let folder = tempfile::tempdir().unwrap();
         let gateway = Gateway::start(&postgres.config(&folder.path().join("setup"))).unwrap();
@@ -87,6 +101,9 @@ impl Region {
             service_key,
             token,
             balancer: Balancer::start(),
+            is_gated,
+            engine_gates: Vec::new(),
+            peer_gates: Vec::new(),
             ports: Vec::new(),
         };
         for _ in 0..count {
@@ -116,7 +133,19 @@ impl Region {
         });
         let text = self.postgres.config_text(&self.data(node));
         let text = text.replace("127.0.0.1:0\"\nadmin", &format!("127.0.0.1:{port}\"\nadmin"));
-        fs::write(self.config(node), format!("{text}peer_listen = \"127.0.0.1:{peer_port}\"\n")).unwrap();
+        let listen = format!("peer_listen = \"127.0.0.1:{peer_port}\"\n");
+        if !self.is_gated {
+            fs::write(self.config(node), text + &listen).unwrap();
+            self.balancer.add(([127, 0, 0, 1], port).into());
+            self.restart(node);
+            return node;
+        }
+        let engine = Gate::to(Target::Unix(self.postgres.socket().join(".s.PGSQL.5432")));
+        let text = text.replace(&self.postgres.url(), &format!("postgres://gw@{}/postgres", engine.address));
+        let peers = Gate::to(Target::Tcp(([127, 0, 0, 1], peer_port).into()));
+        fs::write(self.config(node), format!("{text}{listen}peer_address = \"{}\"\n", peers.address)).unwrap();
+        self.engine_gates.push(engine);
+        self.peer_gates.push(peers);
         self.balancer.add(([127, 0, 0, 1], port).into());
         self.restart(node);
         node
