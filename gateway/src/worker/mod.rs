@@ -238,6 +238,7 @@ impl Worker {
 
     fn use_placement(&self, placement: Arc<Placement>) {
         let Some(nodes) = &self.nodes else { return };
+        self.observers.ids.use_node_slot(placement.here().get());
         let left = nodes.use_placement(placement);
         let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
         self.tunnels.registry.borrow().relocate(is_elsewhere, |slot| left.contains(&slot));

@@ -32,6 +32,7 @@ mod refusals;
 mod region_commands;
 mod region_control;
 mod region_failover;
+mod region_logs;
 mod region_records;
 mod region_requests;
 mod region_store;
