@@ -188,20 +188,30 @@ pub fn random_base62(length: usize) -> String {
     text
 }
 
-/// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread.
+/// Makes request ids: UUIDv7 (RFC 9562 §5.7), in order of creation on one thread. The last 10 bits are the slot of the node
+/// in its region; 0 until a slot is set.
 ///
 /// One per thread: `Uuid::now_v7()` shares one counter behind a lock.
 pub struct RequestIds {
     context: RefCell<uuid::ContextV7>,
     latest_ms: Cell<u64>,
+    node_slot: Cell<u16>,
 }
+
+/// Bits of a request id that are the slot of a node. A counter of 42 bits and 22 random bits are before them.
+const NODE_SLOT_MASK: u128 = 0x3ff;
 
 /// Largest step back of the clock that ids ignore, to stay in order. A larger one they follow.
 const SET_BACK_MS: u64 = 1000;
 
 impl RequestIds {
     pub fn new() -> Self {
-        Self { context: RefCell::new(uuid::ContextV7::new()), latest_ms: Cell::new(0) }
+        Self { context: RefCell::new(uuid::ContextV7::new()), latest_ms: Cell::new(0), node_slot: Cell::new(0) }
+    }
+
+    /// Makes ids of the node in this slot from now on. Slots have 10 bits.
+    pub fn use_node_slot(&self, slot: u16) {
+        self.node_slot.set(slot);
     }
 
     pub fn next_id(&self) -> RequestId {
@@ -216,7 +226,9 @@ impl RequestIds {
             self.context.replace(uuid::ContextV7::new());
         }
         let timestamp = uuid::Timestamp::from_unix(&*self.context.borrow(), since.as_secs(), since.subsec_nanos());
-        let id = RequestId(Uuid::new_v7(timestamp));
+        let random = Uuid::new_v7(timestamp).as_u128();
+        let slot = u128::from(self.node_slot.get()) & NODE_SLOT_MASK;
+        let id = RequestId(Uuid::from_u128(random & !NODE_SLOT_MASK | slot));
         self.latest_ms.set(id.unix_ms());
         id
     }
@@ -252,6 +264,11 @@ impl RequestId {
     /// Time of creation in milliseconds since the Unix epoch: the first 48 bits.
     pub fn unix_ms(self) -> u64 {
         (self.0.as_u128() >> 80) as u64
+    }
+
+    /// Slot of the node that received the request: the last 10 bits.
+    pub fn node_slot(self) -> u16 {
+        (self.0.as_u128() & NODE_SLOT_MASK) as u16
     }
 
     /// Writes the 36 characters of the text form into `buffer`.
@@ -330,6 +347,19 @@ mod tests {
         let back = ids.next_at(at(1_800_000_000_000));
         assert_eq!(back.unix_ms(), 1_800_000_000_000);
         assert!(ids.next_at(at(1_800_000_000_000)) > back);
+    }
+
+    #[test]
+    fn request_ids_name_a_node_and_keep_their_order() {
+        let ids = RequestIds::new();
+        let mut made = Vec::new();
+        for slot in [0, 1023, 5, 0, 731] {
+            ids.use_node_slot(slot);
+            made.extend((0..100).map(|_| ids.next_id()));
+            assert!(made.iter().rev().take(100).all(|id| id.node_slot() == slot));
+        }
+        assert!(made.is_sorted_by(|one, next| one < next));
+        assert_eq!(RequestId::first_of_ms(7).node_slot(), 0);
     }
 
     #[test]

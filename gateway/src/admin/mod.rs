@@ -3,6 +3,7 @@
 mod api;
 mod console;
 mod metrics;
+mod nodes;
 mod problem;
 
 use std::io;
@@ -22,7 +23,7 @@ use gw_shared::telemetry::trace::SpanCounts;
 use crate::clock::Timestamp;
 use crate::control::{Actor, Control, ControlError, ReplayEdits};
 use crate::members::RegionInputs;
-use crate::telemetry::request_log::{BodyView, LogError, RequestLog, RequestView, Side};
+use crate::telemetry::request_log::{LogError, RequestLog, RequestView};
 use crate::telemetry::timeseries::Series;
 use console::Console;
 use problem::Problem;
@@ -44,6 +45,24 @@ pub(crate) struct Admin {
 
 /// The work of a request panicked; the log has the details.
 struct Panicked;
+
+/// Why a request has no result.
+enum Failed {
+    Refused(ControlError),
+    Panicked(Panicked),
+}
+
+impl From<ControlError> for Failed {
+    fn from(error: ControlError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Panicked> for Failed {
+    fn from(panicked: Panicked) -> Self {
+        Self::Panicked(panicked)
+    }
+}
 
 impl Admin {
     /// `port` is the port for callers and agents.
@@ -76,49 +95,28 @@ impl Admin {
 }
 
 impl Admin {
-    /// Runs a read of the request log on a blocking thread.
+    /// Runs a read of this node's request log on a blocking thread.
     async fn read_log<T: Send + 'static>(
         &self,
         read: impl FnOnce(&RequestLog) -> Result<T, LogError> + Send + 'static,
-    ) -> Result<T, Problem> {
+    ) -> Result<T, Failed> {
         let log = Arc::clone(&self.request_log);
-        self.clone().ask(move |_| Ok(read(&log)?)).await
+        Ok(self.clone().run(move |_| read(&log)).await?.map_err(ControlError::from)?)
     }
 
-    /// Replays a captured request, waits for its end and returns the new request.
-    async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<Result<RequestView, ControlError>, Panicked> {
-        let log = Arc::clone(&self.request_log);
-        let begin = move |control: &Control| {
-            let kept = log.captured(id)?.ok_or_else(|| not_logged(id))?;
-            control.replay(&Actor::Admin, kept, &edits)
-        };
-        let ended = match self.clone().run(begin).await? {
-            Ok(ended) => ended,
-            Err(error) => return Ok(Err(error)),
-        };
-        let Ok(new) = ended.await else { return Ok(Err(ControlError::Stopping)) };
-        let log = Arc::clone(&self.request_log);
-        let find = move |_: &Control| {
+    /// Replays a captured request of any node, waits for its end and returns the new request, which is in the log of this
+    /// node.
+    async fn replay(&self, id: RequestId, edits: ReplayEdits) -> Result<RequestView, Failed> {
+        let kept = self.captured(id).await?.ok_or_else(|| not_logged(id))?;
+        let begin = move |control: &Control| control.replay(&Actor::Admin, kept, &edits);
+        let ended = self.clone().run(begin).await??;
+        let new = ended.await.map_err(|_| ControlError::Stopping)?;
+        let find = move |log: &RequestLog| {
             log.flush();
-            log.show(new)?.ok_or_else(|| not_logged(new))
+            log.show(new)
         };
-        self.clone().run(find).await
+        Ok(self.read_log(find).await?.ok_or_else(|| not_logged(new))?)
     }
-}
-
-/// Reads a captured body of `request` for the administrator, after an entry in the audit log.
-fn read_body(
-    control: &Control,
-    log: &RequestLog,
-    request: &RequestView,
-    side: Side,
-) -> Result<Option<BodyView>, ControlError> {
-    let Ok(id) = request.id.parse() else { return Ok(None) };
-    let body = log.body(id, side)?;
-    if body.is_some() {
-        control.note_body_read(&Actor::Admin, request, side)?;
-    }
-    Ok(body)
 }
 
 fn not_logged(id: RequestId) -> ControlError {
@@ -145,7 +143,7 @@ pub(crate) async fn serve(
 
 /// Routes for the control planes of other nodes.
 pub(crate) fn between_nodes(admin: Admin) -> Router {
-    Router::new().route("/v1/alive", get(|| async { "ok\n" })).with_state(admin)
+    nodes::routes().with_state(admin)
 }
 
 /// Ready: accepting requests, and every worker answers.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoResponses, ToSchema};
 
-use super::Panicked;
+use super::{Failed, Panicked};
 use crate::control::ControlError;
 use crate::store::StoreError;
 use crate::strict_json::Object;
@@ -36,6 +36,9 @@ pub(crate) struct Problem {
     /// The field or parameter that was wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     field: Option<Cow<'static, str>>,
+    /// Slots of nodes of the region that are needed and do not answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    missing_nodes: Vec<u16>,
 }
 
 /// Problems of every request.
@@ -57,6 +60,15 @@ pub(crate) enum ReadProblems {
     /// The gateway's fault.
     #[response(status = 500, content_type = "application/problem+json")]
     Internal(#[to_schema] Problem),
+}
+
+/// A further problem of requests for what the nodes of the region keep each for itself.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes responses, makes none")]
+pub(crate) enum NodeProblems {
+    /// A node of the region that has the answer, or a part of it, does not answer. `missing_nodes` has its slot.
+    #[response(status = 503, content_type = "application/problem+json")]
+    MissingNode(#[to_schema] Problem),
 }
 
 /// Further problems of requests that change something.
@@ -102,6 +114,7 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             field: None,
+            missing_nodes: Vec::new(),
         }
     }
 }
@@ -124,6 +137,10 @@ impl From<ControlError> for Problem {
             ControlError::Invalid { field, .. } => {
                 Self { field: Some(field.into()), ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail) }
             }
+            ControlError::NodesUnavailable(nodes) => Self {
+                missing_nodes: nodes.iter().map(|node| node.slot).collect(),
+                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            },
             ControlError::HandedOver
             | ControlError::Stopping
             | ControlError::Store(StoreError::Unavailable(_) | StoreError::Stale) => {
@@ -134,6 +151,15 @@ impl From<ControlError> for Problem {
                 tracing::error!(error = detail, "a request of the admin listener failed");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
             }
+        }
+    }
+}
+
+impl From<Failed> for Problem {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Refused(error) => error.into(),
+            Failed::Panicked(panicked) => panicked.into(),
         }
     }
 }

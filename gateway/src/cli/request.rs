@@ -67,6 +67,9 @@ pub(crate) struct SearchArguments {
     /// Shortest total duration, in milliseconds.
     #[arg(long, value_name = "MS")]
     min_ms: Option<u32>,
+    /// Omit the requests of nodes of the region that do not answer.
+    #[arg(long)]
+    partial: bool,
     /// Most requests to print.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u32).range(1..))]
     limit: u32,
@@ -130,6 +133,7 @@ impl SearchArguments {
             min_ms: self.min_ms,
             limit: None,
             cursor: None,
+            partial: self.partial.then_some(true),
         };
         let values = [
             ("account", query.account),
@@ -139,6 +143,7 @@ impl SearchArguments {
             ("code", query.code),
             ("path_prefix", query.path_prefix),
             ("caller_id", query.caller_id),
+            ("partial", query.partial.map(|partial| partial.to_string())),
             ("since", query.since),
             ("until", query.until),
             ("min_ms", query.min_ms.map(|ms| ms.to_string())),

@@ -11,7 +11,23 @@ mod server;
 mod tests;
 mod transport;
 
+use std::fmt;
+
 pub(crate) use self::client::{NodeCallError, NodeClient};
 pub(crate) use self::local_node::LocalNode;
 pub(crate) use self::server::{ServerLimits, serve};
 pub(crate) use self::transport::{NodeConnection, NodeConnections, WaitingConnections, channel};
+
+/// A node of the region that is needed for an answer and does not give it.
+#[derive(Debug)]
+pub struct UnavailableNode {
+    pub slot: u16,
+    /// The rest of a sentence that begins with the node.
+    pub reason: String,
+}
+
+impl fmt::Display for UnavailableNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} {}", self.slot, self.reason)
+    }
+}

@@ -59,7 +59,7 @@ pub use signing_key::{Rotation, SigningKeyStatus, SigningKeyView};
 pub(crate) use workers::{ViewApplied, Workers};
 
 use crate::clock::Timestamp;
-use crate::cluster::{LocalNode, NodeClient};
+use crate::cluster::{LocalNode, NodeClient, UnavailableNode};
 use crate::hostname::Region;
 use crate::page::InvalidLimit;
 use crate::rate::Rate;
@@ -157,6 +157,9 @@ pub enum ControlError {
     HandedOver,
     #[error("the gateway stopped before the replay ended")]
     Stopping,
+    /// Nodes of the region that are needed for an answer.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NodesUnavailable(Vec<UnavailableNode>),
     /// The request of an agent was refused.
     #[error("{0}")]
     Refused(crate::error::Error),

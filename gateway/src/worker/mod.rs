@@ -242,6 +242,7 @@ impl Worker {
 
     fn use_view(&self, NewView { number, view, applied }: NewView) {
         let Some(nodes) = &self.nodes else { return };
+        self.observers.ids.use_node_slot(view.placement().here().get());
         let left = nodes.use_view(view);
         let is_elsewhere = |service: &Service| nodes.peering.is_elsewhere(&service.hostname);
         let levels = self.buckets.borrow_mut().leave(&self.directory.get(), is_elsewhere, Instant::now());

@@ -13,7 +13,7 @@ use crate::support::{backend, demo, eventually};
 #[test]
 fn each_kind_of_resource_is_created_read_changed_and_deleted() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let created = api.ask("POST", "/accounts", &json!({ "id": "acme" }));
     assert_eq!((created.status, created.location.as_str()), (201, "/api/v1/accounts/acme"));
     assert_eq!(api.ask("POST", "/accounts", &json!({ "id": "acme" })).status, 200);
@@ -83,7 +83,7 @@ fn each_kind_of_resource_is_created_read_changed_and_deleted() {
 #[test]
 fn lists_are_paginated() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     for number in 0..7 {
         assert_eq!(api.ask("POST", "/accounts", &json!({ "id": format!("acc{number}") })).status, 201);
     }
@@ -104,7 +104,7 @@ fn lists_are_paginated() {
 #[test]
 fn errors_are_problem_details() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let large = json!({ "id": "x".repeat(70_000) });
     for (method, path, body, status, kind, says) in [
         ("GET", "/accounts/nobody", &Value::Null, 404, "not-found", "no account nobody"),
@@ -154,7 +154,7 @@ fn errors_are_problem_details() {
 #[test]
 fn a_key_is_refused_as_soon_as_it_is_disabled() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let new = api.ask("POST", "/accounts/demo/service-keys", &json!({ "allowed_services": ["echo"] })).body;
     let mut caller = connect(&demo);
     let mut status = || {

@@ -11,7 +11,7 @@ use crate::support::{demo, setup};
 
 /// Asserts that a body that repeats `member` is refused.
 fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
-    let text = Api(demo).ask_raw(method, path, body);
+    let text = Api(&demo.about).ask_raw(method, path, body);
     let detail = text.body["detail"].as_str().unwrap_or_default().to_owned();
     assert!(matches!(text.status, 400 | 422), "{method} {path}: {text:?}");
     assert!(detail.contains(&format!("duplicate field `{member}`")), "{method} {path}: {detail}");
@@ -20,7 +20,7 @@ fn twice(demo: &Demo, method: &str, path: &str, body: &str, member: &str) {
 #[test]
 fn every_endpoint_refuses_repeated_members() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", "Content-Length: 2\r\n\r\nhi"));
     record(&api, &id);
@@ -72,7 +72,7 @@ fn every_endpoint_refuses_repeated_members() {
 #[test]
 fn names_with_control_or_direction_characters_are_refused() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let agent = api.get("/accounts/demo/agents").body["items"][0]["agent_id"].as_str().unwrap().to_owned();
     for name in ["a\u{202e}b", "a\u{2066}b", "\u{200f}ab", "a\u{2028}b", "a\u{9b}b", "a\u{61c}b"] {
         for (method, path, body) in [

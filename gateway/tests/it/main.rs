@@ -33,6 +33,7 @@ mod region_commands;
 mod region_control;
 mod region_failover;
 mod region_load;
+mod region_logs;
 mod region_members;
 mod region_partitions;
 mod region_records;

@@ -26,7 +26,7 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
         (answer("HTTP/1.1 abc\r\n\r\n"), "GW_BACKEND_INVALID_RESPONSE", true),
     ] {
         let demo = demo(Some(backend));
-        let api = Api(&demo);
+        let api = Api(&demo.about);
         capture_bodies(&api);
         // Some connections reach the owner of the service, others another worker.
         for _ in 0..4 {
@@ -46,7 +46,7 @@ fn bodies_of_requests_that_reached_the_backend_are_captured() {
 #[test]
 fn bodies_of_rate_limited_requests_are_not_captured() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let waiting: Vec<_> = (0..128)
         .map(|_| {
@@ -95,7 +95,7 @@ fn audited(api: &Api<'_>, id: &str) -> Vec<(String, Value)> {
 #[test]
 fn reads_and_replays_of_captures_are_audited() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let (_, id) = call(&demo, &request(&demo, "POST /echo", BODY));
     record(&api, &id);
@@ -123,7 +123,7 @@ fn reads_and_replays_of_captures_are_audited() {
 #[test]
 fn bodies_are_captured_if_service_and_account_allow_it() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let credentials = "Authorization: Bearer hidden\r\nCookie: a=hidden\r\nX-Plain: yes\r\n";
     let post = format!("{credentials}Content-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello");

@@ -18,7 +18,7 @@ use crate::support::{backend, demo, eventually};
 #[test]
 fn every_request_of_a_service_is_in_the_log() {
     let demo = demo(Some(backend::answering("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone")));
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let (_, id) = call(&demo, &request(&demo, "POST /orders/7?limit=5&x=%20", "Content-Length: 3\r\n\r\nabc"));
     let relayed = record(&api, &id);
     let agents = api.get("/accounts/demo/agents").body;
@@ -70,7 +70,7 @@ fn requests_of_disconnected_callers_are_in_the_log() {
             let _ = peer.request();
         }
     })));
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     // Some connections reach the owner of the service, others another worker.
     for number in 0..8 {
@@ -130,7 +130,7 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
             peer.send("HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno");
         }
     })));
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let upgrade = |path: &str| request(&demo, &format!("GET {path}"), "Connection: upgrade\r\nUpgrade: x\r\n\r\n");
     let mut caller = connect(&demo);
@@ -150,7 +150,7 @@ fn an_upgrade_is_recorded_with_the_status_that_the_caller_got() {
 #[test]
 fn refused_heads_that_name_a_service_are_recorded() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let long = "a".repeat(8 * 1024);
     let fields = format!("A: {}\r\n\r\n", "b".repeat(33 * 1024));
     let host = format!("Host: {HOST}\r\n");
@@ -205,7 +205,7 @@ fn refused_heads_that_name_a_service_are_recorded() {
 #[test]
 fn requests_to_the_apex_are_recorded_without_secrets_and_bodies() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let (id, secret) = (&demo.about.client_id, &demo.about.client_secret);
     let secrets = format!("?client_secret={secret}&enrollment_id=en_1&gw_et_a.bcdefgh&token=hidden");
     let token = |secret: &str| {
@@ -261,7 +261,7 @@ fn records_of_unauthenticated_apex_requests_are_rate_limited() {
     const BURST: usize = 1000;
     const MORE: usize = 200;
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let mut caller = apex::connect(&demo);
     let mut ids = Vec::new();
     for _ in 0..BURST + MORE {

@@ -18,7 +18,7 @@ fn a_captured_request_is_replayed() {
             peer.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
         }
     })));
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let fields = "Authorization: Basic eDp5\r\nX-A: 1\r\nContent-Length: 3\r\n\r\nabc";
     let (_, id) = call(&demo, &request(&demo, "PUT /orders?x=1", fields));
@@ -74,7 +74,7 @@ fn a_captured_request_is_replayed() {
 #[test]
 fn requests_without_a_complete_capture_are_not_replayed() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let (_, unkept) = call(&demo, &get(&demo, "/hello"));
     record(&api, &unkept);
     let refused = api.ask("POST", &format!("/requests/{unkept}/replay"), &json!({}));
@@ -94,7 +94,7 @@ fn requests_without_a_complete_capture_are_not_replayed() {
 #[test]
 fn masked_values_must_be_supplied_for_a_replay() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let key = "gw_sk_abc.secret";
     let (_, id) = call(&demo, &request(&demo, &format!("GET /hello?key={key}"), &format!("X-Key: {key}\r\n\r\n")));
@@ -111,7 +111,7 @@ fn masked_values_must_be_supplied_for_a_replay() {
 #[test]
 fn rate_limits_apply_to_replays() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let (_, id) = call(&demo, &get(&demo, "/hello"));
     record(&api, &id);

@@ -104,7 +104,7 @@ fn fragments_and_invalid_target_bytes_are_refused() {
 #[test]
 fn every_visible_byte_is_logged_and_replayed() {
     let demo = demo(Some(target_backend()));
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     let changes = json!({ "capture_request_body": true, "capture_response_body": true });
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &changes).status, 200);
     let mut caller = connect(&demo);

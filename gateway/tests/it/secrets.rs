@@ -19,7 +19,7 @@ fn no_secret_is_written_to_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = Some(folder.path().to_owned());
     let demo = Demo::start(&Options { data_dir, ..crate::support::options(None) }).unwrap();
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     // Responses are not captured, because the echo repeats the request.
     assert_eq!(api.ask("PATCH", "/accounts/demo/services/echo", &json!({ "capture_request_body": true })).status, 200);
     let control = demo.gateway().control();
@@ -112,7 +112,7 @@ fn files_with(folder: &Path, text: &str) -> Vec<String> {
 #[test]
 fn secrets_in_any_encoding_and_the_admin_token_are_masked() {
     let demo = demo(None);
-    let api = Api(&demo);
+    let api = Api(&demo.about);
     capture_bodies(&api);
     let admin = &demo.about.admin_token;
     let encoded = |text: &str| text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();

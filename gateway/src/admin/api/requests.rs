@@ -1,7 +1,5 @@
 //! `/requests`
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -10,11 +8,11 @@ use gw_shared::id::{InvalidId, RequestId};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::admin::{Admin, not_logged, read_body};
-use crate::control::{Control, ControlError, ReplayEdits};
-use crate::page::Page;
-use crate::telemetry::request_log::{BodyView, RequestView, SearchQuery, Side};
+use crate::admin::nodes::Located;
+use crate::admin::problem::{JsonBody, NodeProblems, Path, Problem, Query, ReadProblems, WriteProblems};
+use crate::admin::{Admin, not_logged};
+use crate::control::{ControlError, ReplayEdits};
+use crate::telemetry::request_log::{BodyView, RequestPage, RequestView, SearchQuery, Side};
 
 /// Whether the captured body is incomplete.
 const X_GW_TRUNCATED: HeaderName = HeaderName::from_static("x-gw-truncated");
@@ -33,27 +31,27 @@ pub(super) fn replay_routes() -> OpenApiRouter<Admin> {
     OpenApiRouter::new().routes(routes!(replay_request))
 }
 
-/// Search the request log, the newest first. A page may have fewer items than asked for and a `next_cursor` all the same:
+/// Search the request logs of all nodes, the newest first. A page may have fewer items than asked for and a `next_cursor` all the same:
 /// a search that has looked at much goes on with the next page.
 #[utoipa::path(
     get, path = "/requests", tag = "requests", params(SearchQuery),
-    responses((status = 200, description = "A page", body = Page<RequestView>), ReadProblems),
+    responses((status = 200, description = "A page", body = RequestPage), ReadProblems, NodeProblems),
 )]
 async fn search_requests(
     State(admin): State<Admin>,
     Query(query): Query<SearchQuery>,
-) -> Result<Json<Page<RequestView>>, Problem> {
-    admin.read_log(move |log| log.search(&query)).await.map(Json)
+) -> Result<Json<RequestPage>, Problem> {
+    Ok(Json(admin.search(query).await?))
 }
 
 /// Show a request.
 #[utoipa::path(
     get, path = "/requests/{request_id}", tag = "requests",
     params(("request_id" = String, Path, description = "As in X-Gw-Request-Id")),
-    responses((status = 200, description = "The request", body = RequestView), ReadProblems),
+    responses((status = 200, description = "The request", body = RequestView), ReadProblems, NodeProblems),
 )]
 async fn show_request(State(admin): State<Admin>, Path(id): Path<String>) -> Result<Json<RequestView>, Problem> {
-    admin.request(&id).await.map(Json)
+    Ok(Json(admin.request(&id).await?.view))
 }
 
 /// Show a body that was kept, as it went over the wire: its `Content-Encoding` is the response's. `X-Gw-Truncated: true`
@@ -67,7 +65,7 @@ async fn show_request(State(admin): State<Admin>, Path(id): Path<String>) -> Res
     ),
     responses(
         (status = 200, description = "The body", body = Vec<u8>, content_type = "application/octet-stream"),
-        ReadProblems,
+        ReadProblems, NodeProblems,
     ),
 )]
 async fn show_request_body(
@@ -79,13 +77,7 @@ async fn show_request_body(
         "response" => Side::Response,
         _ => return Err(ControlError::invalid("side", "must be request or response").into()),
     };
-    let id = parse(&id)?;
-    let log = Arc::clone(&admin.request_log);
-    let read = move |control: &Control| {
-        let Some(request) = log.show(id)? else { return Ok(None) };
-        read_body(control, &log, &request, side)
-    };
-    let body = admin.ask(read).await?;
+    let body = admin.read_body(&admin.request(&id).await?, side).await?;
     body.map(attachment).ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, "this body was not captured"))
 }
 
@@ -125,16 +117,16 @@ async fn replay_request(
     Path(id): Path<String>,
     JsonBody(edits): JsonBody<ReplayEdits>,
 ) -> Result<Response, Problem> {
-    let view = admin.replay(parse(&id)?, edits).await??;
+    let view = admin.replay(parse(&id)?, edits).await?;
     let location = format!("/api/v1/requests/{}", view.id);
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(view)).into_response())
 }
 
 impl Admin {
-    /// The request with this id.
-    pub(in crate::admin) async fn request(&self, id: &str) -> Result<RequestView, Problem> {
+    /// The request with this id, from any node.
+    async fn request(&self, id: &str) -> Result<Located, Problem> {
         let id = parse(id)?;
-        let found = self.read_log(move |log| log.show(id)).await?;
+        let found = self.locate(id).await?;
         found.ok_or_else(|| not_logged(id).into())
     }
 }

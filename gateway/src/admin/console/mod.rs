@@ -4,7 +4,7 @@
 mod pages;
 mod web;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -15,7 +15,6 @@ use super::Admin;
 use crate::control::{Control, ControlError};
 use crate::rate::Rate;
 use crate::rate_limit::AddressLimits;
-use crate::telemetry::request_log::RequestLog;
 use pages::{
     accounts, agents, audit, caller_secrets, enrollment, overview, replay, requests, services, sign_in, traffic,
     tunnels,
@@ -67,22 +66,6 @@ impl Admin {
         work: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
     ) -> Result<Result<T, ControlError>, Failure> {
         self.clone().run(work).await.map_err(Failure::from)
-    }
-
-    /// As [`Self::look`], with access to the request log.
-    async fn look_with_log<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Control, &RequestLog) -> Result<T, ControlError> + Send + 'static,
-    ) -> Result<T, Failure> {
-        Ok(self.attempt_with_log(work).await??)
-    }
-
-    async fn attempt_with_log<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Control, &RequestLog) -> Result<T, ControlError> + Send + 'static,
-    ) -> Result<Result<T, ControlError>, Failure> {
-        let log = Arc::clone(&self.request_log);
-        self.attempt(move |control| work(control, &log)).await
     }
 }
 

@@ -328,7 +328,7 @@ pub(super) fn find_service(connection: &Connection, label: &str) -> Result<Optio
     Ok(select.query_row([label], |row| row.get(0)).optional()?)
 }
 
-/// Returns the bytes of an id that `arrival` keeps to find it. They are random bits.
+/// Returns the bytes of an id that `arrival` keeps to find it: 22 random bits and the slot of the node.
 pub(super) fn fingerprint(id: &[u8; 16]) -> [u8; 4] {
     [id[12], id[13], id[14], id[15]]
 }

@@ -53,7 +53,7 @@ pub(crate) use record::METHOD_MAX;
 pub use record::{Batch, BodyCapture, CallerId, Capture, Ended, MessageCapture, Protocol, RequestRecord, Truncation};
 pub(crate) use recorder::Recorder;
 pub use timing::{Timing, TimingStage};
-pub use view::{BodyView, CapturedView, RequestView, SearchQuery, Side};
+pub use view::{BodyView, CapturedView, RequestPage, RequestView, SearchQuery, Side};
 
 /// Label in records of requests to the apex, which have no service.
 pub(crate) const APEX_LABEL: &str = "";
@@ -223,6 +223,11 @@ impl RequestLog {
     /// Returns the request with this id; `None` if it is not in the log or has expired.
     pub fn show(&self, id: RequestId) -> Result<Option<RequestView>, LogError> {
         self.with_found(id, |_, found| Ok(Some(found.view)))
+    }
+
+    /// Whether a request with this id may be in the log; otherwise it is too old, or of the future.
+    pub fn keeps(&self, id: RequestId) -> bool {
+        self.now.days().contains(&Day::of_ms(id.unix_ms()))
     }
 
     /// Returns a page of the requests that match `query`, the newest first.

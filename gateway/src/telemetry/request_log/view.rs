@@ -80,6 +80,26 @@ pub enum Side {
     Response,
 }
 
+/// Requests of all nodes of the region, and where the rest begins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RequestPage {
+    pub items: Vec<RequestView>,
+    /// Ask with it for the items that follow; null on the last page.
+    pub next_cursor: Option<String>,
+    /// With `partial=true`: slots of nodes that do not answer, whose requests are missing. Left out if all answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_nodes: Vec<u16>,
+}
+
+impl Side {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Response => "response",
+        }
+    }
+}
+
 /// Query of requests, which are returned newest first.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -117,4 +137,7 @@ pub struct SearchQuery {
     pub limit: Option<usize>,
     /// `next_cursor` of the page before.
     pub cursor: Option<String>,
+    /// In a region of several nodes: whether to answer without the requests of nodes that do not answer. Otherwise such a
+    /// search is refused (503).
+    pub partial: Option<bool>,
 }

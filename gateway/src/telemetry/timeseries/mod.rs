@@ -22,8 +22,7 @@ use self::counter_diff::CounterDiff;
 pub use self::file::FileError;
 use self::file::SeriesFile;
 use self::totals::Totals;
-use self::view::Span;
-pub use self::view::{Point, PointView, SeriesQuery, SeriesView};
+pub use self::view::{Point, PointView, SeriesCounts, SeriesPlan, SeriesQuery, SeriesView};
 use crate::clock::Timestamp;
 use crate::limits;
 use crate::telemetry::counters::WorkerReport;
@@ -110,35 +109,24 @@ impl Series {
 
     /// Returns the points that `query` selects, about 500 at most.
     pub fn show(&self, query: &SeriesQuery, now: Timestamp) -> Result<SeriesView, SeriesError> {
-        let (selection, span) = query.check(now)?;
-        Ok(SeriesView::new(span, self.points(&selection, span)?))
+        let plan = SeriesPlan::check(query, now)?;
+        Ok(plan.view(self.counts(&plan)?))
     }
 
-    /// Returns points from `since` (inclusive) to `until` (exclusive) without gaps. The step is `step_seconds` or coarser: as
-    /// fine as the file, and about 500 points at most.
-    pub fn read(
-        &self,
-        selection: &Selection,
-        since: Timestamp,
-        until: Timestamp,
-        step_seconds: u32,
-        now: Timestamp,
-    ) -> Result<Vec<Point>, SeriesError> {
-        self.points(selection, Span::new(since.0, until.0, step_seconds.into(), now))
-    }
-
-    fn points(&self, selection: &Selection, span: Span) -> Result<Vec<Point>, SeriesError> {
+    /// Returns the counts of each step of `plan`. Those of several nodes can be added.
+    pub fn counts(&self, plan: &SeriesPlan) -> Result<SeriesCounts, SeriesError> {
+        let selection = plan.selection();
         let state = self.state();
-        let mut points = span.points();
+        let mut counts = plan.zeros()?;
         if let Some(file) = &state.file {
-            file.read(selection, span.since, span.until, |at, totals| points.add(at, &totals))?;
+            file.read(&selection, plan.since, plan.until, |at, totals| plan.count(&mut counts, at, &totals))?;
         }
         for ((at, label), totals) in &state.pending {
             if selection.matches(label) {
-                points.add(*at, totals);
+                plan.count(&mut counts, *at, totals);
             }
         }
-        Ok(points.into_vec())
+        Ok(counts)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -281,6 +269,7 @@ mod tests {
             since: Some(Timestamp(now.0 - 60).to_string()),
             until: Some(now.to_string()),
             step: Some(10),
+            partial: None,
         };
         series.show(&query, now).unwrap().points.iter().map(|point| point.requests).collect()
     }

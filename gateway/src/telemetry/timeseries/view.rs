@@ -45,6 +45,9 @@ pub struct SeriesQuery {
     /// older than three hours cover a minute, those older than two days ten minutes.
     #[param(minimum = 1, maximum = 86400)]
     pub step: Option<i64>,
+    /// In a region of several nodes: whether to answer without the counts of nodes that do not answer. Otherwise the
+    /// request is refused (503).
+    pub partial: Option<bool>,
 }
 
 /// Counts of one step of time.
@@ -74,6 +77,9 @@ pub struct SeriesView {
     pub until: String,
     pub step_seconds: i64,
     pub points: Vec<PointView>,
+    /// With `partial=true`: slots of nodes that do not answer, whose counts are missing. Left out if all answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_nodes: Vec<u16>,
 }
 
 /// What happened from `at` on.
@@ -96,17 +102,25 @@ pub struct PointView {
     pub p99_ms: Option<f64>,
 }
 
-/// Interval of an answer, in whole steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span {
+/// Checked query: which counts, and an interval in whole steps. All nodes of a region answer the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeriesPlan {
+    account: Option<String>,
+    /// Label of a service: `{account}--{service}`.
+    service: Option<String>,
     pub(super) since: i64,
     pub(super) until: i64,
     step: i64,
 }
 
-impl SeriesQuery {
-    pub(super) fn check(&self, now: Timestamp) -> Result<(Selection, Span), SeriesError> {
-        let selection = match (&self.account, &self.service) {
+/// Counts of each step of a [`SeriesPlan`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SeriesCounts(Vec<Totals>);
+
+impl SeriesPlan {
+    pub fn check(query: &SeriesQuery, now: Timestamp) -> Result<Self, SeriesError> {
+        let selection = match (&query.account, &query.service) {
             (None, None) => Selection::All,
             (None, Some(_)) => return Err(invalid("service", "needs an account")),
             (Some(account), service) => {
@@ -121,16 +135,80 @@ impl SeriesQuery {
                 }
             }
         };
-        let until = time("until", self.until.as_deref())?.unwrap_or(now.0);
-        let since = time("since", self.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
+        let until = time("until", query.until.as_deref())?.unwrap_or(now.0);
+        let since = time("since", query.since.as_deref())?.unwrap_or(until.saturating_sub(SPAN));
         if since >= until {
             return Err(invalid("since", "must be before `until`"));
         }
-        let step = self.step.unwrap_or(STEP);
+        let step = query.step.unwrap_or(STEP);
         if !(1..=86_400).contains(&step) {
             return Err(invalid("step", "a whole number of seconds from 1 to 86400"));
         }
-        Ok((selection, Span::new(since, until, step, now)))
+        Ok(Self::new(selection, since, until, step, now))
+    }
+
+    /// Selects points from `since` (inclusive) to `until` (exclusive), which is not empty. The step is `step` seconds or
+    /// coarser: as fine as the file, and about 500 points at most. The interval is limited to the times with points.
+    pub fn new(selection: Selection, since: i64, until: i64, step: i64, now: Timestamp) -> Self {
+        // There are no points before and after.
+        let oldest = now.0 - KEPT;
+        let until = until.clamp(oldest + 1, now.0 + STEP);
+        let since = since.clamp(oldest, until - 1);
+        let least = step.max((until - since) / POINTS).max(step_at(now.0 - since));
+        let step = STEPS.into_iter().find(|step| *step >= least).unwrap_or(STEPS[STEPS.len() - 1]);
+        let since = since.div_euclid(step) * step;
+        let until = since + (until - since + step - 1).div_euclid(step) * step;
+        let (account, service) = match selection {
+            Selection::All => (None, None),
+            Selection::Account(account) => (Some(account), None),
+            Selection::Service(label) => (None, Some(label)),
+        };
+        Self { account, service, since, until, step }
+    }
+
+    pub(super) fn selection(&self) -> Selection {
+        match (&self.account, &self.service) {
+            (None, None) => Selection::All,
+            (Some(account), None) => Selection::Account(account.clone()),
+            (_, Some(label)) => Selection::Service(label.clone()),
+        }
+    }
+
+    /// Counts of the plan before any was added. Fails if the plan comes from another node and is not valid.
+    pub(super) fn zeros(&self) -> Result<SeriesCounts, SeriesError> {
+        let seconds = self.until.checked_sub(self.since).filter(|seconds| *seconds > 0);
+        let steps = seconds.filter(|_| STEPS.contains(&self.step)).map(|seconds| seconds / self.step);
+        let steps = steps.filter(|steps| *steps <= 2 * POINTS).ok_or_else(|| invalid("step", "invalid plan"))?;
+        Ok(SeriesCounts((0..steps).map(|_| Totals::default()).collect()))
+    }
+
+    pub(super) fn count(&self, counts: &mut SeriesCounts, at: i64, totals: &Totals) {
+        let index = at.checked_sub(self.since).and_then(|since| usize::try_from(since.div_euclid(self.step)).ok());
+        if let Some(point) = index.and_then(|index| counts.0.get_mut(index)) {
+            point.add(totals);
+        }
+    }
+
+    pub fn points(&self, counts: SeriesCounts) -> Vec<Point> {
+        let times = (self.since..).step_by(usize::try_from(self.step).unwrap_or(1));
+        times.zip(counts.0).map(|(at, totals)| Point::new(Timestamp(at), totals)).collect()
+    }
+
+    pub fn view(&self, counts: SeriesCounts) -> SeriesView {
+        SeriesView {
+            since: Timestamp(self.since).to_string(),
+            until: Timestamp(self.until).to_string(),
+            step_seconds: self.step,
+            points: self.points(counts).into_iter().map(PointView::from).collect(),
+            missing_nodes: Vec::new(),
+        }
+    }
+}
+
+impl SeriesCounts {
+    /// Adds the counts of another node for the same plan.
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(sum, more)| sum.add(more));
     }
 }
 
@@ -142,45 +220,6 @@ fn time(field: &'static str, text: Option<&str>) -> Result<Option<i64>, SeriesEr
 
 fn invalid(field: &'static str, message: impl Into<String>) -> SeriesError {
     SeriesError::Invalid { field, message: message.into() }
-}
-
-impl Span {
-    /// Creates a non-empty interval with steps of at least `step` seconds. It is limited to the times with points.
-    pub(super) fn new(since: i64, until: i64, step: i64, now: Timestamp) -> Self {
-        // There are no points before and after.
-        let oldest = now.0 - KEPT;
-        let until = until.clamp(oldest + 1, now.0 + STEP);
-        let since = since.clamp(oldest, until - 1);
-        let least = step.max((until - since) / POINTS).max(step_at(now.0 - since));
-        let step = STEPS.into_iter().find(|step| *step >= least).unwrap_or(STEPS[STEPS.len() - 1]);
-        let since = since.div_euclid(step) * step;
-        Self { since, until: since + (until - since + step - 1).div_euclid(step) * step, step }
-    }
-
-    /// Returns empty points for the interval.
-    pub(super) fn points(self) -> Points {
-        let count = (self.until - self.since) / self.step;
-        Points { span: self, totals: (0..count).map(|_| Totals::default()).collect() }
-    }
-}
-
-pub(super) struct Points {
-    span: Span,
-    totals: Vec<Totals>,
-}
-
-impl Points {
-    pub(super) fn add(&mut self, at: i64, totals: &Totals) {
-        let index = usize::try_from((at - self.span.since).div_euclid(self.span.step)).ok();
-        if let Some(point) = index.and_then(|index| self.totals.get_mut(index)) {
-            point.add(totals);
-        }
-    }
-
-    pub(super) fn into_vec(self) -> Vec<Point> {
-        let times = (self.span.since..).step_by(usize::try_from(self.span.step).unwrap_or(1));
-        times.zip(self.totals).map(|(at, totals)| Point::new(Timestamp(at), totals)).collect()
-    }
 }
 
 impl Point {
@@ -198,17 +237,6 @@ impl Point {
                 [Some(p50), Some(p90), Some(p99)] => Some([p50, p90, p99]),
                 _ => None,
             },
-        }
-    }
-}
-
-impl SeriesView {
-    pub(super) fn new(span: Span, points: Vec<Point>) -> Self {
-        Self {
-            since: Timestamp(span.since).to_string(),
-            until: Timestamp(span.until).to_string(),
-            step_seconds: span.step,
-            points: points.into_iter().map(PointView::from).collect(),
         }
     }
 }
@@ -257,25 +285,27 @@ mod tests {
             (99 * 86_400, 600, 10, 600),
             (-3600, 600, 10, 10),
         ] {
-            let span = Span::new(NOW.0 - age, NOW.0 - age + length, wanted, NOW);
-            assert_eq!(span.step, step, "{age} {length} {wanted}");
-            let count = (span.until - span.since) / step;
-            assert!((1..=POINTS + 1).contains(&count) && span.since % step == 0, "{span:?}");
+            let plan = SeriesPlan::new(Selection::All, NOW.0 - age, NOW.0 - age + length, wanted, NOW);
+            assert_eq!(plan.step, step, "{age} {length} {wanted}");
+            let count = (plan.until - plan.since) / step;
+            assert!((1..=POINTS + 1).contains(&count) && plan.since % step == 0, "{plan:?}");
+            assert_eq!(plan.zeros().unwrap().0.len() as i64, count);
         }
     }
 
     #[test]
     fn points_of_one_step_are_added() {
-        let span = Span::new(NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
-        let mut points = span.points();
+        let plan = SeriesPlan::new(Selection::All, NOW.0, NOW.0 + 60, 30, Timestamp(NOW.0 + 60));
+        let (mut counts, mut others) = (plan.zeros().unwrap(), plan.zeros().unwrap());
         let mut totals = Totals { classes: [0, 9, 0, 0, 1, 0], bytes_in: 3, bytes_out: 4, ..Totals::default() };
         totals.codes.insert("GW_X".into(), 1);
         (totals.durations[2], totals.durations[9]) = (9, 1);
-        points.add(NOW.0, &totals);
-        points.add(NOW.0 + 20, &totals);
-        points.add(NOW.0 - 1, &totals);
-        points.add(NOW.0 + 60, &totals);
-        let view = SeriesView::new(span, points.into_vec());
+        plan.count(&mut counts, NOW.0, &totals);
+        plan.count(&mut others, NOW.0 + 20, &totals);
+        plan.count(&mut counts, NOW.0 - 1, &totals);
+        plan.count(&mut counts, NOW.0 + 60, &totals);
+        counts.add(&others);
+        let view = plan.view(counts);
         assert_eq!((view.points.len(), view.step_seconds), (2, 30));
         let [first, second] = &view.points[..] else { panic!() };
         assert_eq!((first.requests, first.bytes_in, first.errors["GW_X"]), (20, 6, 2));
@@ -287,9 +317,9 @@ mod tests {
 
     #[test]
     fn invalid_parameters_are_named() {
-        let refused = |query: SeriesQuery| query.check(NOW).unwrap_err().to_string();
+        let refused = |query: SeriesQuery| SeriesPlan::check(&query, NOW).unwrap_err().to_string();
         let query = SeriesQuery::default;
-        assert!(query().check(NOW).is_ok());
+        assert!(SeriesPlan::check(&query(), NOW).is_ok());
         for (query, field) in [
             (SeriesQuery { service: Some("api".into()), ..query() }, "service: "),
             (SeriesQuery { account: Some("*".into()), ..query() }, "account: "),
@@ -299,6 +329,18 @@ mod tests {
         ] {
             let error = refused(query);
             assert!(error.starts_with(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn plans_of_other_nodes_are_checked() {
+        let plan = SeriesPlan::check(&SeriesQuery::default(), NOW).unwrap();
+        assert!(plan.zeros().is_ok());
+        for (since, until, step) in
+            [(0, 60, 7), (0, 60, 0), (60, 60, 10), (i64::MIN, i64::MAX, 10), (0, 10_020, 10), (10, 0, 10)]
+        {
+            let plan = SeriesPlan { since, until, step, ..plan.clone() };
+            assert!(plan.zeros().is_err(), "{plan:?}");
         }
     }
 }

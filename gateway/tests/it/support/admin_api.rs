@@ -1,6 +1,6 @@
 //! A client of the administration API.
 
-use gw_gateway::demo::Demo;
+use gw_gateway::demo::About;
 use http::HeaderMap;
 use serde_json::Value;
 
@@ -14,12 +14,12 @@ pub(crate) struct Reply {
     pub(crate) body: Value,
 }
 
-/// A client of a demo's administration API.
-pub(crate) struct Api<'a>(pub(crate) &'a Demo);
+/// A client of a gateway's administration API.
+pub(crate) struct Api<'a>(pub(crate) &'a About);
 
 impl Api<'_> {
     pub(crate) fn send(&self, method: &str, path: &str, token: &str, content_type: &str, body: &str) -> Reply {
-        let url = format!("{}/api/v1{path}", self.0.about.admin_url);
+        let url = format!("{}/api/v1{path}", self.0.admin_url);
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .allow_non_standard_methods(true)
@@ -44,14 +44,14 @@ impl Api<'_> {
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Reply {
-        let token = format!("Bearer {}", self.0.about.admin_token);
+        let token = format!("Bearer {}", self.0.admin_token);
         let body = if body.is_null() { String::new() } else { body.to_string() };
         self.send(method, path, &token, "application/json", &body)
     }
 
     /// Sends `body` unchanged.
     pub(crate) fn ask_raw(&self, method: &str, path: &str, body: &str) -> Reply {
-        let token = format!("Bearer {}", self.0.about.admin_token);
+        let token = format!("Bearer {}", self.0.admin_token);
         self.send(method, path, &token, "application/json", body)
     }
 
@@ -61,8 +61,8 @@ impl Api<'_> {
 
     /// Headers and bytes of a resource that is not JSON.
     pub(crate) fn download(&self, path: &str) -> (HeaderMap, Vec<u8>) {
-        let request = ureq::get(format!("{}/api/v1{path}", self.0.about.admin_url));
-        let token = format!("Bearer {}", self.0.about.admin_token);
+        let request = ureq::get(format!("{}/api/v1{path}", self.0.admin_url));
+        let token = format!("Bearer {}", self.0.admin_token);
         let mut response = request.header("Authorization", token).call().unwrap();
         (response.headers().clone(), response.body_mut().read_to_vec().unwrap())
     }

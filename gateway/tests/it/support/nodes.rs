@@ -131,7 +131,12 @@ impl Nodes {
     }
 
     pub(crate) fn about(&self, node: usize) -> About {
-        self.prepared.about(self.gateway(node).address())
+        let gateway = self.gateway(node);
+        About {
+            admin_url: format!("http://{}", gateway.admin_address()),
+            admin_token: gateway.control().admin_token().reveal().to_owned(),
+            ..self.prepared.about(gateway.address())
+        }
     }
 
     /// A connection of a caller to `node`.

@@ -8,15 +8,14 @@ use axum::response::Response;
 
 use super::requests::RequestRow;
 use super::traffic::Range;
-use crate::admin::Admin;
-use crate::admin::console::web::data;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
+use crate::admin::{Admin, Failed};
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError};
+use crate::control::Control;
 use crate::store::ServiceRecord;
-use crate::telemetry::request_log::{RequestLog, SearchQuery};
+use crate::telemetry::request_log::SearchQuery;
 
 /// Most services on the page; the pages of the accounts list all.
 const SERVICES: usize = 50;
@@ -30,6 +29,8 @@ const ERRORS_SECONDS: i64 = 3600;
 struct OverviewPage {
     chrome: Chrome,
     glance: Glance,
+    /// `None` if the log cannot be read.
+    errors: Option<Errors>,
     range: Range,
 }
 
@@ -40,14 +41,14 @@ struct Glance {
     tunnels: usize,
     in_flight: usize,
     connections: String,
-    /// `None` if the log cannot be read.
-    errors: Option<Errors>,
 }
 
 struct Errors {
     rows: Vec<RequestRow>,
     /// Whether these are all errors; a search ends early after a limit of work.
     are_all: bool,
+    /// Which requests are missing.
+    missing: Option<String>,
 }
 
 struct ServiceRow {
@@ -71,11 +72,21 @@ impl ServiceRow {
 }
 
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
-    let glance = admin.look_with_log(glance).await?;
-    render(&OverviewPage { chrome: visit.chrome(Section::Overview, "Overview"), glance, range: Range::default() })
+    let glance = admin.look(|control| Ok(glance(control))).await?;
+    // The rest of the page is shown even without the errors.
+    let errors = match errors(&admin, Timestamp::now()).await {
+        Ok(errors) => Some(errors),
+        Err(Failed::Refused(error)) => {
+            tracing::error!(%error, "cannot read recent errors from the log");
+            None
+        }
+        Err(Failed::Panicked(_)) => None,
+    };
+    let chrome = visit.chrome(Section::Overview, "Overview");
+    render(&OverviewPage { chrome, glance, errors, range: Range::default() })
 }
 
-fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
+fn glance(control: &Control) -> Glance {
     let reports = control.reports();
     let tunnels: Vec<_> = reports.iter().flat_map(|report| &report.tunnels).collect();
     let mut by_service: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
@@ -100,27 +111,28 @@ fn glance(control: &Control, log: &RequestLog) -> Result<Glance, ControlError> {
         let rows: Vec<ServiceRow> = records.services.values().take(SERVICES).map(row).collect();
         (records.accounts.len(), rows, records.services.len())
     });
-    Ok(Glance {
+    Glance {
         accounts,
         services,
         more_services: all_services.saturating_sub(SERVICES),
         tunnels: tunnels.len(),
         in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
         connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
-        // The rest of the page is shown even without the errors.
-        errors: errors(log, Timestamp::now())
-            .inspect_err(|error| tracing::error!(%error, "cannot read recent errors from the log"))
-            .ok(),
-    })
+    }
 }
 
-fn errors(log: &RequestLog, now: Timestamp) -> Result<Errors, ControlError> {
+async fn errors(admin: &Admin, now: Timestamp) -> Result<Errors, Failed> {
     let failed = SearchQuery {
         status: Some("5xx".to_owned()),
         since: Some(Timestamp(now.0 - ERRORS_SECONDS).to_string()),
         limit: Some(ERRORS),
+        partial: Some(true),
         ..SearchQuery::default()
     };
-    let page = data::search(log, &failed)?;
-    Ok(Errors { rows: page.items.iter().map(RequestRow::from).collect(), are_all: page.next_cursor.is_none() })
+    let page = admin.search(failed).await?;
+    Ok(Errors {
+        rows: page.items.iter().map(RequestRow::from).collect(),
+        are_all: page.next_cursor.is_none(),
+        missing: format::missing("Errors", &page.missing_nodes),
+    })
 }

@@ -9,16 +9,15 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use gw_shared::id::RequestId;
 
-use super::requests::{not_kept, target};
+use super::requests::{locate, target};
 use crate::admin::console::web::body::{self, BodyKind};
-use crate::admin::console::web::data;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::admin::{Admin, read_body};
-use crate::control::{Control, ControlError, REPLAY_FRAMING, ReplayEdits, ReplayField, not_captured};
-use crate::telemetry::request_log::{RequestLog, Side};
+use crate::admin::{Admin, Failed};
+use crate::control::{ControlError, REPLAY_FRAMING, ReplayEdits, ReplayField, not_captured};
+use crate::telemetry::request_log::{BodyView, RequestView, Side};
 
 #[derive(Template)]
 #[template(path = "replay.html")]
@@ -57,20 +56,13 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// `None` if there is no such request. If the body is shown, the read is recorded in the audit log.
-    fn read(control: &Control, log: &RequestLog, id: &str, is_shown: bool) -> Result<Option<Self>, ControlError> {
-        let Some(request) = data::request(log, id)? else { return Ok(None) };
+    fn new(request: RequestView, body: Option<BodyView>) -> Result<Self, ControlError> {
         let target = target(&request);
-        let body = if is_shown {
-            read_body(control, log, &request, Side::Request)?
-        } else {
-            data::recorded_body(log, id, Side::Request)?
-        };
-        let Some(captured) = request.captured_request else { return Err(not_captured(id)) };
+        let Some(captured) = request.captured_request else { return Err(not_captured(&request.id)) };
         let body = body.filter(|body| !body.truncated);
         let body =
             body.filter(|body| matches!(body::show(body).kind, BodyKind::Empty | BodyKind::Text | BodyKind::Json));
-        Ok(Some(Self {
+        Ok(Self {
             id: request.id,
             method: request.method,
             target,
@@ -78,7 +70,7 @@ impl Recorded {
             bytes: captured.bytes,
             is_cut_off: captured.truncated,
             text: body.and_then(|body| String::from_utf8(body.bytes).ok()),
-        }))
+        })
     }
 
     /// The request with the edits applied.
@@ -128,14 +120,20 @@ pub(crate) async fn form(
     visit: Visit,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
-    let recorded = recorded(&admin, id, true).await?;
+    let recorded = recorded(&admin, &id, true).await?;
     let form = recorded.form();
     page(visit, recorded, form, None)
 }
 
-async fn recorded(admin: &Admin, id: String, is_shown: bool) -> Result<Recorded, Failure> {
-    let look = move |control: &Control, log: &RequestLog| Ok(Recorded::read(control, log, &id, is_shown)?.ok_or(id));
-    admin.look_with_log(look).await?.map_err(|id| not_kept(&id))
+/// Reads a captured request. If the body is shown, the read is recorded in the audit log.
+async fn recorded(admin: &Admin, id: &str, is_shown: bool) -> Result<Recorded, Failure> {
+    let located = locate(admin, id).await?;
+    let body = if is_shown {
+        admin.read_body(&located, Side::Request).await?
+    } else {
+        admin.recorded_body(&located, Side::Request).await?
+    };
+    admin.look(move |_| Recorded::new(located.view, body)).await
 }
 
 fn page(visit: Visit, recorded: Recorded, form: Form, preview: Option<Preview>) -> Result<Response, Failure> {
@@ -151,9 +149,9 @@ pub(crate) async fn replay(
     Path(id): Path<String>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
-    let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
     let is_preview = form.has("action", "preview");
-    let recorded = recorded(&admin, id.to_string(), is_preview).await?;
+    let recorded = recorded(&admin, &id, is_preview).await?;
+    let id: RequestId = recorded.id.parse().map_err(|_| Failure::broken())?;
     let edits = edits(&mut form, &recorded);
     if edits.body.is_some() {
         // Select the edited body when the form is shown again.
@@ -164,9 +162,10 @@ pub(crate) async fn replay(
         return page(visit, recorded, form, Some(preview));
     }
     if !form.is_refused() {
-        match admin.replay(id, edits).await? {
+        match admin.replay(id, edits).await {
             Ok(new) => return Ok(Redirect::to(&format!("/requests/{}?note=replayed", new.id)).into_response()),
-            Err(error) => form.refused_by(error)?,
+            Err(Failed::Refused(error)) => form.refused_by(error)?,
+            Err(Failed::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
     Ok((StatusCode::UNPROCESSABLE_ENTITY, page(visit, recorded, form, None)?).into_response())

@@ -8,16 +8,14 @@ use gw_shared::id::RequestId;
 use serde::Deserialize;
 
 use crate::admin::console::web::body::{self, ShownBody};
-use crate::admin::console::web::data;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
 use crate::admin::console::web::waterfall::{self, Bar};
-use crate::admin::{Admin, read_body};
-use crate::control::Control;
-use crate::page::Page;
-use crate::telemetry::request_log::{CapturedView, RequestLog, RequestView, SearchQuery, Side};
+use crate::admin::nodes::Located;
+use crate::admin::{Admin, Failed};
+use crate::telemetry::request_log::{CapturedView, RequestPage, RequestView, SearchQuery, Side};
 
 const ROWS: usize = 50;
 
@@ -87,6 +85,8 @@ struct SearchPage {
     /// Address of the next page.
     next: Option<String>,
     is_filtered: bool,
+    /// Which requests are missing.
+    missing: Option<String>,
 }
 
 /// Fields of the search form, named as the parameters of the API.
@@ -119,12 +119,14 @@ pub(crate) async fn search(
         min_ms,
         limit: Some(ROWS),
         cursor: form.filled("cursor"),
+        partial: Some(true),
     };
-    let mut page = Page { items: Vec::new(), next_cursor: None };
+    let mut page = RequestPage::default();
     if !form.is_refused() {
-        match admin.attempt_with_log(move |_, log| data::search(log, &wanted)).await? {
+        match admin.search(wanted).await {
             Ok(found) => page = found,
-            Err(error) => form.refused_by(error)?,
+            Err(Failed::Refused(error)) => form.refused_by(error)?,
+            Err(Failed::Panicked(panicked)) => return Err(panicked.into()),
         }
     }
     let status = if form.is_refused() { StatusCode::UNPROCESSABLE_ENTITY } else { StatusCode::OK };
@@ -133,6 +135,7 @@ pub(crate) async fn search(
         next: page.next_cursor.as_ref().map(|cursor| page_address(&form, cursor)),
         is_filtered: FILTERS.iter().any(|name| form.filled(name).is_some()),
         rows: page.items.iter().map(RequestRow::from).collect(),
+        missing: format::missing("Requests", &page.missing_nodes),
         form,
     })?;
     Ok((status, page).into_response())
@@ -163,7 +166,7 @@ fn as_rfc_3339(time: String) -> String {
 
 #[derive(Template)]
 #[template(path = "request.html")]
-struct RequestPage {
+struct DetailPage {
     chrome: Chrome,
     crumbs: Vec<Crumb>,
     request: RequestView,
@@ -188,22 +191,21 @@ pub(crate) async fn show(
     visit: Visit,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
-    let id = id.trim().to_ascii_lowercase();
-    let look = move |control: &Control, log: &RequestLog| {
-        let Some(request) = data::request(log, &id)? else { return Ok(Err(id)) };
-        let mut messages = Vec::new();
-        for (name, side, word, captured) in [
-            ("Request", Side::Request, "request", &request.captured_request),
-            ("Backend response", Side::Response, "response", &request.captured_response),
-        ] {
-            let Some(captured) = captured.clone() else { continue };
-            let body = read_body(control, log, &request, side)?.map(|body| body::show(&body));
-            messages.push(ShownMessage { name, side: word, size: format::bytes(captured.bytes), captured, body });
-        }
-        Ok(Ok((request, messages)))
-    };
-    let (request, messages) = admin.look_with_log(look).await?.map_err(|id| not_kept(&id))?;
-    render(&RequestPage {
+    let located = locate(&admin, id.trim()).await?;
+    let mut messages = Vec::new();
+    for (name, side, captured) in [
+        ("Request", Side::Request, &located.view.captured_request),
+        ("Backend response", Side::Response, &located.view.captured_response),
+    ] {
+        let Some(captured) = captured.clone() else { continue };
+        let body = match admin.read_body(&located, side).await? {
+            Some(body) => Some(admin.look(move |_| Ok(body::show(&body))).await?),
+            None => None,
+        };
+        messages.push(ShownMessage { name, side: side.as_str(), size: format::bytes(captured.bytes), captured, body });
+    }
+    let request = located.view;
+    render(&DetailPage {
         chrome: visit.chrome(Section::Requests, format!("Request {}", request.id)),
         crumbs: vec![crumb("Requests", "/requests")],
         status: StatusCell::from(&request),
@@ -215,13 +217,19 @@ pub(crate) async fn show(
     })
 }
 
+/// Finds a request at any node. A malformed id is treated as an unknown request.
+pub(crate) async fn locate(admin: &Admin, id: &str) -> Result<Located, Failure> {
+    let Ok(parsed) = id.parse() else { return Err(not_kept(id)) };
+    admin.locate(parsed).await?.ok_or_else(|| not_kept(id))
+}
+
 /// Path and query.
 pub(crate) fn target(request: &RequestView) -> String {
     let query = request.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
     format!("{}{query}", request.path)
 }
 
-pub(crate) fn not_kept(id: &str) -> Failure {
+fn not_kept(id: &str) -> Failure {
     let id: String = id.chars().take(80).collect();
     Failure::not_found(format!(
         "Request {id} is not in the log. The log keeps requests for seven days, for services with request logging."
@@ -240,23 +248,19 @@ pub(crate) async fn body(
     State(admin): State<Admin>,
     Path((id, side)): Path<(String, SideWord)>,
 ) -> Result<Response, Failure> {
-    let (side, word) = match side {
-        SideWord::Request => (Side::Request, "request"),
-        SideWord::Response => (Side::Response, "response"),
+    let side = match side {
+        SideWord::Request => Side::Request,
+        SideWord::Response => Side::Response,
     };
-    let id: RequestId = id.parse().map_err(|_| not_kept(&id))?;
-    let look = move |control: &Control, log: &RequestLog| {
-        let id = id.to_string();
-        let Some(request) = data::request(log, &id)? else { return Ok(Err(not_kept(&id))) };
-        let body = read_body(control, log, &request, side)?;
-        Ok(body.ok_or_else(|| {
-            Failure::not_found(format!(
-                "This body of request {id} was not captured: capture was off, or there was no body."
-            ))
-        }))
+    let located = locate(&admin, &id).await?;
+    let id = &located.view.id;
+    let not_captured = || {
+        Failure::not_found(format!(
+            "This body of request {id} was not captured: capture was off, or there was no body."
+        ))
     };
-    let body = admin.look_with_log(look).await??;
-    let disposition = format!("attachment; filename=\"{id}-{word}.bin\"");
+    let body = admin.read_body(&located, side).await?.ok_or_else(not_captured)?;
+    let disposition = format!("attachment; filename=\"{id}-{}.bin\"", side.as_str());
     let headers =
         [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, disposition)];
     Ok((headers, body.bytes).into_response())

@@ -1,6 +1,5 @@
 //! Charts of rate, latency, status, errors and bytes, for one service or all.
 
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use askama::Template;
@@ -15,8 +14,8 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
 use crate::clock::Timestamp;
-use crate::control::{Control, ControlError};
-use crate::telemetry::timeseries::{self, Point, Selection, Series};
+use crate::control::Control;
+use crate::telemetry::timeseries::{self, Point, Selection, SeriesPlan};
 
 /// Length of the charts and of their steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
@@ -179,6 +178,8 @@ struct TrafficPage {
     is_gone: bool,
     range: Range,
     totals: ChartTotals,
+    /// Which counts are missing.
+    missing: Option<String>,
 }
 
 pub(crate) async fn show(
@@ -186,33 +187,34 @@ pub(crate) async fn show(
     visit: Visit,
     Query(query): Query<TrafficQuery>,
 ) -> Result<Response, Failure> {
-    let (asked, series) = (query.clone(), Arc::clone(&admin.series));
-    let look = move |control: &Control| {
+    let list = |control: &Control| -> Vec<String> {
         let label = |(account, service): &(AccountId, ServiceId)| format!("{account}--{service}");
-        let services: Vec<String> = control.look_at(|records| records.services.keys().map(label).collect());
-        Ok((services, columns(&series, asked)?))
+        control.look_at(|records| records.services.keys().map(label).collect())
     };
-    let (services, columns) = admin.look(look).await?;
+    let services = admin.look(move |control| Ok(list(control))).await?;
+    let (columns, missing) = columns(&admin, query.clone()).await?;
+    let missing = format::missing("Requests", &missing);
     let TrafficQuery { service, range } = query;
     let chrome = visit.chrome(Section::Traffic, "Traffic");
     let is_gone = !service.is_empty() && !services.contains(&service);
-    render(&TrafficPage { chrome, services, service, is_gone, range, totals: ChartTotals::from(&columns) })
+    render(&TrafficPage { chrome, services, service, is_gone, range, totals: ChartTotals::from(&columns), missing })
 }
 
 pub(crate) async fn series(
     State(admin): State<Admin>,
     Query(query): Query<TrafficQuery>,
 ) -> Result<Json<ChartColumns>, Failure> {
-    let series = Arc::clone(&admin.series);
-    admin.look(move |_| columns(&series, query)).await.map(Json)
+    Ok(Json(columns(&admin, query).await?.0))
 }
 
-pub(crate) fn columns(series: &Series, query: TrafficQuery) -> Result<ChartColumns, ControlError> {
+/// Counts of all nodes that answer, and the slots of the others.
+async fn columns(admin: &Admin, query: TrafficQuery) -> Result<(ChartColumns, Vec<u16>), Failure> {
     let span = ChartSpan::new(query.range, timeseries::recorded_until(SystemTime::now()));
     let ChartSpan { since, until, step_seconds, .. } = span;
     let selection = if query.service.is_empty() { Selection::All } else { Selection::Service(query.service) };
-    let points = series.read(&selection, Timestamp(since), Timestamp(until), step_seconds, Timestamp::now())?;
-    Ok(ChartColumns::new(&points, span))
+    let plan = SeriesPlan::new(selection, since, until, step_seconds.into(), Timestamp::now());
+    let (counts, missing) = admin.counts(&plan, true).await?;
+    Ok((ChartColumns::new(&plan.points(counts), span), missing))
 }
 
 /// The time span of the charts, in whole steps. The last step may still be running.

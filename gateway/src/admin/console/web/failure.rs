@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::assets;
 use super::page::render;
-use crate::admin::Panicked;
+use crate::admin::{Failed, Panicked};
 use crate::control::ControlError;
 use crate::store::StoreError;
 
@@ -72,6 +72,15 @@ impl Failure {
     }
 }
 
+impl From<Failed> for Failure {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Refused(error) => error.into(),
+            Failed::Panicked(panicked) => panicked.into(),
+        }
+    }
+}
+
 impl From<Panicked> for Failure {
     fn from(_: Panicked) -> Self {
         Self::broken()
@@ -85,7 +94,7 @@ impl From<ControlError> for Failure {
             ControlError::NotFound { .. } => Self::not_found(detail),
             ControlError::Conflict(_) => Self::new(StatusCode::CONFLICT, "Conflict", detail),
             ControlError::Invalid { .. } => Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid value", detail),
-            ControlError::HandedOver | ControlError::Stopping => {
+            ControlError::HandedOver | ControlError::Stopping | ControlError::NodesUnavailable(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "Temporarily unavailable", detail)
             }
             ControlError::Store(StoreError::Full) => {

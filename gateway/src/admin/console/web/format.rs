@@ -55,6 +55,13 @@ pub(crate) fn relative(time: &str, now: Timestamp) -> String {
     }
 }
 
+/// Which part of a page is missing, because these nodes of the region do not answer; `None` without any.
+pub(crate) fn missing(what: &str, nodes: &[u16]) -> Option<String> {
+    let slots: Vec<String> = nodes.iter().map(u16::to_string).collect();
+    (!nodes.is_empty())
+        .then(|| format!("{what} of these nodes are missing, because they do not answer: {}.", slots.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,6 @@ pub(crate) mod address;
 pub(crate) mod assets;
 pub(crate) mod body;
 pub(crate) mod commands;
-pub(crate) mod data;
 pub(crate) mod failure;
 pub(crate) mod form;
 pub(crate) mod format;

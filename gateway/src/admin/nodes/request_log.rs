@@ -1,0 +1,117 @@
+//! The request logs of all nodes. A request is in the log of the node that received it, whose slot is in the request's id.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use gw_shared::id::RequestId;
+
+use super::ask::{others, target};
+use super::merge::merge;
+use super::serve::{WireBody, WireCaptured};
+use crate::admin::{Admin, Failed};
+use crate::cluster::UnavailableNode;
+use crate::control::{Actor, Control, ControlError};
+use crate::page::{self, Page};
+use crate::region::Member;
+use crate::telemetry::request_log::{BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side};
+
+/// A request, and the node that has it.
+pub(in crate::admin) struct Located {
+    pub(in crate::admin) view: RequestView,
+    id: RequestId,
+    /// `None` if it is in the log of this node.
+    node: Option<Member>,
+}
+
+impl Admin {
+    /// Finds a request at any node; `None` if it is in no log. Fails if the node that received it does not answer.
+    ///
+    /// A node that has started again in another slot still has the requests of its old slot. Hence this node looks into
+    /// its own log first, and asks all nodes before it says that there is no such request.
+    pub(in crate::admin) async fn locate(&self, id: RequestId) -> Result<Option<Located>, Failed> {
+        if let Some(view) = self.read_log(move |log| log.show(id)).await? {
+            return Ok(Some(Located { view, id, node: None }));
+        }
+        let Some(placement) = self.control.local_node().placement() else { return Ok(None) };
+        if !self.request_log.keeps(id) {
+            return Ok(None);
+        }
+        let path = format!("/v1/requests/{id}");
+        let slot = id.node_slot();
+        let (mut rest, mut missing) = (others(&placement), Vec::new());
+        if slot != placement.here().get() {
+            let at = rest.iter().position(|node| node.slot.get() == slot);
+            match at.map(|at| rest.swap_remove(at)) {
+                None => missing.push(UnavailableNode { slot, reason: "is not a member of the region".to_owned() }),
+                Some(node) => match self.ask_node(&node, &path).await {
+                    Ok(Some(view)) => return Ok(Some(Located { view, id, node: Some(node) })),
+                    Ok(None) => {}
+                    Err(unavailable) => missing.push(unavailable),
+                },
+            }
+        }
+        let answers = join_all(rest.iter().map(|node| self.ask_node(node, &path))).await;
+        for (node, answer) in rest.into_iter().zip(answers) {
+            if let Ok(Some(view)) = answer {
+                return Ok(Some(Located { view, id, node: Some(node) }));
+            }
+        }
+        if missing.is_empty() { Ok(None) } else { Err(ControlError::NodesUnavailable(missing).into()) }
+    }
+
+    /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that
+    /// the administrator asked, wherever the body is.
+    pub(in crate::admin) async fn read_body(&self, request: &Located, side: Side) -> Result<Option<BodyView>, Failed> {
+        let body = self.recorded_body(request, side).await?;
+        if body.is_some() {
+            let view = request.view.clone();
+            let note = move |control: &Control| control.note_body_read(&Actor::Admin, &view, side);
+            self.clone().run(note).await??;
+        }
+        Ok(body)
+    }
+
+    /// Reads a captured body without an entry in the audit log, because it is not shown.
+    pub(in crate::admin) async fn recorded_body(
+        &self,
+        request: &Located,
+        side: Side,
+    ) -> Result<Option<BodyView>, Failed> {
+        let id = request.id;
+        let Some(node) = &request.node else { return self.read_log(move |log| log.body(id, side)).await };
+        let path = format!("/v1/requests/{id}/body/{}", side.as_str());
+        let body: Option<WireBody> = self.ask_node(node, &path).await.map_err(unavailable)?;
+        body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node)))).transpose()
+    }
+
+    /// Reads a request with its captured message, from any node.
+    pub(in crate::admin) async fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, Failed> {
+        let Some(request) = self.locate(id).await? else { return Ok(None) };
+        let Some(node) = &request.node else { return self.read_log(move |log| log.captured(id)).await };
+        let path = format!("/v1/requests/{id}/captured");
+        let captured: Option<WireCaptured> = self.ask_node(node, &path).await.map_err(unavailable)?;
+        captured
+            .map(|kept| CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node))))
+            .transpose()
+    }
+
+    /// Searches the logs of all nodes, the newest request first. A page may be short or empty and still have a next one.
+    pub(in crate::admin) async fn search(&self, query: SearchQuery) -> Result<RequestPage, Failed> {
+        let limit = page::checked_limit(query.limit).map_err(ControlError::from)?;
+        let nodes = self.other_nodes();
+        let (target, query) = (target("/v1/requests", &query), Arc::new(query));
+        let asked = Arc::clone(&query);
+        let here = self.read_log(move |log| log.search(&asked));
+        let (here, (mut pages, missing)) = tokio::join!(here, self.ask_nodes::<Page<RequestView>>(&nodes, &target));
+        pages.push(here?);
+        if !missing.is_empty() && query.partial != Some(true) {
+            return Err(ControlError::NodesUnavailable(missing).into());
+        }
+        let Page { items, next_cursor } = merge(pages, limit);
+        Ok(RequestPage { items, next_cursor, missing_nodes: missing.iter().map(|node| node.slot).collect() })
+    }
+}
+
+fn unavailable(node: UnavailableNode) -> Failed {
+    ControlError::NodesUnavailable(vec![node]).into()
+}
