@@ -37,8 +37,9 @@ pub(crate) struct Problem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     field: Option<Cow<'static, str>>,
     /// Slots of nodes of the region that are needed and do not answer.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    missing_nodes: Vec<u16>,
+    #[serde(default, skip_serializing_if = "<[u16]>::is_empty")]
+    #[schema(value_type = Vec<u16>)]
+    missing_nodes: Box<[u16]>,
 }
 
 /// Problems of every request.
@@ -114,7 +115,7 @@ impl Problem {
             status: status.as_u16(),
             detail: detail.into(),
             field: None,
-            missing_nodes: Vec::new(),
+            missing_nodes: Box::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use gw_gateway::config::Config;
-use gw_gateway::process::region::{self, Created, KeyFile, Moved, Status};
+use gw_gateway::process::region::{self, Created, Drained, KeyFile, Moved, Status};
 use gw_gateway::store::{ContentsSummary, Replication};
 use gw_shared::command::Failure;
 
@@ -28,7 +28,7 @@ pub(crate) enum RegionCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
-    /// Show the database of the region, its revision and the size of its records.
+    /// Show the database of the region, its nodes, its revision and the size of its records.
     Status {
         /// Configuration file of this node.
         #[arg(long, value_name = "FILE")]
@@ -36,6 +36,25 @@ pub(crate) enum RegionCommand {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+    },
+    /// Move the services of a node to other nodes, and end it.
+    Drain {
+        /// Configuration file of any node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Return at once instead of waiting until the node has left.
+        #[arg(long)]
+        no_wait: bool,
+        /// Slot of the node, as `region status` shows it.
+        node: u16,
+    },
+    /// Remove a node that has left or is dead, so that its slot is free.
+    Remove {
+        /// Configuration file of any node.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+        /// Slot of the node, as `region status` shows it.
+        node: u16,
     },
     /// Move the data of a single gateway into the region, which must be empty. The gateway must not run.
     Import {
@@ -80,6 +99,19 @@ impl RegionCommand {
             Self::Status { config, json: false } => {
                 let status = region::status(&load(&config)?)?;
                 print(write_status(&mut out, &status))
+            }
+            Self::Drain { config, no_wait, node } => {
+                let drained = region::drain(&load(&config)?, node, !no_wait)?;
+                print(match drained {
+                    Drained::Left => {
+                        writeln!(out, "Node {node} has left. Its process ends after its running requests.")
+                    }
+                    Drained::Told => writeln!(out, "Node {node} is to leave: see gw-gateway region status."),
+                })
+            }
+            Self::Remove { config, node } => {
+                region::remove(&load(&config)?, node)?;
+                print(writeln!(out, "Removed node {node}. Another node can take its slot."))
             }
             Self::Import { config, folder } => {
                 let moved = region::import(&load(&config)?, &folder)?;
@@ -133,7 +165,7 @@ fn write_created(out: &mut impl Write, created: &Created, config: &Path) -> io::
 }
 
 fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
-    let Status { database, engine, region, key_problem, records, last_change } = status;
+    let Status { database, engine, region, key_problem, nodes, records, last_change } = status;
     let standby = match engine.replication {
         Replication::Synchronous => "synchronous",
         Replication::SynchronousMissing => "synchronous, but none is connected: changes are not acknowledged",
@@ -169,6 +201,17 @@ fn write_status(out: &mut impl Write, status: &Status) -> io::Result<()> {
             ("feature level", region.feature_level.to_string()),
         ],
     )?;
+    if !nodes.is_empty() {
+        let header =
+            ["  NODE", "STATE", "VERSION", "ADDRESS", "EPOCHS BEHIND", "CHANGES BEHIND"].map(str::to_owned).into();
+        let rows = nodes.iter().map(|node| {
+            let (epochs, changes) = (node.epoch_lag.to_string(), node.revision_lag.to_string());
+            let slot = format!("  {}", node.slot);
+            vec![slot, node.state.to_owned(), node.version.clone(), node.peer_address.clone(), epochs, changes]
+        });
+        writeln!(out, "Nodes:")?;
+        table::write(out, &std::iter::once(header).chain(rows).collect::<Vec<_>>())?;
+    }
     let header = ["  KIND", "COUNT", "BYTES"].map(str::to_owned).into();
     let rows = records
         .iter()

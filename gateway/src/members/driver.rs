@@ -310,7 +310,7 @@ impl Driver {
         while let Some(action) = self.machine.poll(Instant::now()) {
             match action {
                 Action::Call(call) => self.call(call),
-                Action::Publish(view) => self.publish(view),
+                Action::Publish(view) => self.publish(&view),
                 Action::Tell(state) => self.tell(&state),
                 Action::Stop(reason) => {
                     tracing::warn!(?reason, "this node has left its region");
@@ -360,16 +360,16 @@ impl Driver {
         }
     }
 
-    fn publish(&mut self, view: Arc<View>) {
+    fn publish(&mut self, view: &Arc<View>) {
         let slot = view.placement().here();
         if self.slot.replace(slot) != Some(slot) {
             (self.on_slot)(slot);
         }
         self.file.keep(slot, self.machine.carry(Instant::now()));
-        log_view(&view);
+        log_view(view);
         let epoch = view.epoch();
-        let (number, applied) = self.publications.begin(Arc::clone(&view), self.control.workers());
-        if let Err(error) = self.control.publish_view(number, &view, self.machine.session(), &applied) {
+        let (number, applied) = self.publications.begin(Arc::clone(view), self.control.workers());
+        if let Err(error) = self.control.publish_view(number, view, self.machine.session(), &applied) {
             tracing::error!(%error, epoch, "the workers cannot use the members of this epoch");
         }
     }

@@ -213,7 +213,7 @@ fn no_request_fails_while_all_nodes_are_replaced() {
     assert!(failures.is_empty(), "{failures:?}");
     assert_eq!(received.twice.load(Ordering::Relaxed), 0);
     let (slowest, count) = (outcome.percentile(100), outcome.took.len());
-    println!("{count} requests, slowest {slowest:?}, {} closed before a request", outcome.closed_before_request);
+    eprintln!("{count} requests, slowest {slowest:?}, {} closed before a request", outcome.closed_before_request);
 }
 
 #[test]
@@ -245,5 +245,5 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     assert_eq!(received.twice.load(Ordering::Relaxed), 0);
     let (median, p99, slowest) = (outcome.percentile(50), outcome.percentile(99), outcome.percentile(100));
     let (count, failed) = (outcome.took.len(), outcome.failures.len());
-    println!("{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}");
+    eprintln!("{count} requests, {failed} in flight failed, median {median:?}, p99 {p99:?}, slowest {slowest:?}");
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use crate::support::process::{self, Running};
 use crate::support::region::Region;
 use crate::support::successor::replace;
 use crate::support::{backend, eventually};
@@ -9,7 +10,7 @@ use crate::support::{backend, eventually};
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
 /// A region with an agent, which is connected; also returns the number of the owner and of two other nodes.
-fn with_agent() -> Option<(Region, crate::support::process::Running, [usize; 3])> {
+fn with_agent() -> Option<(Region, Running, [usize; 3])> {
     let region = Region::start(3)?;
     let agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();
@@ -158,4 +159,46 @@ fn the_limit_of_a_service_holds_over_all_nodes_and_over_moves() {
     send(&region, &[owner, other, third], 30);
     let most = BURST + began.elapsed().as_secs() + 1;
     assert!((BURST..=most).contains(&admitted), "{admitted} of at most {most}");
+}
+
+#[test]
+fn an_operator_drains_and_removes_a_node() {
+    let Some((mut region, _agent, [owner, other, third])) = with_agent() else { return };
+    let slot = region.status(owner)["node"].to_string();
+    let run = |region: &Region, arguments: &[&str]| {
+        let mut command = process::gw_gateway();
+        command.arg("region").arg(arguments[0]).arg("--config").arg(region.config(other)).args(&arguments[1..]);
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, _, error) = run(&region, &["remove", &slot]);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("has neither left nor been declared dead: drain it first"), "{error}");
+    let (code, _, error) = run(&region, &["drain", "77"]);
+    assert!(code == Some(1) && error.contains("no node uses slot 77"), "{error}");
+    let (code, _, error) = run(&region, &["drain", "1024"]);
+    assert!(code == Some(2) && error.contains("slots go from 0 to 1023"), "{error}");
+
+    let (code, out, error) = run(&region, &["drain", &slot]);
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), format!("Node {slot} has left. Its process ends after its running requests.\n").as_str()),
+        "{error}"
+    );
+    assert_eq!(region.nodes[owner].take().unwrap().process.exit_code(), Some(0));
+    assert_eq!((region.request(other), region.request(third)), ("200".into(), "200".into()));
+    let (_, out, _) = run(&region, &["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let states: Vec<&str> =
+        status["nodes"].as_array().unwrap().iter().map(|node| node["state"].as_str().unwrap()).collect();
+    assert_eq!(states.iter().filter(|state| **state == "left").count(), 1, "{states:?}");
+    let (code, out, error) = run(&region, &["remove", &slot]);
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), format!("Removed node {slot}. Another node can take its slot.\n").as_str()),
+        "{error}"
+    );
+    let (_, out, _) = run(&region, &["status"]);
+    assert!(out.contains("EPOCHS BEHIND") && !out.contains(" left "), "{out}");
 }

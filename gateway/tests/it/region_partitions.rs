@@ -1,12 +1,13 @@
 //! A region whose nodes cannot reach PostgreSQL or each other.
 
 use crate::support::gate::{Gate, Passage};
+use crate::support::process::Running;
 use crate::support::region::Region;
 use crate::support::{backend, eventually};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
-fn with_agent() -> Option<(Region, crate::support::process::Running, [usize; 3])> {
+fn with_agent() -> Option<(Region, Running, [usize; 3])> {
     let region = Region::start_gated(3)?;
     let agent = region.run_agent(&backend::answering(OK));
     let owner = region.owner();

@@ -1,6 +1,7 @@
 //! `gw-gateway region …`: an operator's commands on the database of a region.
 
 mod init;
+mod nodes;
 mod status;
 mod transfer;
 
@@ -10,13 +11,14 @@ use gw_shared::command::Failure;
 use gw_shared::doctor::Examination;
 
 pub use self::init::{Created, KeyFile, init};
+pub use self::nodes::{Drained, ListedNode, drain, remove};
 pub use self::status::{ChangeStatus, Status, status};
 pub use self::transfer::{Moved, export, import};
 
 use super::doctor;
 use crate::config::{Config, StoreSettings};
 use crate::control::postgres_source;
-use crate::region::{RegionKey, RegionKeyError};
+use crate::region::{NodeSlot, OperatorError, RegionKey, RegionKeyError};
 use crate::store::{PostgresSettings, PostgresSource, PostgresStore, StoreError};
 
 /// Reason why a command on a region failed.
@@ -43,6 +45,16 @@ pub enum RegionError {
         "store: {0}; whether the region was filled is not known: look at it with `gw-gateway region status`, and repeat this command if its revision is 0"
     )]
     UnknownOutcome(String),
+    #[error(transparent)]
+    Operator(#[from] OperatorError),
+    #[error("{0} is not the slot of a node: slots go from 0 to {max}", max = NodeSlot::MAX)]
+    NoSlot(u16),
+    #[error("the state of the node in slot {0} has changed meanwhile: look at it with `gw-gateway region status`")]
+    NodeChanged(u16),
+    #[error(
+        "the node in slot {slot} has not left within {seconds} s, and goes on: look at it with `gw-gateway region status`, and at its log"
+    )]
+    StillDraining { slot: u16, seconds: u64 },
     #[error("{folder}: {reason}; nothing was changed")]
     Source { folder: String, reason: String },
     #[error("{folder}: {reason}")]
@@ -52,7 +64,7 @@ pub enum RegionError {
 impl From<RegionError> for Failure {
     fn from(error: RegionError) -> Self {
         match error {
-            RegionError::Sqlite | RegionError::NoKey => Self::Usage(error.to_string()),
+            RegionError::Sqlite | RegionError::NoKey | RegionError::NoSlot(_) => Self::Usage(error.to_string()),
             error => Self::run(error),
         }
     }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::nodes::ListedNode;
 use super::{RegionError, key_path, postgres};
 use crate::config::Config;
 use crate::control::node_name;
@@ -17,6 +18,7 @@ pub struct Status {
     pub region: RegionState,
     /// `None` if this node has the key of the region; otherwise the reason why it has not.
     pub key_problem: Option<String>,
+    pub nodes: Vec<ListedNode>,
     pub records: Vec<RecordsOfKind>,
     pub last_change: Option<ChangeStatus>,
 }
@@ -44,6 +46,7 @@ pub fn status(config: &Config) -> Result<Status, RegionError> {
     Ok(Status {
         database: settings.to_string(),
         engine: inspector.engine()?,
+        nodes: ListedNode::all(&inspector.nodes()?, u64::try_from(region.revision.0).unwrap_or(0)),
         region,
         key_problem,
         records: inspector.records()?,

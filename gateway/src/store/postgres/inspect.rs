@@ -8,10 +8,11 @@ use tokio_postgres::Row;
 
 use super::super::{Revision, StoreError};
 use super::engine::{CALL, Engine, Session};
+use super::nodes;
 use super::schema::{self, MIGRATIONS, SERVER_LEAST};
 use super::settings::PostgresSettings;
 use crate::clock::Timestamp;
-use crate::region::RegionKey;
+use crate::region::{RegionKey, Roster};
 
 /// Longest count of all rows.
 const COUNT: Duration = Duration::from_secs(30);
@@ -139,6 +140,14 @@ impl PostgresInspector {
             feature_level: row.get(4),
             key_check: row.get(5),
         }))
+    }
+
+    /// The nodes of the region; none if the tables are older than this program.
+    pub fn nodes(&mut self) -> Result<Roster, StoreError> {
+        if schema::schema_version(&mut self.engine)?.is_some_and(|version| version < nodes::SCHEMA) {
+            return Ok(Roster { epoch: 0, rows: Vec::new() });
+        }
+        nodes::roster(&mut self.engine)
     }
 
     /// Number and size of records of each kind, then of the audit log.

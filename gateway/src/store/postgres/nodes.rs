@@ -10,6 +10,9 @@ use super::PostgresStore;
 use super::engine::{CALL, Engine, Session};
 use crate::region::{Join, NodeRow, NodeSlot, NodeState, Replaced, Roster, Statement};
 
+/// Version of the tables that has the nodes.
+pub(super) const SCHEMA: usize = 2;
+
 /// One query, so that epoch and rows are of one snapshot.
 const ROSTER: &str = "
     SELECT region.epoch, nodes.slot, nodes.session::text, nodes.state, nodes.beat, nodes.acknowledged,

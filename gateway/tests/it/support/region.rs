@@ -113,7 +113,7 @@ impl Region {
         Some(region)
     }
 
-    fn config(&self, node: usize) -> PathBuf {
+    pub(crate) fn config(&self, node: usize) -> PathBuf {
         self.folder.path().join(format!("node{node}.toml"))
     }
 
