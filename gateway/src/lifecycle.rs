@@ -6,6 +6,7 @@ use std::cell::Cell;
 pub(crate) struct Lifecycle {
     draining: Cell<bool>,
     ending: Cell<bool>,
+    succeeded: Cell<bool>,
 }
 
 impl Lifecycle {
@@ -17,6 +18,16 @@ impl Lifecycle {
     /// The drain is over: requests are refused.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.get()
+    }
+
+    /// New requests of other nodes belong to the process that takes over, or are refused.
+    pub(crate) fn sends_nodes_away(&self) -> bool {
+        self.succeeded.get() || self.ending.get()
+    }
+
+    /// Another process takes over.
+    pub(crate) fn succeed(&self) {
+        self.succeeded.set(true);
     }
 
     pub(crate) fn drain(&self) {

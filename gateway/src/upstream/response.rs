@@ -188,7 +188,7 @@ impl TunnelResponse {
             Carrier::Node(_) => match read_refusal(refusal) {
                 Refused::Error(error) => error,
                 // The request was accepted before.
-                Refused::NotOwner { .. } => Error::TunnelProtocol,
+                Refused::NotOwner { .. } | Refused::Ending => Error::TunnelProtocol,
             },
         }
     }

@@ -253,6 +253,9 @@ impl Worker {
 
     fn drain(&self, has_successor: bool) {
         self.lifecycle.drain();
+        if has_successor {
+            self.lifecycle.succeed();
+        }
         self.ingress.acceptor.stop(has_successor);
         let idle = if has_successor { limits::DRAIN_IDLE_SUCCEEDED } else { limits::DRAIN_IDLE };
         self.connections.drain(Instant::now(), idle);

@@ -74,7 +74,7 @@ impl Nodes {
     }
 
     /// Removes a link that takes no more requests.
-    fn forget(&self, link: &Rc<Link>) {
+    pub(super) fn forget(&self, link: &Rc<Link>) {
         let mut links = self.links.borrow_mut();
         let key = (link.to.slot, link.to.session);
         if links.get(&key).is_some_and(|current| Rc::ptr_eq(current, link)) {

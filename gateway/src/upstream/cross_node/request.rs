@@ -67,7 +67,11 @@ enum Failed {
 #[derive(Debug)]
 enum Retry {
     Unreachable,
-    NotOwner { epoch: u64 },
+    /// The process ends; another one may listen there.
+    Ending,
+    NotOwner {
+        epoch: u64,
+    },
 }
 
 impl CrossNodeRequest {
@@ -113,7 +117,7 @@ impl CrossNodeRequest {
                 return Err(Error::NodeUnavailable);
             }
             // A node that cannot be reached is about to be replaced as the owner, which takes its time.
-            retries += usize::from(!matches!(retry, Retry::Unreachable));
+            retries += usize::from(matches!(retry, Retry::NotOwner { .. }));
             self.upstream.counters.node_retries.increment();
             self.wait(&retry, epoch, deadline).await;
         }
@@ -126,6 +130,7 @@ impl CrossNodeRequest {
         }
         let pause = match retry {
             Retry::NotOwner { epoch: theirs } if *theirs <= epoch => limits::NODE_IS_LATE,
+            Retry::Ending => limits::LEASE_CHECK,
             Retry::NotOwner { .. } | Retry::Unreachable => limits::PLACEMENT_IS_LATE,
         };
         let pause = pause.min(deadline.saturating_duration_since(Instant::now()));
@@ -178,7 +183,12 @@ impl CrossNodeRequest {
         if let Some(body) = body {
             send_short(&sender, body).await;
         }
-        let first = first_part(&receiver).await?;
+        let first = first_part(&receiver).await.inspect_err(|failed| {
+            if matches!(failed, Failed::Retry(Retry::Ending)) {
+                self.nodes.forget(&link);
+                link.retire();
+            }
+        })?;
         // A short body has been sent, and a longer one has waited for the acceptance.
         let (upload, first) = match (self.waits_for_acceptance(), first) {
             (true, ReceivedPart::Head(Kind::Interim, _)) => (Upload::Tunnel(sender), None),
@@ -207,6 +217,7 @@ async fn first_part(receiver: &StreamReceiver) -> Result<ReceivedPart, Failed> {
             let refusal = parse_refusal(payload).ok_or(Failed::Refused(Error::TunnelProtocol))?;
             Err(match wire::read_refusal(&refusal) {
                 Refused::NotOwner { epoch } => Failed::Retry(Retry::NotOwner { epoch }),
+                Refused::Ending => Failed::Retry(Retry::Ending),
                 Refused::Error(error) => Failed::Refused(error),
             })
         }

@@ -88,6 +88,9 @@ async fn serve(upstream: Rc<Upstream>, nodes: Rc<Nodes>, (sender, receiver): (St
     let is_upgrade = head.upgrade.is_some();
     let has_body = framing.has_body() || is_upgrade;
     let is_announced = wire::waits_for_acceptance(framing, is_upgrade, &head.headers);
+    if upstream.lifecycle.sends_nodes_away() {
+        return refuse(&sender, None, &Refused::Ending);
+    }
     let mut reset = pin!(std::future::poll_fn(|cx| sender.poll_reset(cx)));
     let Either::Left((owned, _)) = select(pin!(owned(&nodes, &head)), &mut reset).await else { return };
     let begun = owned.and_then(|label| begin(&upstream, &label, head, is_announced.then_some(&sender)));
@@ -151,9 +154,6 @@ fn begin(
         }
         let by = principal.ok_or(Error::TunnelProtocol)?;
         let request = Authenticated::by_node(&directory, service, by)?;
-        if upstream.lifecycle.is_ending() {
-            return Err(Error::Overloaded("draining"));
-        }
         let admission = upstream.admit_here(request)?;
         if let Some(sender) = accepting {
             // Fails if the other node has reset the stream, which cancels the request.

@@ -26,6 +26,9 @@ const OPENED: HeaderName = HeaderName::from_static("x-gw-node-opened-us");
 
 /// Code of a refusal by a node that does not own the service. The message is the epoch of its placement.
 const NOT_OWNER: &str = "NOT_OWNER";
+/// Code of a refusal by a process that ends: another process of the node, or a later one, serves the request.
+const ENDING: &str = "ENDING";
+
 /// Absent duration.
 const ABSENT: u32 = u32::MAX;
 
@@ -98,6 +101,8 @@ pub(in crate::upstream) enum Refused {
     NotOwner {
         epoch: u64,
     },
+    /// The process ends. The next link goes to its successor, if there is one.
+    Ending,
     Error(Error),
 }
 
@@ -105,6 +110,7 @@ pub(in crate::upstream) enum Refused {
 pub(super) fn write_refusal(out: &mut Vec<u8>, timing: Option<AgentTiming>, refused: &Refused) {
     let (code, message) = match refused {
         Refused::NotOwner { epoch } => (NOT_OWNER, epoch.to_string()),
+        Refused::Ending => (ENDING, String::new()),
         Refused::Error(error) => {
             let (.., code, _) = error.outcome();
             let message = match error {
@@ -136,6 +142,9 @@ pub(in crate::upstream) fn read_refusal(refusal: &Refusal) -> Refused {
     let message = printable(&refusal.message, limits::AGENT_MESSAGE);
     if &refusal.code[..] == NOT_OWNER.as_bytes() {
         return Refused::NotOwner { epoch: message.parse().unwrap_or(0) };
+    }
+    if &refusal.code[..] == ENDING.as_bytes() {
+        return Refused::Ending;
     }
     Refused::Error(error(&refusal.code, &message).unwrap_or(Error::TunnelProtocol))
 }
@@ -207,6 +216,7 @@ mod tests {
         }
         let not_owner = Refused::NotOwner { epoch: u64::MAX };
         assert_eq!(passed_on(&not_owner, None), (Refused::NotOwner { epoch: u64::MAX }, None));
+        assert_eq!(passed_on(&Refused::Ending, None), (Refused::Ending, None));
         assert_eq!(passed_on(&Refused::Error(Error::AgentUnavailable), timing).1, timing);
     }
 
