@@ -273,7 +273,7 @@ fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {
     let given = [
         ("peer_listen", listen.is_some()),
         ("peer_address", address.is_some()),
-        ("isolation", isolation.is_some()),
+        ("isolation", isolation == Some(true)),
         ("max_staleness_seconds", staleness.is_some()),
     ];
     for (key, _) in given.iter().filter(|(_, is_given)| *is_given && !has_region) {

@@ -242,7 +242,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 23] = [
+const NOT_RUN: [(&str, &str, &str); 24] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
@@ -262,6 +262,7 @@ const NOT_RUN: [(&str, &str, &str); 23] = [
     ("docs/region.md", "sudo gw-gateway region init", REGION),
     ("docs/region.md", "sudo scp", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region status", REGION),
+    ("docs/region.md", "sudo --user gw-gateway gw-gateway region drain", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),

@@ -207,6 +207,7 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
         "bandwidth_mib_per_second",
         "ca",
         "endpoint",
+        "isolation",
         "max_staleness_seconds",
         "path_style",
         "peer_address",
