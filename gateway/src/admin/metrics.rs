@@ -9,6 +9,7 @@ use gw_shared::version;
 
 use crate::control::{Inventory, StoreStatus};
 use crate::limits;
+use crate::region::{NodeState, RegionStatus, Standing};
 use crate::telemetry::counters::services::{CLASSES, OTHER, ServiceReport, merged};
 use crate::telemetry::counters::{TunnelReport, WorkerReport};
 use crate::telemetry::request_log::LogStats;
@@ -40,6 +41,7 @@ pub(crate) fn render(
     reports: &[WorkerReport],
     inventory: &Inventory,
     request_log: &LogStats,
+    region: Option<&RegionStatus>,
     spans: Option<&SpanCounts>,
 ) -> String {
     let mut out = Exposition::default();
@@ -52,6 +54,7 @@ pub(crate) fn render(
     agents(&mut out, inventory);
     self::request_log(&mut out, request_log);
     store(&mut out, inventory.store);
+    self::region(&mut out, region);
     if let Some(spans) = spans {
         self::spans(&mut out, spans);
     }
@@ -65,6 +68,20 @@ fn store(out: &mut Exposition, store: StoreStatus) {
     out.single("gw_store_revision", Kind::Gauge, help, store.revision.0);
     let help = "Seconds for which the database has not answered; 0 while it does. Changes are refused meanwhile.";
     out.single("gw_store_away_seconds", Kind::Gauge, help, store.away_for.unwrap_or_default().as_secs_f64());
+}
+
+/// `None` for a gateway without other nodes, which always admits.
+fn region(out: &mut Exposition, region: Option<&RegionStatus>) {
+    let help = "Number of the last change of the region's members that this node knows; 0 without a region.";
+    out.single("gw_region_epoch", Kind::Gauge, help, region.map_or(0, |region| region.epoch));
+    let admits = region.is_none_or(|region| matches!(region.standing, Standing::Member | Standing::Isolated));
+    let help = "Whether this node may admit requests for the services that it owns.";
+    out.single("gw_region_admits", Kind::Gauge, help, u8::from(admits));
+    let mut nodes = out.family("gw_region_nodes", Kind::Gauge, "Nodes of the region by state.");
+    for state in NodeState::ALL {
+        let count = region.map_or(0, |region| region.nodes.iter().filter(|node| node.state == state).count());
+        nodes.sample(&[("state", state.as_str())], count as f64);
+    }
 }
 
 fn totals(out: &mut Exposition, reports: &[WorkerReport]) {
@@ -337,12 +354,15 @@ mod tests {
             server_certificate_expiry: Some(Timestamp(1_900_000_000)),
             store: StoreStatus { revision: Revision(7), away_for: Some(Duration::from_millis(1500)) },
         };
-        let text = render(&[report(0), report(1)], &inventory, &LogStats { dropped: 3, ..LogStats::default() }, None);
+        let text =
+            render(&[report(0), report(1)], &inventory, &LogStats { dropped: 3, ..LogStats::default() }, None, None);
         for line in [
             "# TYPE gw_requests_total counter",
             "gw_requests_total 2",
             "gw_store_revision 7",
             "gw_store_away_seconds 1.5",
+            "gw_region_admits 1",
+            "gw_region_nodes{state=\"live\"} 0",
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
             "gw_connections_turned_away_total{reason=\"address_rate\"} 8",
             "gw_connections_ended_early_total{reason=\"frames\"} 2",

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use gw_shared::id::RequestId;
@@ -136,6 +137,7 @@ pub(crate) async fn serve(
         .route("/metrics", get(metrics))
         .nest("/api/v1", api::router(&admin))
         .merge(console::router(&admin))
+        .layer(from_fn_with_state(admin.clone(), nodes::await_other_nodes))
         .with_state(admin)
         .into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
@@ -169,7 +171,9 @@ async fn metrics(State(admin): State<Admin>) -> Response {
             return Err(format!("{} of {} workers answer\n", reports.len(), control.workers()));
         }
         let inventory = control.inventory(&reports, Timestamp::now());
-        Ok(metrics::render(&reports, &inventory, &admin.request_log.stats(), admin.spans.as_deref()))
+        let region = admin.region.as_ref().and_then(RegionInputs::status);
+        let log = admin.request_log.stats();
+        Ok(metrics::render(&reports, &inventory, &log, region.as_ref(), admin.spans.as_deref()))
     });
     match text.await {
         Ok(Ok(text)) => ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text).into_response(),

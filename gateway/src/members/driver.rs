@@ -23,7 +23,7 @@ use crate::region::{
     Action, Call, CallResult, CarriedMembership, Event, Member, Membership, NodeConfig, NodeRow, NodeSlot, NodeState,
     PeerState, RegionSignals, RegionStatus, Statement, StopReason, View,
 };
-use crate::store::{PostgresStore, StoreError};
+use crate::store::{Directory, PostgresStore, StoreError};
 
 /// Longest wait for the last messages before the membership ends.
 const LAST_MESSAGES: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ enum Input {
         to: Member,
         delivery: Delivery,
     },
-    Status(Sender<RegionStatus>),
+    Status(Sender<(RegionStatus, Option<Arc<View>>)>),
     Others(Sender<Vec<Member>>),
     Leave,
     /// End, and leave the membership to another process.
@@ -78,8 +78,23 @@ impl RegionInputs {
         self.send(Input::Delivered { to, delivery });
     }
 
-    /// The region as this node sees it; `None` if the loop does not answer.
+    /// The region as this node sees it, without the services of each node; `None` if the loop does not answer.
     pub(crate) fn status(&self) -> Option<RegionStatus> {
+        self.status_and_view().map(|(status, _)| status)
+    }
+
+    /// As [`Self::status`], with the number of services in `directory` that each node owns.
+    pub(crate) fn status_with_services(&self, directory: &Directory) -> Option<RegionStatus> {
+        let (mut status, view) = self.status_and_view()?;
+        for service in directory.services() {
+            let owner = view.as_ref().and_then(|view| view.placement().owning_member(&service.hostname));
+            let node = owner.and_then(|owner| status.nodes.iter_mut().find(|node| node.slot == owner.slot));
+            node.into_iter().for_each(|node| node.services += 1);
+        }
+        Some(status)
+    }
+
+    fn status_and_view(&self) -> Option<(RegionStatus, Option<Arc<View>>)> {
         let (reply, answer) = bounded(1);
         self.send(Input::Status(reply));
         answer.recv_timeout(ANSWER_WITHIN).ok()
@@ -338,10 +353,10 @@ impl Driver {
             Input::Delivered { to, delivery } => self.delivered(&to, delivery, now),
             Input::Status(reply) => {
                 let revision = u64::try_from(self.control.revision().0).unwrap_or(0);
-                let directory = self.control.directory();
-                let hostnames = directory.services().map(|service| &*service.hostname);
+                // Counting the services would hold up the membership.
+                let status = self.machine.status(now, revision, std::iter::empty());
                 // Fails if the answer comes too late.
-                let _ = reply.try_send(self.machine.status(now, revision, hostnames));
+                let _ = reply.try_send((status, self.machine.view().cloned()));
             }
             Input::Others(reply) => {
                 let rows = self.machine.roster().rows.iter();

@@ -23,6 +23,8 @@ pub enum NodeState {
 }
 
 impl NodeState {
+    pub const ALL: [Self; 6] = [Self::Joining, Self::Live, Self::Draining, Self::Leaving, Self::Left, Self::Dead];
+
     /// Whether the node is a member of the placement.
     pub fn owns(self) -> bool {
         matches!(self, Self::Live | Self::Draining)
@@ -51,8 +53,7 @@ impl NodeState {
     }
 
     pub fn parse(name: &str) -> Option<Self> {
-        let all = [Self::Joining, Self::Live, Self::Draining, Self::Leaving, Self::Left, Self::Dead];
-        all.into_iter().find(|state| state.as_str() == name)
+        Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 }
 

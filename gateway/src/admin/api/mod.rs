@@ -13,7 +13,7 @@ mod services;
 mod signing_keys;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -27,7 +27,6 @@ use utoipa_axum::router::OpenApiRouter;
 use super::Admin;
 use super::problem::Problem;
 use crate::auth::bearer;
-use crate::members::nodes_behind;
 
 /// Largest request body, in bytes.
 const BODY_MAX: usize = 64 * 1024;
@@ -77,7 +76,6 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
             Problem::new(StatusCode::METHOD_NOT_ALLOWED, "see the Allow field for the methods of this path")
         })
         .layer(DefaultBodyLimit::max(BODY_MAX))
-        .layer(from_fn_with_state(admin.clone(), await_other_nodes))
         .layer(from_fn_with_state(admin.clone(), authorize))
         .route("/openapi.json", get(async move || Json(document.clone())))
 }
@@ -92,31 +90,6 @@ async fn authorize(State(admin): State<Admin>, request: Request, next: Next) -> 
         return Problem::new(StatusCode::UNAUTHORIZED, detail).into_response();
     }
     next.run(request).await
-}
-
-/// Slots of nodes that do not use a change yet.
-const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nodes");
-
-/// Delays the response to a change until all nodes of the region use it. Names nodes that do not say so in time: they use
-/// it once they reach PostgreSQL.
-async fn await_other_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
-    let mut response = next.run(request).await;
-    let Some(region) = admin.region.clone().filter(|_| is_change && response.status().is_success()) else {
-        return response;
-    };
-    let revision = admin.control.revision();
-    let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
-    let behind = nodes_behind(&admin.control, &others, revision).await;
-    if behind.is_empty() {
-        return response;
-    }
-    tracing::warn!(revision = revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
-    let slots: Vec<String> = behind.iter().map(|slot| slot.get().to_string()).collect();
-    if let Ok(value) = HeaderValue::try_from(slots.join(", ")) {
-        response.headers_mut().insert(X_GW_PENDING_NODES, value);
-    }
-    response
 }
 
 /// 201 with a Location for a created record; 200 for an existing one.

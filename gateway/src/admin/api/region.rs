@@ -64,7 +64,7 @@ async fn show_region(State(admin): State<Admin>) -> Result<Json<RegionView>, Pro
     let Some(region) = admin.region.clone() else {
         return Err(Problem::new(StatusCode::NOT_FOUND, "this gateway is the only node: `peer_listen` is not set"));
     };
-    let status = admin.ask(move |_| Ok(region.status())).await?;
+    let status = admin.ask(move |control| Ok(region.status_with_services(&control.directory()))).await?;
     let status = status.ok_or_else(|| Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the membership does not answer"));
     status.map(|status| Json(status.into()))
 }

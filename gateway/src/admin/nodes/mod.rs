@@ -2,10 +2,12 @@
 //! administrator asks the other nodes.
 
 mod ask;
+mod changes;
 mod merge;
 mod request_log;
 mod series;
 mod serve;
 
+pub(super) use self::changes::await_other_nodes;
 pub(super) use self::request_log::Located;
 pub(super) use self::serve::routes;

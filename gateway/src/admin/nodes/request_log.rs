@@ -12,25 +12,34 @@ use crate::admin::{Admin, Failed};
 use crate::cluster::UnavailableNode;
 use crate::control::{Actor, Control, ControlError};
 use crate::page::{self, Page};
-use crate::region::Member;
+use crate::region::{Member, NodeSlot};
+use crate::telemetry::request_log::archive::{Archive, ArchiveError};
 use crate::telemetry::request_log::{BodyView, CapturedRequest, RequestPage, RequestView, SearchQuery, Side};
 
-/// A request, and the node that has it.
+/// A request, and where its record is.
 pub(in crate::admin) struct Located {
     pub(in crate::admin) view: RequestView,
     id: RequestId,
-    /// `None` if it is in the log of this node.
-    node: Option<Member>,
+    place: Place,
+}
+
+/// Where the record of a request is.
+enum Place {
+    Here,
+    Node(Member),
+    /// In the archive, as the node in this slot recorded it.
+    Archive(NodeSlot),
 }
 
 impl Admin {
-    /// Finds a request at any node; `None` if it is in no log. Fails if the node that received it does not answer.
+    /// Finds a request at any node, or in the archive; `None` if it is in no log. Fails if the node that received it does
+    /// not answer and the archive does not have it.
     ///
     /// A node that has started again in another slot still has the requests of its old slot. Hence this node looks into
     /// its own log first, and asks all nodes before it says that there is no such request.
     pub(in crate::admin) async fn locate(&self, id: RequestId) -> Result<Option<Located>, Failed> {
         if let Some(view) = self.read_log(move |log| log.show(id)).await? {
-            return Ok(Some(Located { view, id, node: None }));
+            return Ok(Some(Located { view, id, place: Place::Here }));
         }
         let Some(placement) = self.control.local_node().placement() else { return Ok(None) };
         if !self.request_log.keeps(id) {
@@ -44,7 +53,7 @@ impl Admin {
             match at.map(|at| rest.swap_remove(at)) {
                 None => missing.push(UnavailableNode { slot, reason: "is not a member of the region".to_owned() }),
                 Some(node) => match self.ask_node(&node, &path).await {
-                    Ok(Some(view)) => return Ok(Some(Located { view, id, node: Some(node) })),
+                    Ok(Some(view)) => return Ok(Some(Located { view, id, place: Place::Node(node) })),
                     Ok(None) => {}
                     Err(unavailable) => missing.push(unavailable),
                 },
@@ -53,10 +62,35 @@ impl Admin {
         let answers = join_all(rest.iter().map(|node| self.ask_node(node, &path))).await;
         for (node, answer) in rest.into_iter().zip(answers) {
             if let Ok(Some(view)) = answer {
-                return Ok(Some(Located { view, id, node: Some(node) }));
+                return Ok(Some(Located { view, id, place: Place::Node(node) }));
             }
         }
-        if missing.is_empty() { Ok(None) } else { Err(ControlError::NodesUnavailable(missing).into()) }
+        if missing.is_empty() {
+            return Ok(None);
+        }
+        if let Some(slot) = NodeSlot::new(slot)
+            && let Some(view) = self.read_archive(move |archive| archive.show(slot, id)).await?.flatten()
+        {
+            return Ok(Some(Located { view, id, place: Place::Archive(slot) }));
+        }
+        // The last records of a lost node may not be in the archive.
+        Err(ControlError::NodesUnavailable(missing).into())
+    }
+
+    /// Runs a read of the archive on a blocking thread. `None` without an archive, and if it cannot be read, which is
+    /// logged.
+    async fn read_archive<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Archive) -> Result<T, ArchiveError> + Send + 'static,
+    ) -> Result<Option<T>, Failed> {
+        let Some(archive) = self.request_log.archive().cloned() else { return Ok(None) };
+        Ok(match self.clone().run(move |_| read(&archive)).await? {
+            Ok(value) => Some(value),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the log of a lost node in the archive");
+                None
+            }
+        })
     }
 
     /// Reads a captured body for the administrator, after an entry in the audit log. The entry is made by the node that
@@ -78,7 +112,13 @@ impl Admin {
         side: Side,
     ) -> Result<Option<BodyView>, Failed> {
         let id = request.id;
-        let Some(node) = &request.node else { return self.read_log(move |log| log.body(id, side)).await };
+        let node = match &request.place {
+            Place::Here => return self.read_log(move |log| log.body(id, side)).await,
+            Place::Archive(slot) => {
+                return self.archived(*slot, move |archive, slot| archive.body(slot, id, side)).await;
+            }
+            Place::Node(node) => node,
+        };
         let path = format!("/v1/requests/{id}/body/{}", side.as_str());
         let body: Option<WireBody> = self.ask_node(node, &path).await.map_err(unavailable)?;
         body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node)))).transpose()
@@ -87,7 +127,11 @@ impl Admin {
     /// Reads a request with its captured message, from any node.
     pub(in crate::admin) async fn captured(&self, id: RequestId) -> Result<Option<CapturedRequest>, Failed> {
         let Some(request) = self.locate(id).await? else { return Ok(None) };
-        let Some(node) = &request.node else { return self.read_log(move |log| log.captured(id)).await };
+        let node = match &request.place {
+            Place::Here => return self.read_log(move |log| log.captured(id)).await,
+            Place::Archive(slot) => return self.archived(*slot, move |archive, slot| archive.captured(slot, id)).await,
+            Place::Node(node) => node,
+        };
         let path = format!("/v1/requests/{id}/captured");
         let captured: Option<WireCaptured> = self.ask_node(node, &path).await.map_err(unavailable)?;
         captured
@@ -95,15 +139,39 @@ impl Admin {
             .transpose()
     }
 
-    /// Searches the logs of all nodes, the newest request first. A page may be short or empty and still have a next one.
+    /// Reads what the archive has of a request. Fails if it cannot be read.
+    async fn archived<T: Send + 'static>(
+        &self,
+        slot: NodeSlot,
+        read: impl FnOnce(&Archive, NodeSlot) -> Result<Option<T>, ArchiveError> + Send + 'static,
+    ) -> Result<Option<T>, Failed> {
+        let found = self.read_archive(move |archive| read(archive, slot)).await?;
+        let reason = "has left, and the archive cannot be read".to_owned();
+        found.ok_or_else(|| unavailable(UnavailableNode { slot: slot.get(), reason }))
+    }
+
+    /// Searches the archived logs of nodes that are no members.
+    async fn search_archive(&self, query: Arc<SearchQuery>) -> Result<Vec<Page<RequestView>>, Failed> {
+        let Some(placement) = self.control.local_node().placement() else { return Ok(Vec::new()) };
+        let search = move |archive: &Archive| {
+            let is_gone = |slot: &NodeSlot| *slot != placement.here() && placement.member(*slot).is_none();
+            archive.nodes()?.into_iter().filter(is_gone).map(|slot| archive.search(slot, &query)).collect()
+        };
+        Ok(self.read_archive(search).await?.unwrap_or_default())
+    }
+
+    /// Searches the logs of all nodes, and those of lost nodes in the archive, the newest request first. A page may be short or empty and still have a next one.
     pub(in crate::admin) async fn search(&self, query: SearchQuery) -> Result<RequestPage, Failed> {
         let limit = page::checked_limit(query.limit).map_err(ControlError::from)?;
         let nodes = self.other_nodes();
         let (target, query) = (target("/v1/requests", &query), Arc::new(query));
         let asked = Arc::clone(&query);
         let here = self.read_log(move |log| log.search(&asked));
-        let (here, (mut pages, missing)) = tokio::join!(here, self.ask_nodes::<Page<RequestView>>(&nodes, &target));
+        let others = self.ask_nodes::<Page<RequestView>>(&nodes, &target);
+        let (here, (mut pages, missing), archived) =
+            tokio::join!(here, others, self.search_archive(Arc::clone(&query)));
         pages.push(here?);
+        pages.extend(archived?);
         if !missing.is_empty() && query.partial != Some(true) {
             return Err(ControlError::NodesUnavailable(missing).into());
         }

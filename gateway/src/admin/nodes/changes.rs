@@ -1,0 +1,33 @@
+//! Changes, which are answered when all nodes use them.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use crate::admin::Admin;
+use crate::members::nodes_behind;
+
+/// Slots of nodes that do not use a change yet.
+const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nodes");
+
+/// Delays the response to a change until all nodes of the region use it. Names nodes that do not say so in time: they use
+/// it once they reach PostgreSQL.
+pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
+    let mut response = next.run(request).await;
+    let is_made = response.status().is_success() || response.status().is_redirection();
+    let Some(region) = admin.region.clone().filter(|_| is_change && is_made) else { return response };
+    let revision = admin.control.revision();
+    let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
+    let behind = nodes_behind(&admin.control, &others, revision).await;
+    if behind.is_empty() {
+        return response;
+    }
+    tracing::warn!(revision = revision.0, nodes = ?behind, "a change is not in use at all nodes yet");
+    let slots: Vec<String> = behind.iter().map(|slot| slot.get().to_string()).collect();
+    if let Ok(value) = HeaderValue::try_from(slots.join(", ")) {
+        response.headers_mut().insert(X_GW_PENDING_NODES, value);
+    }
+    response
+}
