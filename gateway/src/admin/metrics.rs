@@ -413,7 +413,8 @@ mod tests {
             draining: false,
         };
         let tunnels = (0..limits::SERVICES_COUNTED + 5).map(|number| tunnel(format!("a--{number}"))).collect();
-        let text = render(&[WorkerReport { tunnels, ..report(0) }], &Inventory::default(), &LogStats::default(), None);
+        let text =
+            render(&[WorkerReport { tunnels, ..report(0) }], &Inventory::default(), &LogStats::default(), None, None);
         let services = text.lines().filter(|line| line.starts_with("gw_service_tunnels{")).count();
         assert_eq!(services, limits::SERVICES_COUNTED + 1);
         for line in [

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -162,7 +163,14 @@ impl Members {
             ended: Arc::clone(&ended),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let run = move || runtime.block_on(driver.run());
+        let panicked = Arc::clone(&ended);
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(|| runtime.block_on(driver.run()))).is_err() {
+                // The lease ends within seconds, and the other nodes take over.
+                tracing::error!("the membership panicked: this node stops; please report it");
+                panicked.notify_one();
+            }
+        };
         let thread = std::thread::Builder::new().name("gw-members".to_owned()).spawn(run)?;
         Ok(Self { inputs: sender, stopped: stop, ended, thread: Some(thread) })
     }
@@ -171,7 +179,8 @@ impl Members {
         &self.inputs
     }
 
-    /// Notified when the membership has ended by itself: the node was drained, or another process took its slot.
+    /// Notified when the membership has ended by itself: the node was drained, another process took its slot, or the
+    /// thread panicked.
     pub(crate) fn ended(&self) -> &Arc<Notify> {
         &self.ended
     }
@@ -199,9 +208,7 @@ impl Members {
 impl Drop for Members {
     fn drop(&mut self) {
         self.inputs.send(Input::End);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread of the membership panicked");
-        }
+        self.thread.take().map(JoinHandle::join);
     }
 }
 
