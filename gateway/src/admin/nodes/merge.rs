@@ -15,6 +15,8 @@ pub(super) fn merge(pages: Vec<Page<RequestView>>, limit: usize) -> Page<Request
         items.retain(|request| request.id >= *end);
     }
     items.sort_unstable_by(|one, other| Reverse(&one.id).cmp(&Reverse(&other.id)));
+    // A node that has another slot now still has requests that the archive has, too.
+    items.dedup_by(|one, other| one.id == other.id);
     let is_cut = items.len() > limit;
     items.truncate(limit);
     let last = items.last().filter(|_| is_cut).map(|last| last.id.clone());
@@ -53,6 +55,14 @@ mod tests {
             captured_request: None,
             captured_response: None,
         }
+    }
+
+    #[test]
+    fn a_request_of_two_logs_appears_once() {
+        let both = || page(&[9, 4], None, 10, 10);
+        let merged = merge(vec![both(), both()], 10);
+        assert_eq!(merged.items.len(), 2);
+        assert_eq!(merged.next_cursor, None);
     }
 
     /// A page of a node that has these requests, the newest first. The node gives up after `work` requests.
