@@ -401,6 +401,7 @@ mod tests {
             agent_version: "1".into(),
             certificate_not_after: None,
             generation: 1,
+            node: None,
             worker: 0,
             age_seconds: 1,
             idle_seconds: 0,

@@ -70,7 +70,10 @@ impl Shown for AgentView {
             ("certificate until", or_dash(self.certificate_not_after.as_ref())),
             ("created", self.created_at.clone()),
         ];
-        facts.into_iter().chain(self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)))).collect()
+        let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));
+        let missing = (!self.missing_nodes.is_empty())
+            .then(|| ("missing", format!("tunnels at nodes that do not answer: {}", joined(&self.missing_nodes))));
+        facts.into_iter().chain(tunnels).chain(missing).collect()
     }
 }
 
@@ -89,5 +92,6 @@ fn in_words(tunnel: &TunnelReport) -> String {
     let round_trip = round_trip.map_or(String::new(), |time| format!(", round trip {time:.1?}"));
     let draining = if tunnel.draining { ", draining" } else { "" };
     let [age, idle] = [age_seconds, idle_seconds].map(|seconds| format_duration(Duration::from_secs(*seconds)));
-    format!("{service}: up {age}, idle {idle}, {in_flight} requests in flight{slots}{round_trip}{draining}")
+    let node = tunnel.node.map_or(String::new(), |node| format!(" at node {node}"));
+    format!("{service}{node}: up {age}, idle {idle}, {in_flight} requests in flight{slots}{round_trip}{draining}")
 }

@@ -40,6 +40,9 @@ pub struct AgentView {
     pub created_at: String,
     /// Its live tunnels, one a service.
     pub tunnels: Vec<TunnelReport>,
+    /// Slots of nodes that do not answer, so that tunnels to them are missing; absent if all answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing_nodes: Vec<u16>,
 }
 
 /// Changes of an agent. Omitted members keep their values.
@@ -68,6 +71,7 @@ impl AgentView {
             certificate_not_after: record.certificate_not_after.map(|at| at.to_string()),
             created_at: record.created_at.to_string(),
             tunnels: tunnels.iter().filter(|tunnel| tunnel.agent_id == record.id.as_str()).cloned().collect(),
+            missing_nodes: Vec::new(),
         }
     }
 }
@@ -166,7 +170,7 @@ impl Control {
         Ok(AgentView::new(&edited, &self.tunnels()))
     }
 
-    /// All live tunnels.
+    /// All live tunnels of this node.
     pub fn tunnels(&self) -> Vec<TunnelReport> {
         self.reports().into_iter().flat_map(|report| report.tunnels).collect()
     }

@@ -544,6 +544,10 @@ impl Control {
     fn scrape(&self, with_services: bool) -> Vec<WorkerReport> {
         let mut received = self.workers.reports(with_services);
         received.sort_by_key(|report: &WorkerReport| report.worker);
+        if let Some(placement) = self.local_node().placement() {
+            let tunnels = received.iter_mut().flat_map(|report| &mut report.tunnels);
+            tunnels.for_each(|tunnel| tunnel.node = Some(placement.here().get()));
+        }
         received
     }
 

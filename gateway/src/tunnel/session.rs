@@ -320,6 +320,7 @@ impl Session {
             agent_version: VERSION.to_owned(),
             certificate_not_after: certificate.map(|not_after| not_after.to_string()),
             generation: self.generation,
+            node: None,
             worker: worker.0,
             age_seconds: now.saturating_duration_since(self.opened).as_secs(),
             idle_seconds: self.flow.quiet_for(now).as_secs(),

@@ -30,6 +30,7 @@ mod proxy_protocol;
 mod rate_limit;
 mod refusals;
 mod region_commands;
+mod region_console;
 mod region_control;
 mod region_failover;
 mod region_load;

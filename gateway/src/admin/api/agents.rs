@@ -8,7 +8,7 @@ use utoipa_axum::routes;
 
 use crate::admin::Admin;
 use crate::admin::problem::{JsonBody, Path, Problem, Query, ReadProblems, WriteProblems};
-use crate::control::{Actor, AgentChanges, AgentView};
+use crate::control::{Actor, AgentChanges, AgentView, Control, ControlError};
 use crate::page::{Page, PageQuery};
 
 pub(super) fn routes() -> OpenApiRouter<Admin> {
@@ -30,7 +30,9 @@ async fn list_agents(
     Path(account): Path<String>,
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Page<AgentView>>, Problem> {
-    admin.ask(move |control| control.agents(&account, &page)).await.map(Json)
+    let mut page = admin.clone().ask(move |control| control.agents(&account, &page)).await?;
+    admin.add_tunnels_elsewhere(&mut page.items).await;
+    Ok(Json(page))
 }
 
 /// Show an agent, with its live tunnels.
@@ -43,7 +45,7 @@ async fn show_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    admin.ask(move |control| control.agent(&account, &agent)).await.map(Json)
+    one(admin, move |control| control.agent(&account, &agent)).await
 }
 
 /// Change an agent's name or services. A live agent hears of it and opens or ends tunnels.
@@ -58,7 +60,7 @@ async fn change_agent(
     Path((account, agent)): Path<(String, String)>,
     JsonBody(changes): JsonBody<AgentChanges>,
 ) -> Result<Json<AgentView>, Problem> {
-    admin.ask(move |control| control.change_agent(&Actor::Admin, &account, &agent, &changes)).await.map(Json)
+    one(admin, move |control| control.change_agent(&Actor::Admin, &account, &agent, &changes)).await
 }
 
 /// Delete an agent. Its tunnels end within a second, and its certificate is worth nothing.
@@ -85,7 +87,7 @@ async fn approve_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    admin.ask(move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await.map(Json)
+    one(admin, move |control| control.approve_agent(&Actor::Admin, &account, &agent)).await
 }
 
 /// Cut an agent off for good. Its tunnels end within a second.
@@ -98,5 +100,15 @@ async fn revoke_agent(
     State(admin): State<Admin>,
     Path((account, agent)): Path<(String, String)>,
 ) -> Result<Json<AgentView>, Problem> {
-    admin.ask(move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await.map(Json)
+    one(admin, move |control| control.revoke_agent(&Actor::Admin, &account, &agent)).await
+}
+
+/// Runs work on one agent, and adds the agent's tunnels to other nodes to the result.
+async fn one(
+    admin: Admin,
+    work: impl FnOnce(&Control) -> Result<AgentView, ControlError> + Send + 'static,
+) -> Result<Json<AgentView>, Problem> {
+    let mut agent = admin.clone().ask(work).await?;
+    admin.add_tunnels_elsewhere(std::slice::from_mut(&mut agent)).await;
+    Ok(Json(agent))
 }

@@ -10,26 +10,33 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
+use tokio::sync::Semaphore;
 
 use super::Admin;
 use crate::control::{Control, ControlError};
 use crate::rate::Rate;
 use crate::rate_limit::AddressLimits;
 use pages::{
-    accounts, agents, audit, caller_secrets, enrollment, overview, replay, requests, services, sign_in, traffic,
-    tunnels,
+    accounts, agents, audit, caller_secrets, enrollment, overview, region, replay, requests, services, sign_in,
+    traffic, tunnels,
 };
 use web::failure::Failure;
 use web::form::FORM_MAX;
 use web::session::Sessions;
+pub(super) use web::session::{LIFETIME, SessionKey};
 use web::{assets, guard, theme};
 
 /// Rate of failed sign-in attempts of one client address.
 const SIGN_IN_FAILURES: Rate = Rate::new(10, 10).unwrap();
 
+/// Sessions about which other nodes are asked at the same time.
+const SESSION_QUESTIONS: usize = 16;
+
 /// State of the console while the process runs.
 pub(super) struct Console {
     sessions: Sessions,
+    /// Limits the questions to other nodes about sessions that are not known here.
+    session_questions: Semaphore,
     failures: Mutex<AddressLimits>,
     /// Port for callers and agents, for the commands that pages suggest.
     port: u16,
@@ -37,7 +44,20 @@ pub(super) struct Console {
 
 impl Console {
     pub(super) fn new(port: u16) -> Self {
-        Self { sessions: Sessions::default(), failures: Mutex::new(AddressLimits::new(SIGN_IN_FAILURES)), port }
+        Self {
+            sessions: Sessions::default(),
+            session_questions: Semaphore::new(SESSION_QUESTIONS),
+            failures: Mutex::new(AddressLimits::new(SIGN_IN_FAILURES)),
+            port,
+        }
+    }
+
+    pub(super) fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    pub(super) fn session_questions(&self) -> &Semaphore {
+        &self.session_questions
     }
 
     /// Port for callers and agents.
@@ -88,6 +108,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .route("/accounts/{account}/enrollment-tokens/{id}/delete", post(enrollment::delete))
         .route("/accounts/{account}/settings", get(accounts::settings).post(accounts::change))
         .route("/accounts/{account}/delete", post(accounts::delete))
+        .route("/region", get(region::show))
         .route("/tunnels", get(tunnels::show))
         .route("/requests", get(requests::search))
         .route("/requests/{id}", get(requests::show))

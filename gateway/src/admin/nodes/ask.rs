@@ -13,8 +13,8 @@ use crate::admin::Admin;
 use crate::cluster::UnavailableNode;
 use crate::region::{Member, Placement};
 
-/// Time limit of an answer. A search of the request log takes one to two seconds at most.
-const WITHIN: Duration = Duration::from_secs(10);
+/// Time limit of an answer from the request log. A search takes one to two seconds at most.
+pub(super) const LOG_WITHIN: Duration = Duration::from_secs(10);
 
 impl Admin {
     /// Asks another node.
@@ -22,11 +22,12 @@ impl Admin {
         &self,
         node: &Member,
         target: &str,
+        within: Duration,
     ) -> Result<T, UnavailableNode> {
         let slot = node.slot.get();
         let unavailable = |reason: String| UnavailableNode { slot, reason };
         let request = Request::get(target).body(Bytes::new()).map_err(|error| unavailable(error.to_string()))?;
-        let response = self.control.node_client().send(node, request, WITHIN).await;
+        let response = self.control.node_client().send(node, request, within).await;
         let response = response.map_err(|error| unavailable(format!("does not answer: {error}")))?;
         if response.status() != StatusCode::OK {
             return Err(unavailable(format!("answers with status {}", response.status())));
@@ -40,9 +41,10 @@ impl Admin {
         &self,
         nodes: &[Member],
         target: &str,
+        within: Duration,
     ) -> (Vec<T>, Vec<UnavailableNode>) {
         let (mut answers, mut missing) = (Vec::new(), Vec::new());
-        for answer in join_all(nodes.iter().map(|node| self.ask_node(node, target))).await {
+        for answer in join_all(nodes.iter().map(|node| self.ask_node(node, target, within))).await {
             match answer {
                 Ok(answer) => answers.push(answer),
                 Err(unavailable) => missing.push(unavailable),

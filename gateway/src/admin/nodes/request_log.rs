@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use gw_shared::id::RequestId;
 
-use super::ask::{others, target};
+use super::ask::{LOG_WITHIN, others, target};
 use super::merge::merge;
 use super::serve::{WireBody, WireCaptured};
 use crate::admin::{Admin, Failed};
@@ -52,14 +52,14 @@ impl Admin {
             let at = rest.iter().position(|node| node.slot.get() == slot);
             match at.map(|at| rest.swap_remove(at)) {
                 None => missing.push(UnavailableNode { slot, reason: "is not a member of the region".to_owned() }),
-                Some(node) => match self.ask_node(&node, &path).await {
+                Some(node) => match self.ask_node(&node, &path, LOG_WITHIN).await {
                     Ok(Some(view)) => return Ok(Some(Located { view, id, place: Place::Node(node) })),
                     Ok(None) => {}
                     Err(unavailable) => missing.push(unavailable),
                 },
             }
         }
-        let answers = join_all(rest.iter().map(|node| self.ask_node(node, &path))).await;
+        let answers = join_all(rest.iter().map(|node| self.ask_node(node, &path, LOG_WITHIN))).await;
         for (node, answer) in rest.into_iter().zip(answers) {
             if let Ok(Some(view)) = answer {
                 return Ok(Some(Located { view, id, place: Place::Node(node) }));
@@ -120,7 +120,7 @@ impl Admin {
             Place::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/body/{}", side.as_str());
-        let body: Option<WireBody> = self.ask_node(node, &path).await.map_err(unavailable)?;
+        let body: Option<WireBody> = self.ask_node(node, &path, LOG_WITHIN).await.map_err(unavailable)?;
         body.map(|body| BodyView::try_from(body).map_err(|invalid| unavailable(invalid.of(node)))).transpose()
     }
 
@@ -133,7 +133,7 @@ impl Admin {
             Place::Node(node) => node,
         };
         let path = format!("/v1/requests/{id}/captured");
-        let captured: Option<WireCaptured> = self.ask_node(node, &path).await.map_err(unavailable)?;
+        let captured: Option<WireCaptured> = self.ask_node(node, &path, LOG_WITHIN).await.map_err(unavailable)?;
         captured
             .map(|kept| CapturedRequest::try_from(kept).map_err(|invalid| unavailable(invalid.of(node))))
             .transpose()
@@ -167,7 +167,7 @@ impl Admin {
         let (target, query) = (target("/v1/requests", &query), Arc::new(query));
         let asked = Arc::clone(&query);
         let here = self.read_log(move |log| log.search(&asked));
-        let others = self.ask_nodes::<Page<RequestView>>(&nodes, &target);
+        let others = self.ask_nodes::<Page<RequestView>>(&nodes, &target, LOG_WITHIN);
         let (here, (mut pages, missing), archived) =
             tokio::join!(here, others, self.search_archive(Arc::clone(&query)));
         pages.push(here?);

@@ -13,6 +13,7 @@ use gw_shared::id::RequestId;
 use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
+use super::{console_sessions, live};
 use crate::admin::Admin;
 use crate::admin::problem::Problem;
 use crate::cluster::UnavailableNode;
@@ -26,6 +27,11 @@ use crate::telemetry::timeseries::{SeriesCounts, SeriesPlan};
 pub(in crate::admin) fn routes() -> Router<Admin> {
     Router::new()
         .route("/v1/alive", get(async || "ok\n"))
+        .route(
+            "/v1/console-sessions/{key}",
+            get(console_sessions::show).put(console_sessions::open).delete(console_sessions::end),
+        )
+        .route("/v1/live", get(live::serve))
         .route("/v1/requests", get(search))
         .route("/v1/requests/{id}", get(show))
         .route("/v1/requests/{id}/body/{side}", get(body))

@@ -175,6 +175,9 @@ pub struct TunnelReport {
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,
     pub generation: u64,
+    /// Slot of the node that has the tunnel; absent if the gateway is the only node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u16>,
     pub worker: usize,
     pub age_seconds: u64,
     /// Seconds since anything was relayed on it; 0 while a request is under way.

@@ -44,7 +44,12 @@ pub(crate) struct Browser {
 
 impl Browser {
     pub(crate) fn new(demo: &Demo) -> Self {
-        Self { base: demo.about.admin_url.clone(), cookies: BTreeMap::new(), extra: Vec::new() }
+        Self::at(demo.about.admin_url.clone())
+    }
+
+    /// A browser for the admin listener at this URL.
+    pub(crate) fn at(base: String) -> Self {
+        Self { base, cookies: BTreeMap::new(), extra: Vec::new() }
     }
 
     /// A browser that has signed in.

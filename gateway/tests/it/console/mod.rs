@@ -1,6 +1,6 @@
 //! The console over HTTP: access control, pages, forms and recorded requests.
 
 mod access;
-mod browser;
+pub(crate) mod browser;
 mod pages;
 mod requests;

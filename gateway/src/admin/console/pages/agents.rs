@@ -29,6 +29,8 @@ struct AgentsPage {
     account: String,
     tab: Tab,
     agents: Vec<AgentView>,
+    /// Which tunnels are missing.
+    missing: Option<String>,
     next_cursor: Option<String>,
     tokens: Vec<EnrollmentTokenView>,
     next_token: Option<String>,
@@ -42,6 +44,8 @@ struct AgentPage {
     crumbs: Vec<Crumb>,
     agent: AgentView,
     tunnels: Vec<TunnelRow>,
+    /// Which tunnels are missing.
+    missing: Option<String>,
     services: Offered,
     form: Form,
     now: Timestamp,
@@ -87,11 +91,24 @@ pub(crate) async fn list(
         Ok((control.agents(&id, &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
     };
     let (agents, tokens) = admin.look(look).await?;
-    let Page { items: agents, next_cursor } = agents;
+    let Page { items: mut agents, next_cursor } = agents;
+    admin.add_tunnels_elsewhere(&mut agents).await;
     let Page { items: tokens, next_cursor: next_token } = tokens;
     let chrome = visit.chrome(Section::Accounts, format!("Agents of {account}"));
     let (crumbs, now) = (crumbs(&account), Timestamp::now());
-    render(&AgentsPage { chrome, crumbs, account, tab: Tab::Agents, agents, next_cursor, tokens, next_token, now })
+    let missing = agents.first().and_then(|agent| format::missing("Tunnels", &agent.missing_nodes));
+    render(&AgentsPage {
+        chrome,
+        crumbs,
+        missing,
+        account,
+        tab: Tab::Agents,
+        agents,
+        next_cursor,
+        tokens,
+        next_token,
+        now,
+    })
 }
 
 pub(crate) async fn show(
@@ -114,13 +131,15 @@ async fn page(
         let services = Offered::new(control, &account, agent.services.iter().map(ToString::to_string))?;
         Ok((agent, services))
     };
-    let (agent, services) = admin.look(look).await?;
+    let (mut agent, services) = admin.look(look).await?;
+    admin.add_tunnels_elsewhere(std::slice::from_mut(&mut agent)).await;
     let mut crumbs = crumbs(agent.account.as_str());
     crumbs.push(crumb("Agents", format!("/accounts/{}/agents", agent.account)));
     render(&AgentPage {
         chrome: visit.chrome(Section::Accounts, agent.name.as_str()),
         crumbs,
         tunnels: agent.tunnels.iter().map(TunnelRow::from).collect(),
+        missing: format::missing("Tunnels", &agent.missing_nodes),
         form: form(&agent),
         agent,
         services,

@@ -6,6 +6,7 @@ pub(crate) mod audit;
 pub(crate) mod caller_secrets;
 pub(crate) mod enrollment;
 pub(crate) mod overview;
+pub(crate) mod region;
 pub(crate) mod replay;
 pub(crate) mod requests;
 pub(crate) mod services;

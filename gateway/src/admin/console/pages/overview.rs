@@ -11,6 +11,7 @@ use super::traffic::Range;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
+use crate::admin::nodes::{Live, LiveQuery};
 use crate::admin::{Admin, Failed};
 use crate::clock::Timestamp;
 use crate::control::Control;
@@ -29,6 +30,8 @@ const ERRORS_SECONDS: i64 = 3600;
 struct OverviewPage {
     chrome: Chrome,
     glance: Glance,
+    /// Which live data is missing.
+    missing: Option<String>,
     /// `None` if the log cannot be read.
     errors: Option<Errors>,
     range: Range,
@@ -72,7 +75,9 @@ impl ServiceRow {
 }
 
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
-    let glance = admin.look(|control| Ok(glance(control))).await?;
+    let live = admin.live(LiveQuery::default()).await?;
+    let missing = format::missing("Tunnels and connections", &live.missing);
+    let glance = admin.look(move |control| Ok(glance(control, &live))).await?;
     // The rest of the page is shown even without the errors.
     let errors = match errors(&admin, Timestamp::now()).await {
         Ok(errors) => Some(errors),
@@ -83,14 +88,12 @@ pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Res
         Err(Failed::Panicked(_)) => None,
     };
     let chrome = visit.chrome(Section::Overview, "Overview");
-    render(&OverviewPage { chrome, glance, errors, range: Range::default() })
+    render(&OverviewPage { chrome, glance, missing, errors, range: Range::default() })
 }
 
-fn glance(control: &Control) -> Glance {
-    let reports = control.reports();
-    let tunnels: Vec<_> = reports.iter().flat_map(|report| &report.tunnels).collect();
+fn glance(control: &Control, live: &Live) -> Glance {
     let mut by_service: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for tunnel in &tunnels {
+    for tunnel in live.tunnels() {
         let (count, in_flight) = by_service.entry(&tunnel.service).or_default();
         *count += 1;
         *in_flight += tunnel.in_flight;
@@ -115,9 +118,9 @@ fn glance(control: &Control) -> Glance {
         accounts,
         services,
         more_services: all_services.saturating_sub(SERVICES),
-        tunnels: tunnels.len(),
-        in_flight: tunnels.iter().map(|tunnel| tunnel.in_flight).sum(),
-        connections: format::count(reports.iter().map(|report| report.connections as u64).sum()),
+        tunnels: live.nodes().map(|node| node.tunnels).sum(),
+        in_flight: live.nodes().map(|node| node.in_flight).sum(),
+        connections: format::count(live.nodes().map(|node| node.connections as u64).sum()),
     }
 }
 

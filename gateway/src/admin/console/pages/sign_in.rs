@@ -35,14 +35,17 @@ struct SignInPage<'a> {
 pub(crate) async fn form(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Result<Response, Failure> {
     let query = Form::parse(uri.query().unwrap_or_default().as_bytes());
     let next = address::checked(query.value("next"));
-    if is_signed_in(&admin, &headers) {
+    if is_signed_in(&admin, &headers).await {
         return Ok(Redirect::to(next).into_response());
     }
     page(&admin, &headers, next, query.has("ended", "yes"), None)
 }
 
-fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
-    SESSION.of(headers).is_some_and(|id| admin.console.sessions.is_open(id, Instant::now()))
+async fn is_signed_in(admin: &Admin, headers: &HeaderMap) -> bool {
+    match SESSION.of(headers) {
+        Some(id) => admin.is_session_open(id).await,
+        None => false,
+    }
 }
 
 /// Shows the form again with an error.
@@ -81,7 +84,7 @@ pub(crate) async fn sign_in(
 ) -> Result<Response, Failure> {
     let form = Form::parse(&body);
     let next = address::checked(form.value("next"));
-    if is_signed_in(&admin, &headers) {
+    if is_signed_in(&admin, &headers).await {
         // Signed in through another tab in the meantime.
         return Ok(Redirect::to(next).into_response());
     }
@@ -107,7 +110,8 @@ pub(crate) async fn sign_in(
         let again = refused(&admin, &headers, next, "This is not the admin token of this gateway.")?;
         return Ok((StatusCode::UNAUTHORIZED, again).into_response());
     }
-    let id = admin.console.sessions.open(now);
+    let id = admin.console.sessions().open(now);
+    admin.share_session(id.reveal()).await;
     tracing::info!(client = %client.ip(), "console: signed in");
     let cookies = AppendHeaders([
         (header::SET_COOKIE, SESSION.set(&headers, id.reveal(), LIFETIME)),
@@ -118,7 +122,7 @@ pub(crate) async fn sign_in(
 
 pub(crate) async fn sign_out(State(admin): State<Admin>, headers: HeaderMap) -> Response {
     if let Some(id) = SESSION.of(&headers) {
-        admin.console.sessions.close(id);
+        admin.end_session(id).await;
     }
     let cookie = SESSION.set(&headers, "", std::time::Duration::ZERO);
     ([(header::SET_COOKIE, cookie)], Redirect::to("/sign-in")).into_response()

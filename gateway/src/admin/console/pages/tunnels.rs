@@ -8,8 +8,8 @@ use crate::admin::Admin;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Section, Visit, render};
+use crate::admin::nodes::{Live, LiveQuery};
 use crate::clock::Timestamp;
-use crate::control::Control;
 use crate::telemetry::counters::TunnelReport;
 
 /// A tunnel as a table row.
@@ -33,6 +33,8 @@ pub(crate) struct TunnelRow {
     /// Expiry of the agent's certificate.
     pub(crate) certificate: Option<String>,
     pub(crate) draining: bool,
+    /// Slot of the node that has the tunnel.
+    pub(crate) node: Option<u16>,
 }
 
 pub(crate) struct Slots {
@@ -62,6 +64,7 @@ impl From<&TunnelReport> for TunnelRow {
             held: format::bytes(report.held_bytes as u64),
             certificate: report.certificate_not_after.as_ref().map(|at| format::relative(at, Timestamp::now())),
             draining: report.draining,
+            node: report.node,
         }
     }
 }
@@ -71,16 +74,19 @@ impl From<&TunnelReport> for TunnelRow {
 struct TunnelsPage {
     chrome: Chrome,
     tunnels: Vec<TunnelRow>,
+    /// Which tunnels are missing.
+    missing: Option<String>,
 }
 
 pub(crate) async fn show(State(admin): State<Admin>, visit: Visit) -> Result<Response, Failure> {
-    let tunnels = admin.look(|control| Ok(rows(control))).await?;
-    render(&TunnelsPage { chrome: visit.chrome(Section::Tunnels, "Live tunnels"), tunnels })
+    let live = admin.live(LiveQuery::default()).await?;
+    let chrome = visit.chrome(Section::Tunnels, "Live tunnels");
+    render(&TunnelsPage { chrome, tunnels: rows(&live), missing: format::missing("Tunnels", &live.missing) })
 }
 
 /// All tunnels, sorted by service.
-fn rows(control: &Control) -> Vec<TunnelRow> {
-    let mut rows: Vec<TunnelRow> = control.tunnels().iter().map(TunnelRow::from).collect();
+fn rows(live: &Live) -> Vec<TunnelRow> {
+    let mut rows: Vec<TunnelRow> = live.tunnels().map(TunnelRow::from).collect();
     rows.sort_by(|one, other| (&one.service, &one.agent_id).cmp(&(&other.service, &other.agent_id)));
     rows
 }

@@ -1,7 +1,5 @@
 //! Middleware of the console: response headers, host and origin checks, sessions.
 
-use std::time::Instant;
-
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
@@ -68,8 +66,11 @@ fn is_from_us(headers: &HeaderMap, host: &str) -> bool {
 /// Requires a session and, for unsafe methods, the form token. Parses the form once for all handlers, so that no
 /// handler can omit the check.
 pub(crate) async fn signed_in(State(admin): State<Admin>, mut request: Request, next: Next) -> Response {
-    let id = SESSION.of(request.headers()).filter(|id| admin.console.sessions.is_open(id, Instant::now()));
-    let Some(form_token) = id.map(session::form_token) else { return sign_in_first(&request) };
+    let id = SESSION.of(request.headers()).map(str::to_owned);
+    let form_token = match id {
+        Some(id) if admin.is_session_open(&id).await => session::form_token(&id),
+        Some(_) | None => return sign_in_first(&request),
+    };
     if !request.method().is_safe() {
         let (parts, body) = request.into_parts();
         let Ok(body) = to_bytes(body, FORM_MAX).await else { return Failure::too_large().into_response() };

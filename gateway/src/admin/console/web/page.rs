@@ -21,17 +21,19 @@ pub(crate) enum Section {
     Requests,
     Traffic,
     AuditLog,
+    Region,
 }
 
 impl Section {
-    /// All sections in the order of the navigation, with names and addresses.
-    const ALL: [(Self, &'static str, &'static str); 6] = [
+    /// All sections in the order of the navigation, with names and addresses. The last is shown in regions of several nodes.
+    const ALL: [(Self, &'static str, &'static str); 7] = [
         (Self::Overview, "Overview", "/"),
         (Self::Accounts, "Accounts", "/accounts"),
         (Self::Tunnels, "Live tunnels", "/tunnels"),
         (Self::Requests, "Requests", "/requests"),
         (Self::Traffic, "Traffic", "/traffic"),
         (Self::AuditLog, "Audit log", "/audit-log"),
+        (Self::Region, "Region", "/region"),
     ];
 }
 
@@ -43,6 +45,7 @@ pub(crate) struct Visit {
     address: String,
     note: Option<&'static str>,
     region: String,
+    has_other_nodes: bool,
 }
 
 impl FromRequestParts<Admin> for Visit {
@@ -59,6 +62,7 @@ impl FromRequestParts<Admin> for Visit {
             address: parts.uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string),
             note,
             region: admin.control.region().apex().to_owned(),
+            has_other_nodes: admin.region.is_some(),
         })
     }
 }
@@ -87,18 +91,21 @@ pub(crate) struct Chrome {
     pub(crate) address: String,
     pub(crate) note: Option<&'static str>,
     pub(crate) region: String,
+    has_other_nodes: bool,
 }
 
 impl Visit {
     pub(crate) fn chrome(self, section: Section, title: impl Into<String>) -> Chrome {
-        let Self { signed_in: SignedIn { form_token }, theme, address, note, region } = self;
-        Chrome { title: title.into(), section, assets: assets::version(), form_token, theme, address, note, region }
+        let Self { signed_in: SignedIn { form_token }, theme, address, note, region, has_other_nodes } = self;
+        let (title, assets) = (title.into(), assets::version());
+        Chrome { title, section, assets, form_token, theme, address, note, region, has_other_nodes }
     }
 }
 
 impl Chrome {
-    pub(crate) fn sections(&self) -> [(Section, &'static str, &'static str); 6] {
-        Section::ALL
+    pub(crate) fn sections(&self) -> &'static [(Section, &'static str, &'static str)] {
+        let shown = Section::ALL.len() - usize::from(!self.has_other_nodes);
+        &Section::ALL[..shown]
     }
 
     pub(crate) fn themes(&self) -> [Theme; 3] {

@@ -1,6 +1,8 @@
-//! Sessions of the console and their cookies. Kept in memory only, so a restart of the gateway ends all sessions.
+//! Sessions of the console and their cookies. Kept in memory only: a restart of the gateway ends all its sessions, but for
+//! those that other nodes of the region know.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,42 +11,104 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use gw_shared::id::random_base62;
 use gw_shared::identity::secret::{Secret, SecretHash};
+use serde::Deserialize;
 
 use crate::control::SECRET_LENGTH;
 
 /// Absolute lifetime, regardless of activity.
 pub(crate) const LIFETIME: Duration = Duration::from_hours(12);
-/// Opening one more ends the oldest.
+/// Opening one more forgets the oldest.
 const SESSIONS_MAX: usize = 256;
 
-/// Open sessions with their expiry, by the hash of their id. Only the browser has the id.
+/// SHA-256 of a session id. Only the browser has the id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct SessionKey([u8; 32]);
+
+/// A session of the last twelve hours.
+#[derive(Clone, Copy)]
+struct Session {
+    expires: Instant,
+    /// Ended sessions are kept too, so that another node that was not told cannot open them again.
+    is_ended: bool,
+}
+
 #[derive(Default)]
-pub(crate) struct Sessions(Mutex<HashMap<[u8; 32], Instant>>);
+pub(crate) struct Sessions(Mutex<HashMap<SessionKey, Session>>);
+
+impl SessionKey {
+    /// `None` if `id` does not have the form of an id.
+    pub(crate) fn of(id: &str) -> Option<Self> {
+        is_id(id).then(|| Self::of_hash(&SecretHash::of(id)))
+    }
+
+    fn of_hash(hash: &SecretHash) -> Self {
+        let mut key = [0; 32];
+        key.copy_from_slice(hash.as_bytes());
+        Self(key)
+    }
+}
+
+impl fmt::Display for SessionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&URL_SAFE_NO_PAD.encode(self.0))
+    }
+}
+
+impl TryFrom<String> for SessionKey {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Self).ok_or("not the hash of a session id")
+    }
+}
 
 impl Sessions {
     /// Opens a session and returns its id.
     pub(crate) fn open(&self, now: Instant) -> Secret {
         let id = new_id();
-        let mut sessions = self.lock();
-        sessions.retain(|_, expires| *expires > now);
-        if sessions.len() >= SESSIONS_MAX
-            && let Some(oldest) = sessions.iter().min_by_key(|(_, expires)| **expires).map(|(key, _)| *key)
-        {
-            sessions.remove(&oldest);
-        }
-        sessions.insert(key(id.reveal()), now + LIFETIME);
+        let key = SessionKey::of_hash(&SecretHash::of(id.reveal()));
+        self.put(key, Session { expires: now + LIFETIME, is_ended: false }, now);
         id
     }
 
-    pub(crate) fn is_open(&self, id: &str, now: Instant) -> bool {
-        self.lock().get(&key(id)).is_some_and(|expires| *expires > now)
+    /// Adds a session that another node opened, unless it is known.
+    pub(crate) fn learn(&self, key: SessionKey, now: Instant, remaining: Duration) {
+        if self.is_open(key, now).is_none() {
+            self.put(key, Session { expires: now + remaining, is_ended: false }, now);
+        }
     }
 
-    pub(crate) fn close(&self, id: &str) {
-        self.lock().remove(&key(id));
+    /// `None` if the session is not known here.
+    pub(crate) fn is_open(&self, key: SessionKey, now: Instant) -> Option<bool> {
+        let session = *self.lock().get(&key)?;
+        Some(!session.is_ended && session.expires > now)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Instant>> {
+    /// Time until an open session expires.
+    pub(crate) fn remaining(&self, key: SessionKey, now: Instant) -> Option<Duration> {
+        let session = *self.lock().get(&key).filter(|session| !session.is_ended)?;
+        session.expires.checked_duration_since(now).filter(|remaining| !remaining.is_zero())
+    }
+
+    pub(crate) fn close(&self, key: SessionKey, now: Instant) {
+        self.put(key, Session { expires: now + LIFETIME, is_ended: true }, now);
+    }
+
+    fn put(&self, key: SessionKey, session: Session, now: Instant) {
+        let mut sessions = self.lock();
+        sessions.retain(|_, session| session.expires > now);
+        if sessions.len() >= SESSIONS_MAX
+            && !sessions.contains_key(&key)
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, session)| session.expires).map(|(key, _)| *key)
+        {
+            sessions.remove(&oldest);
+        }
+        sessions.insert(key, session);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
         // Consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,12 +122,6 @@ pub(crate) fn new_id() -> Secret {
 /// Whether `id` has the form of an id of [`new_id`].
 pub(crate) fn is_id(id: &str) -> bool {
     id.len() == SECRET_LENGTH && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
-}
-
-fn key(id: &str) -> [u8; 32] {
-    let mut key = [0; 32];
-    key.copy_from_slice(SecretHash::of(id).as_bytes());
-    key
 }
 
 /// The token in the forms of a session, against cross-site request forgery. Derived from the id by a hash, so that it
@@ -123,28 +181,54 @@ fn is_https(headers: &HeaderMap) -> bool {
 mod tests {
     use super::*;
 
+    fn key(id: &Secret) -> SessionKey {
+        SessionKey::of(id.reveal()).unwrap()
+    }
+
     #[test]
     fn a_session_ends_when_closed_or_expired() {
         let (sessions, now) = (Sessions::default(), Instant::now());
         let (first, second) = (sessions.open(now), sessions.open(now));
         let last = now + LIFETIME - Duration::from_secs(1);
         assert!(is_id(first.reveal()) && !is_id("") && !is_id(&first.reveal().replace(|_| true, "=")));
-        assert!(sessions.is_open(first.reveal(), last) && sessions.is_open(second.reveal(), last));
-        assert!(!sessions.is_open(first.reveal(), now + LIFETIME) && !sessions.is_open("", now));
-        sessions.close(first.reveal());
-        assert!(!sessions.is_open(first.reveal(), now) && sessions.is_open(second.reveal(), now));
+        let [first, second] = [key(&first), key(&second)];
+        assert_eq!([first, second].map(|key| sessions.is_open(key, last)), [Some(true); 2]);
+        assert_eq!(sessions.is_open(first, now + LIFETIME), Some(false));
+        assert_eq!(sessions.remaining(first, last), Some(Duration::from_secs(1)));
+        sessions.close(first, now);
+        assert_eq!([first, second].map(|key| sessions.is_open(key, now)), [Some(false), Some(true)]);
+        assert_eq!([first, second].map(|key| sessions.remaining(key, now)), [None, Some(LIFETIME)]);
+    }
+
+    #[test]
+    fn a_session_of_another_node_is_learned_until_it_has_ended() {
+        let (here, there, now) = (Sessions::default(), Sessions::default(), Instant::now());
+        let key = key(&there.open(now));
+        assert_eq!(here.is_open(key, now), None);
+        here.learn(key, now, Duration::from_secs(60));
+        assert_eq!(here.remaining(key, now), Some(Duration::from_secs(60)));
+        here.close(key, now);
+        here.learn(key, now, Duration::from_secs(60));
+        assert_eq!(here.is_open(key, now), Some(false));
+    }
+
+    #[test]
+    fn keys_are_read_back_from_text() {
+        let key = key(&new_id());
+        assert_eq!(SessionKey::try_from(key.to_string()), Ok(key));
+        assert!(SessionKey::try_from("AAAA".to_owned()).is_err() && SessionKey::of("not an id").is_none());
     }
 
     #[test]
     fn opening_one_session_too_many_ends_the_oldest() {
         let (sessions, now) = (Sessions::default(), Instant::now());
-        let oldest = sessions.open(now);
+        let oldest = key(&sessions.open(now));
         let later = now + Duration::from_secs(1);
         let others: Vec<Secret> = (1..SESSIONS_MAX).map(|_| sessions.open(later)).collect();
-        assert!(sessions.is_open(oldest.reveal(), later));
-        let newest = sessions.open(later);
-        assert!(!sessions.is_open(oldest.reveal(), later) && sessions.is_open(newest.reveal(), later));
-        assert!(others.iter().all(|other| sessions.is_open(other.reveal(), later)));
+        assert_eq!(sessions.is_open(oldest, later), Some(true));
+        let newest = key(&sessions.open(later));
+        assert_eq!([oldest, newest].map(|key| sessions.is_open(key, later)), [None, Some(true)]);
+        assert!(others.iter().all(|other| sessions.is_open(key(other), later) == Some(true)));
     }
 
     #[test]

@@ -1,0 +1,130 @@
+//! The live tunnels and connections of all nodes. Each node reports those of its own workers.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Query, State};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+
+use super::ask::target;
+use crate::admin::problem::Problem;
+use crate::admin::{Admin, Panicked};
+use crate::control::{AgentView, Control};
+use crate::telemetry::counters::TunnelReport;
+
+/// Time limit of an answer. Pages show live data every few seconds, without the nodes that are slower.
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// Which tunnels are listed: all if no member is set.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(in crate::admin) struct LiveQuery {
+    pub(in crate::admin) account: Option<String>,
+    pub(in crate::admin) agent: Option<String>,
+    /// Only numbers, without the list of tunnels.
+    #[serde(default)]
+    pub(in crate::admin) summary: bool,
+}
+
+/// What the workers of one node report.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::admin) struct NodeLive {
+    pub(in crate::admin) connections: usize,
+    pub(in crate::admin) tunnels: usize,
+    pub(in crate::admin) in_flight: usize,
+    pub(in crate::admin) workers: usize,
+    /// Workers that answered in time.
+    pub(in crate::admin) workers_answering: usize,
+    list: Vec<TunnelReport>,
+}
+
+/// What the workers of all nodes report.
+pub(in crate::admin) struct Live {
+    pub(in crate::admin) here: NodeLive,
+    /// The other nodes that answered, by their slots.
+    pub(in crate::admin) others: Vec<(u16, NodeLive)>,
+    /// Slots of nodes that did not answer.
+    pub(in crate::admin) missing: Vec<u16>,
+}
+
+impl NodeLive {
+    fn new(control: &Control, query: &LiveQuery) -> Self {
+        let reports = control.reports();
+        let workers_answering = reports.len();
+        let connections = reports.iter().map(|report| report.connections).sum();
+        let mut list: Vec<TunnelReport> = reports.into_iter().flat_map(|report| report.tunnels).collect();
+        let (tunnels, in_flight) = (list.len(), list.iter().map(|tunnel| tunnel.in_flight).sum());
+        list.retain(|tunnel| query.lists(tunnel));
+        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, list }
+    }
+}
+
+impl LiveQuery {
+    fn lists(&self, tunnel: &TunnelReport) -> bool {
+        let of_account =
+            |account: &str| tunnel.service.strip_prefix(account).is_some_and(|rest| rest.starts_with("--"));
+        !self.summary
+            && self.account.as_deref().is_none_or(of_account)
+            && self.agent.as_deref().is_none_or(|agent| tunnel.agent_id == agent)
+    }
+}
+
+impl Live {
+    /// The listed tunnels of all nodes.
+    pub(in crate::admin) fn tunnels(&self) -> impl Iterator<Item = &TunnelReport> {
+        self.nodes().flat_map(|node| &node.list)
+    }
+
+    /// The nodes that answered.
+    pub(in crate::admin) fn nodes(&self) -> impl Iterator<Item = &NodeLive> {
+        self.others.iter().map(|(_, node)| node).chain([&self.here])
+    }
+}
+
+impl Admin {
+    pub(in crate::admin) async fn live(&self, query: LiveQuery) -> Result<Live, Panicked> {
+        let target = target("/v1/live", &query);
+        let here = self.clone().run(move |control| NodeLive::new(control, &query));
+        let (here, (others, missing)) = tokio::join!(here, self.live_elsewhere(&target));
+        Ok(Live { here: here?, others, missing })
+    }
+
+    /// Adds the tunnels that the agents have to other nodes.
+    pub(in crate::admin) async fn add_tunnels_elsewhere(&self, agents: &mut [AgentView]) {
+        let Some(first) = agents.first() else { return };
+        // The agents of one account.
+        let agent = (agents.len() == 1).then(|| first.agent_id.to_string());
+        let query = LiveQuery { account: Some(first.account.to_string()), agent, summary: false };
+        let (others, missing) = self.live_elsewhere(&target("/v1/live", &query)).await;
+        for agent in agents {
+            let listed = others.iter().flat_map(|(_, node)| &node.list);
+            agent.tunnels.extend(listed.filter(|tunnel| tunnel.agent_id == agent.agent_id.as_str()).cloned());
+            agent.missing_nodes.clone_from(&missing);
+        }
+    }
+
+    /// The answers of the other nodes by their slots, and the slots of nodes that do not answer.
+    async fn live_elsewhere(&self, target: &str) -> (Vec<(u16, NodeLive)>, Vec<u16>) {
+        let nodes = self.other_nodes();
+        let answers = join_all(nodes.iter().map(|node| self.ask_node(node, target, WITHIN))).await;
+        let (mut others, mut missing) = (Vec::new(), Vec::new());
+        for (node, answer) in nodes.iter().zip(answers) {
+            match answer {
+                Ok(live) => others.push((node.slot.get(), live)),
+                Err(unavailable) => {
+                    tracing::debug!(node = unavailable.slot, reason = %unavailable.reason, "no live data of a node");
+                    missing.push(unavailable.slot);
+                }
+            }
+        }
+        (others, missing)
+    }
+}
+
+/// Answers another node.
+pub(super) async fn serve(
+    State(admin): State<Admin>,
+    Query(query): Query<LiveQuery>,
+) -> Result<Json<NodeLive>, Problem> {
+    admin.ask(move |control| Ok(NodeLive::new(control, &query))).await.map(Json)
+}
