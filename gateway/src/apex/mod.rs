@@ -4,6 +4,7 @@
 mod address_limits;
 mod body;
 mod enroll;
+mod node_charges;
 pub(crate) mod scope;
 pub(crate) mod token;
 
@@ -18,6 +19,7 @@ use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 pub(crate) use address_limits::{AddressCharge, AddressTables};
+pub(crate) use node_charges::{NodeCharges, routes as routes_between_nodes};
 
 use crate::control::Executor;
 use crate::current::Current;
@@ -47,6 +49,8 @@ pub(crate) struct Apex {
     pub(crate) addresses: AddressTables,
     /// Mailboxes of the workers that own addresses.
     pub(crate) owners: Arc<dyn Post<Box<AddressCharge>>>,
+    /// `None` if this gateway is the only node of its region.
+    pub(crate) node_charges: Option<NodeCharges>,
     pub(crate) counters: Rc<Counters>,
 }
 

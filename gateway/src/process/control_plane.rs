@@ -14,6 +14,7 @@ use super::gateway::{Gateway, StartError};
 use super::listeners::ListenError;
 use super::threads::{joined, spawn};
 use crate::admin::{self, Admin};
+use crate::apex;
 use crate::cluster::{self, LocalNode, ServerLimits, WaitingConnections};
 use crate::control::JobQueue;
 use crate::members;
@@ -60,7 +61,8 @@ impl Gateway {
 
     fn serve_nodes(&mut self, admin: &Admin) -> Result<(), StartError> {
         let Some(waiting) = self.waiting_nodes.take() else { return Ok(()) };
-        let mut router = admin::between_nodes(admin.clone());
+        let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
+        let mut router = admin::between_nodes(admin.clone()).merge(limits);
         if let Some(members) = &self.members {
             router = router.merge(members::routes(members.inputs().clone(), Arc::clone(&self.control)));
         }

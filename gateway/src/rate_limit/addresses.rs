@@ -59,6 +59,14 @@ impl AddressKey {
             Self::V6(network) => ownership::owner(network, workers),
         }
     }
+
+    /// Index of the node, out of the slots of the members, that counts them for the whole region; `None` without members.
+    pub(crate) fn owner_node(self, slots: impl Iterator<Item = u64>) -> Option<usize> {
+        match self {
+            Self::V4(address) => ownership::owner_node(address.octets(), slots),
+            Self::V6(network) => ownership::owner_node(network, slots),
+        }
+    }
 }
 
 /// The bucket of an address is empty.

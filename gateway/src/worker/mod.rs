@@ -20,6 +20,7 @@ use gw_shared::runtime::{self, Driver};
 pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
+use crate::apex::NodeCharges;
 use crate::clock::Timestamp;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
@@ -84,6 +85,7 @@ pub(crate) struct RegionSetup {
     pub(crate) listeners: Vec<TcpListener>,
     /// Takes connections of other nodes' control planes.
     pub(crate) control_plane: NodeConnections,
+    pub(crate) apex_charges: NodeCharges,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.

@@ -29,6 +29,7 @@ mod process_lifecycle;
 mod proxy_protocol;
 mod rate_limit;
 mod refusals;
+mod region_apex;
 mod region_commands;
 mod region_console;
 mod region_control;

@@ -1,0 +1,142 @@
+//! Limits of apex requests per client address, over all nodes of a region. Each address has an owner among the nodes, found
+//! by rendezvous hashing. A node takes a request out of the address's bucket of its own first, and then asks the owner to
+//! take it out of the owner's bucket. So one address cannot make a node ask more often than the limit allows.
+//!
+//! Without an answer of the owner the node's own bucket alone decides. The thread `gw-apex-limits` asks.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, State};
+use axum::routing::post;
+use axum::{Json, Router};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::address_limits::{AddressCharge, Endpoint};
+use crate::cluster::{LocalNode, NodeClient};
+use crate::limits;
+use crate::mailbox::Post;
+use crate::rate_limit::{AddressKey, Exhausted};
+use crate::region::Member;
+
+/// Time limit of an answer. A caller waits for it.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// Charges addresses at the nodes that own them.
+#[derive(Clone)]
+pub(crate) struct NodeCharges {
+    node: Arc<LocalNode>,
+    questions: mpsc::Sender<Question>,
+}
+
+struct Question {
+    owner: Member,
+    path: String,
+    /// `None` if the owner does not answer.
+    reply: oneshot::Sender<Option<Verdict>>,
+}
+
+/// Whether a request was taken out of the owner's bucket.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Verdict {
+    /// Milliseconds until one more request is admitted, and until the bucket is full; absent if the request was taken.
+    exhausted_for_ms: Option<(u64, u64)>,
+}
+
+impl NodeCharges {
+    /// Starts the thread. It ends when all clones are dropped.
+    pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
+        let (questions, mut asked) = mpsc::channel::<Question>(limits::NODE_CHARGES);
+        let node = Arc::clone(client.local_node());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let serve = async move {
+            let under_way = Arc::new(Semaphore::new(limits::NODE_CHARGES));
+            while let Some(Question { owner, path, reply }) = asked.recv().await {
+                let Ok(permit) = Arc::clone(&under_way).acquire_owned().await else { break };
+                let client = client.clone();
+                tokio::spawn(async move {
+                    // Fails when the caller has left.
+                    let _ = reply.send(ask(&client, &owner, path).await);
+                    drop(permit);
+                });
+            }
+        };
+        std::thread::Builder::new().name("gw-apex-limits".to_owned()).spawn(move || runtime.block_on(serve))?;
+        Ok(Self { node, questions })
+    }
+
+    /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does not answer.
+    pub(super) async fn take(&self, endpoint: Endpoint, client: IpAddr) -> Result<(), Exhausted> {
+        let Some(owner) = self.owner(client) else { return Ok(()) };
+        let path = format!("/v1/apex-limits/{}/{client}", endpoint.as_str());
+        let (reply, answer) = oneshot::channel();
+        if self.questions.try_send(Question { owner, path, reply }).is_err() {
+            return Ok(());
+        }
+        match answer.await.ok().flatten().and_then(|verdict| verdict.exhausted_for_ms) {
+            Some((until_one, until_full)) => Err(Exhausted {
+                until_one: Duration::from_millis(until_one),
+                until_full: Duration::from_millis(until_full),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The other node that owns the address; `None` if it is this node.
+    fn owner(&self, client: IpAddr) -> Option<Member> {
+        let placement = self.node.placement()?;
+        let members = placement.members();
+        let index = AddressKey::from(client).owner_node(members.iter().map(|member| u64::from(member.slot.get())))?;
+        members.get(index).filter(|member| member.slot != placement.here()).cloned()
+    }
+}
+
+async fn ask(client: &NodeClient, owner: &Member, path: String) -> Option<Verdict> {
+    let request = Request::post(path).body(Bytes::new()).ok()?;
+    match client.send(owner, request, WITHIN).await {
+        Ok(response) if response.status() == StatusCode::OK => serde_json::from_slice(response.body()).ok(),
+        Ok(response) => {
+            tracing::debug!(node = owner.slot.get(), status = %response.status(), "no charge of an address");
+            None
+        }
+        Err(error) => {
+            tracing::debug!(node = owner.slot.get(), %error, "no charge of an address");
+            None
+        }
+    }
+}
+
+/// The workers that own addresses at this node.
+#[derive(Clone)]
+struct Owners {
+    mailboxes: Arc<dyn Post<Box<AddressCharge>>>,
+    workers: usize,
+}
+
+/// Route for other nodes.
+pub(crate) fn routes(mailboxes: Arc<dyn Post<Box<AddressCharge>>>, workers: usize) -> Router {
+    let owners = Owners { mailboxes, workers };
+    Router::new().route("/v1/apex-limits/{endpoint}/{address}", post(charge)).with_state(owners)
+}
+
+async fn charge(
+    State(owners): State<Owners>,
+    Path((endpoint, client)): Path<(Endpoint, IpAddr)>,
+) -> Result<Json<Verdict>, StatusCode> {
+    let (reply, answer) = oneshot::channel();
+    let owner = AddressKey::from(client).owner(owners.workers);
+    let charge = Box::new(AddressCharge { endpoint, client, reply });
+    owners.mailboxes.post(owner, charge).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let taken = answer.await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let exhausted_for_ms = taken.err().map(|Exhausted { until_one, until_full }| (ms(until_one), ms(until_full)));
+    Ok(Json(Verdict { exhausted_for_ms }))
+}
+
+fn ms(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap_or(u64::MAX)
+}
