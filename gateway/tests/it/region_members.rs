@@ -33,6 +33,11 @@ fn every_node_relays_and_one_owns_the_service() {
         assert_eq!(owned[owner], 1, "{status}");
         assert_eq!(status["node"], node);
     }
+    let doctor = process::gw_gateway().args(["doctor", "--json", "--config"]).arg(region.config(owner)).output();
+    let found: serde_json::Value = serde_json::from_slice(&doctor.unwrap().stdout).unwrap();
+    let peers = found["checks"].as_array().unwrap().iter().find(|check| check["check"] == "other nodes").unwrap();
+    let connected = peers["found"].as_str().unwrap();
+    assert!(connected.starts_with("connected to node ") && connected.contains(", node "), "{peers}");
 }
 
 #[test]

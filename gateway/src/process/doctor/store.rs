@@ -1,19 +1,23 @@
 //! Checks of a store on PostgreSQL: the server, its standby, and the region in the database.
 
 use std::fs;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
 
 use gw_shared::doctor::Examination;
 
 use crate::config::Config;
 use crate::control::node_name;
-use crate::region::RegionKey;
+use crate::region::{NodeRow, RegionKey, Roster};
 use crate::store::{EngineState, PostgresInspector, PostgresSettings, RegionState, Replication, StoreError};
 
 const STORE: &str = "store";
 const PRIMARY: &str = "store: primary";
 const REGION: &str = "region";
 const REGION_KEY: &str = "region key";
+/// Longest attempt to connect to another node.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
 /// Checks the database at `settings`, as a node of this configuration uses it.
 pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &PostgresSettings) {
@@ -29,7 +33,12 @@ pub(crate) fn examine(out: &mut Examination, config: &Config, settings: &Postgre
     }
     notifications(out, inspector.is_notified());
     match inspector.region() {
-        Ok(Some(state)) => region(out, config, &state, key.as_ref()),
+        Ok(Some(state)) => {
+            region(out, config, &state, key.as_ref());
+            if let (Some(own), Ok(roster)) = (config.peer_address.or(config.peer_listen), inspector.nodes()) {
+                other_nodes(out, own, &roster);
+            }
+        }
         Ok(None) => out.failed(
             REGION,
             format!("{settings} holds no region"),
@@ -225,11 +234,37 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Opti
     }
 }
 
+/// Connects to the other members at the addresses that they have published. `own` is the address of this node.
+fn other_nodes(out: &mut Examination, own: SocketAddr, roster: &Roster) {
+    const CHECK: &str = "other nodes";
+    let others: Vec<&NodeRow> =
+        roster.rows.iter().filter(|row| row.state.may_admit() && row.peer_address != own).collect();
+    let mut reached = Vec::new();
+    for row in &others {
+        let (slot, address) = (row.slot.get(), row.peer_address);
+        match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
+            Ok(_) => reached.push(format!("node {slot} at {address}")),
+            Err(error) => out.failed(
+                CHECK,
+                format!("node {slot} does not answer at {address}: {error}"),
+                "let the nodes connect to each other at `peer_listen` (firewall), and correct `peer_address` of that \
+                 node; if the node is lost, the others declare it dead within seconds",
+            ),
+        }
+    }
+    if others.is_empty() {
+        out.ok(CHECK, "none is a member now");
+    } else if !reached.is_empty() {
+        out.ok(CHECK, format!("connected to {}", reached.join(", ")));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use gw_shared::doctor::{Finding, Verdict};
 
     use super::*;
+    use crate::region::{NodeSlot, NodeState};
 
     fn state(replication: Replication, standbys: i64) -> EngineState {
         EngineState {
@@ -274,6 +309,39 @@ mod tests {
         assert_eq!(finding("store: durability", |out| engine(out, &settings, &lossy)).verdict, Verdict::Warning);
         let found = finding("store", |out| engine(out, &settings, &lossy)).found;
         assert_eq!(found, "postgres://gw@db1,db2/gw answers from 10.0.0.5:5432");
+    }
+
+    #[test]
+    fn members_that_do_not_answer_are_named() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        // Nothing listens on a port that is bound without `listen`.
+        let silent = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        silent.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        let silent_address = silent.local_addr().unwrap().as_socket().unwrap();
+        let row = |slot, state, peer_address| NodeRow {
+            slot: NodeSlot::new(slot).unwrap(),
+            session: 1,
+            state,
+            beat: 1,
+            acknowledged: 1,
+            peer_address,
+            version: "1".into(),
+            applied_revision: 1,
+        };
+        let own = "127.0.0.1:1".parse().unwrap();
+        let mut roster = Roster { epoch: 1, rows: vec![row(0, NodeState::Live, own), row(1, NodeState::Live, here)] };
+        let found = finding("other nodes", |out| other_nodes(out, own, &roster));
+        assert_eq!((found.verdict, found.found), (Verdict::Ok, format!("connected to node 1 at {here}")));
+        roster.rows.truncate(1);
+        roster.rows.push(row(2, NodeState::Draining, silent_address));
+        let found = finding("other nodes", |out| other_nodes(out, own, &roster));
+        assert_eq!(found.verdict, Verdict::Failed);
+        let words = format!("node 2 does not answer at {silent_address}: Connection refused");
+        assert!(found.found.starts_with(&words), "{}", found.found);
+        roster.rows[1].state = NodeState::Dead;
+        let found = finding("other nodes", |out| other_nodes(out, own, &roster));
+        assert_eq!((found.verdict, found.found.as_str()), (Verdict::Ok, "none is a member now"));
     }
 
     #[test]
