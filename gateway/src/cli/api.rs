@@ -1,13 +1,13 @@
 //! HTTP client of the administration API.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use gw_gateway::page::Page;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::connection::AdminEndpoint;
@@ -77,6 +77,16 @@ impl std::fmt::Display for ReceivedProblem {
     }
 }
 
+/// One or more pages of a list.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Listing {
+    pub(crate) items: Vec<Value>,
+    pub(crate) next_cursor: Option<String>,
+    /// Slots of nodes of the region whose items are missing, because they do not answer.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(crate) missing_nodes: BTreeSet<u16>,
+}
+
 impl Api {
     pub(crate) fn new(endpoint: AdminEndpoint) -> Self {
         let config = ureq::Agent::config_builder()
@@ -109,16 +119,17 @@ impl Api {
         path: &str,
         filter: &[(&str, &str)],
         at_most: Option<usize>,
-    ) -> Result<Page<Value>, ApiError> {
-        let mut list = Page { items: Vec::new(), next_cursor: None };
+    ) -> Result<Listing, ApiError> {
+        let mut list = Listing::default();
         loop {
             let missing = at_most.map_or(usize::MAX, |at_most| at_most.saturating_sub(list.items.len()));
             let mut query = form_urlencoded::Serializer::new(String::new());
             query.append_pair("limit", &missing.min(ITEMS_PER_PAGE).to_string()).extend_pairs(filter);
             query.extend_pairs(list.next_cursor.take().map(|cursor| ("cursor", cursor)));
-            let page: Page<Value> = self.request(Method::GET, &format!("{path}?{}", query.finish()))?.parse()?;
+            let page: Listing = self.request(Method::GET, &format!("{path}?{}", query.finish()))?.parse()?;
             let page_length = page.items.len();
             list.items.extend(page.items);
+            list.missing_nodes.extend(page.missing_nodes);
             list.next_cursor = page.next_cursor;
             if list.next_cursor.is_none() || page_length >= missing {
                 return Ok(list);

@@ -69,15 +69,21 @@ impl Output {
         at_most: Option<usize>,
     ) -> Result<(), CommandError> {
         let page = self.api.list(path, filter, at_most)?;
+        let missing = page.missing_nodes.clone();
         if self.json {
-            self.print(&json!(page).to_string())?;
-        } else if page.items.is_empty() {
+            return self.print(&json!(page).to_string());
+        }
+        if page.items.is_empty() {
             self.print(&format!("No {}.", T::PLURAL))?;
         } else {
             let views: Vec<T> =
                 page.items.into_iter().map(serde_json::from_value).collect::<Result<_, _>>().map_err(ApiError::from)?;
             table::write(&mut self.out, &rows(&views))?;
             self.out.flush()?;
+        }
+        if !missing.is_empty() {
+            let plural = T::PLURAL;
+            self.print(&format!("Missing: the {plural} of nodes that do not answer: {}.", joined(missing)))?;
         }
         Ok(())
     }

@@ -4,10 +4,12 @@ use gw_gateway::demo::About;
 use gw_shared::id::RequestId;
 use serde_json::{Value, json};
 
+use crate::console::browser::Browser;
 use crate::support::admin_api::Api;
 use crate::support::backend;
 use crate::support::eventually;
 use crate::support::nodes::Nodes;
+use crate::support::process;
 use crate::support::request_log::{capture_bodies, record};
 
 /// Three nodes that capture bodies, with an agent in front of a backend that answers `ok`.
@@ -166,6 +168,24 @@ fn a_node_that_does_not_answer_is_named() {
     let partial = api.get("/requests?partial=true");
     assert_eq!((partial.status, &partial.body["missing_nodes"]), (200, &json!([lost])));
     assert_eq!(partial.body["items"].as_array().unwrap().len(), 2);
+    let search = |option: &str| {
+        let mut command = process::gw_gateway();
+        command.args(["request", "search", "--partial", option]);
+        command.env("GW_ADMIN_URL", &about.admin_url).env("GW_ADMIN_TOKEN", &about.admin_token);
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let listed = search("--limit=10");
+    assert!(listed.ends_with(&format!("\nMissing: the requests of nodes that do not answer: {lost}.\n")), "{listed}");
+    let listed: Value = serde_json::from_str(&search("--json")).unwrap();
+    assert_eq!(listed["missing_nodes"], json!([lost]));
+    // The console names it too.
+    let mut browser = Browser::at(about.admin_url.clone());
+    browser.sign_in(&about.admin_token, "/");
+    for page in ["/requests", "/"] {
+        let page = browser.get(page);
+        assert!(page.text.contains(&format!("because they do not answer: {lost}.")), "{}", page.text);
+    }
+    assert_eq!(browser.get(&path).status, 503);
     let partial = api.get("/series?partial=true");
     assert_eq!((partial.status, &partial.body["missing_nodes"]), (200, &json!([lost])));
     assert_eq!(api.get(&format!("/requests/{}", ids[owner])).status, 200);
