@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Command::Region { command } => command.run(),
         #[cfg(feature = "demo")]
         Command::Demo(arguments) => cli::demo::run(arguments),
+        #[cfg(feature = "demo")]
+        Command::DemoPart(arguments) => cli::demo::run_part(arguments, serve_unreplaced),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
         Command::Administer(administration) => administration.run(),
@@ -50,6 +52,13 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
         predecessor.failed(failure.message());
     }
     signals.run(started?, Some(&program)).map_err(Failure::run)
+}
+
+/// Serves as a process that no other one replaces: the successor would outlive the demo.
+#[cfg(feature = "demo")]
+fn serve_unreplaced(path: &Path) -> Result<(), Failure> {
+    let signals = Signals::listen().map_err(Failure::run)?;
+    signals.run(start(path, None)?, None).map_err(Failure::run)
 }
 
 fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {

@@ -1,5 +1,7 @@
 //! Command-line arguments.
 
+#[cfg(feature = "demo")]
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 #[cfg(feature = "demo")]
@@ -43,9 +45,13 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: RegionCommand,
     },
-    /// Run gateway, agent and a small backend in one process, without configuration.
+    /// Run gateway, agent and a small backend without configuration: in one process, or a region with --nodes.
     #[cfg(feature = "demo")]
     Demo(DemoArguments),
+    /// Run a process of a demo with --nodes.
+    #[cfg(feature = "demo")]
+    #[command(hide = true)]
+    DemoPart(PartArguments),
     /// Write man pages and shell completions into a folder.
     #[command(hide = true)]
     Manual {
@@ -59,10 +65,16 @@ pub(crate) enum Command {
 #[cfg(feature = "demo")]
 #[derive(Args)]
 pub(crate) struct DemoArguments {
-    /// Port for callers and the agent, on loopback; 0 means a free port.
+    /// Run a region of this many nodes, with a process for each node and one for the agent.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=9))]
+    pub(crate) nodes: Option<u8>,
+    /// Database of the nodes, for example postgres://gw@db1/gw; by default the installed PostgreSQL is started.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// Port for callers and the agent, on loopback; 0 means a free port. Further nodes take the ports after it.
     #[arg(long, default_value_t = 8443)]
     pub(crate) port: u16,
-    /// Port of the admin listener, on loopback; 0 means a free port.
+    /// Port of the admin listener, on loopback; 0 means a free port. Further nodes take the ports after it.
     #[arg(long, default_value_t = 9080)]
     pub(crate) admin_port: u16,
     /// A backend to use instead of the built-in echo, for example http://127.0.0.1:8080.
@@ -71,7 +83,7 @@ pub(crate) struct DemoArguments {
     /// Folder for certificates and the database; a new temporary folder by default.
     #[arg(long)]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Worker threads; 0 means one for each core.
+    /// Worker threads of each node; 0 means one for each core, divided among the nodes.
     #[arg(long, default_value_t = 0)]
     pub(crate) workers: usize,
     /// Requests at once before the rate limit applies.
@@ -83,6 +95,43 @@ pub(crate) struct DemoArguments {
     /// Print one line of JSON instead of example commands.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(feature = "demo")]
+#[derive(Args)]
+pub(crate) struct PartArguments {
+    /// Process id of the demo: this process ends with it.
+    #[arg(long, value_name = "PID")]
+    pub(crate) parent: u32,
+    #[command(subcommand)]
+    pub(crate) part: DemoPart,
+}
+
+#[cfg(feature = "demo")]
+#[derive(Subcommand)]
+pub(crate) enum DemoPart {
+    /// A node.
+    Node {
+        /// Its configuration file.
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// The agent, with its settings as JSON on standard input.
+    Agent,
+    /// Another program, such as PostgreSQL.
+    Program {
+        /// Id of the user that runs it.
+        #[arg(long, requires = "group")]
+        user: Option<u32>,
+        /// Id of that user's group.
+        #[arg(long, requires = "user")]
+        group: Option<u32>,
+        /// The program.
+        program: PathBuf,
+        /// Its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 #[cfg(test)]
@@ -112,6 +161,8 @@ mod tests {
             "gw-gateway audit --account acme --limit 5 --config gateway.toml",
             "gw-gateway region status --config gateway.toml --json",
             "gw-gateway region import --config gateway.toml folder",
+            "gw-gateway demo --nodes 3 --store postgres://gw@db1/gw",
+            "gw-gateway demo-part --parent 7 program --user 1 --group 2 -- postgres -D folder -p 5432",
         ] {
             assert_eq!(kind(good), None, "{good}");
         }
@@ -125,6 +176,8 @@ mod tests {
             ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
             ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
             ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+            ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
+            ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
             ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
             ("gw-gateway region export --config gateway.toml", ErrorKind::MissingRequiredArgument),
         ];

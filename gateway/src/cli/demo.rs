@@ -1,21 +1,33 @@
-//! `gw-gateway demo`: starts a demo and prints how to reach it.
+//! `gw-gateway demo`: starts a demo and prints how to reach it. Also the processes that a demo of several nodes starts.
 
-use std::io::{self, Write};
+use std::io::{self, StdoutLock, Write};
+use std::path::Path;
 
 use gw_gateway::config::workers_or_cores;
+use gw_gateway::demo::nodes::{self, NodesDemo, NodesError, NodesOptions, User, become_program, end_with};
 use gw_gateway::demo::{Demo, DemoError, Options};
 use gw_gateway::rate::Rate;
+use gw_shared::command::Failure;
 use gw_shared::telemetry::logging::{self, LogFormat};
 use gw_shared::telemetry::trace::Settings;
+use rustix::process::Signal;
+use serde::Serialize;
 
-use super::arguments::DemoArguments;
-use gw_shared::command::Failure;
+use super::arguments::{DemoArguments, DemoPart, PartArguments};
 
 /// Runs the demo until a signal stops it.
 pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "warn");
     let rate = Rate::new(arguments.burst, arguments.refill_per_minute)
         .ok_or_else(|| Failure::Usage("--burst and --refill-per-minute must be at least 1".to_owned()))?;
+    if let Some(nodes) = arguments.nodes {
+        return run_nodes(nodes.into(), rate, arguments);
+    }
+    if arguments.store.is_some() {
+        let message = "--store: only with --nodes, whose nodes share the database; a demo without --nodes has one \
+                       gateway, which keeps its records in --data-dir";
+        return Err(Failure::Usage(message.to_owned()));
+    }
     let options = Options {
         port: arguments.port,
         admin_port: arguments.admin_port,
@@ -30,15 +42,67 @@ pub(crate) fn run(arguments: DemoArguments) -> Result<(), Failure> {
         DemoError::Agent(_) => Failure::Usage(error.to_string()),
         _ => Failure::Run(error.to_string()),
     })?;
-    let mut out = io::stdout().lock();
-    let written = if arguments.json {
-        serde_json::to_writer(&mut out, &demo.about).map_err(io::Error::from).and_then(|()| writeln!(out))
-    } else {
-        demo.about.write_hints(&mut out)
-    };
-    written.and_then(|()| out.flush()).map_err(|error| Failure::Run(error.to_string()))?;
-    drop(out);
+    print(arguments.json, &demo.about, |out| demo.about.write_hints(out))?;
     demo.run_until_stopped().map_err(|error| Failure::Run(error.to_string()))
+}
+
+fn run_nodes(nodes: usize, rate: Rate, arguments: DemoArguments) -> Result<(), Failure> {
+    let options = NodesOptions {
+        nodes,
+        store: arguments.store,
+        port: arguments.port,
+        admin_port: arguments.admin_port,
+        backend: arguments.backend,
+        data_dir: arguments.data_dir,
+        workers: arguments.workers,
+        rate,
+    };
+    let failed = |error| match error {
+        NodesError::Usage(message) => Failure::Usage(message),
+        error => Failure::run(error),
+    };
+    let demo = NodesDemo::start(&options).map_err(failed)?;
+    print(arguments.json, &demo.about, |out| demo.about.write_hints(out))?;
+    demo.run_until_stopped().map_err(failed)
+}
+
+/// Prints `about` as a line of JSON, or the hints.
+fn print(
+    as_json: bool,
+    about: &impl Serialize,
+    write_hints: impl FnOnce(&mut StdoutLock<'static>) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let written = if as_json {
+        serde_json::to_writer(&mut out, about).map_err(io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        write_hints(&mut out)
+    };
+    written.and_then(|()| out.flush()).map_err(|error| Failure::Run(format!("standard output: {error}")))
+}
+
+/// Runs a process of a demo of several nodes. `serve` runs a node.
+pub(crate) fn run_part(
+    arguments: PartArguments,
+    serve: impl FnOnce(&Path) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let PartArguments { parent, part } = arguments;
+    match part {
+        DemoPart::Node { config } => {
+            end_with(parent, Signal::KILL).map_err(Failure::run)?;
+            serve(&config)
+        }
+        DemoPart::Agent => {
+            end_with(parent, Signal::KILL).map_err(Failure::run)?;
+            logging::start(LogFormat::Text, "info");
+            nodes::run_agent().map_err(Failure::run)
+        }
+        DemoPart::Program { user, group, program, arguments } => {
+            let user = user.zip(group).map(|(id, group)| User { id, group });
+            let error = become_program(parent, user, &program, &arguments);
+            Err(Failure::Run(format!("cannot run {}: {error}", program.display())))
+        }
+    }
 }
 
 /// Settings of the export of spans, from the environment: a demo has no configuration file.

@@ -1,7 +1,10 @@
 //! A demo without configuration: one process with a gateway, an agent that reaches it over loopback, and a small
-//! backend. No other module of the gateway runs an agent.
+//! backend; or a region of several nodes, with a process for each part ([`nodes`]). No other module of the gateway runs
+//! an agent.
 
 mod echo;
+pub mod nodes;
+mod records;
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,21 +13,18 @@ use std::time::{Duration, Instant};
 
 use gw_agent::AgentHandle;
 use gw_shared::files;
-use gw_shared::id::{ClientId, KeyId};
 use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::trace::Settings;
 use serde::Serialize;
 
 use crate::config::{Config, HandOver};
-use crate::control::{
-    AccountChanges, Actor, Control, ControlError, NewAccount, NewCallerSecret, NewEnrollmentToken, NewService,
-    SecretKind, ServiceChanges,
-};
+use crate::control::ControlError;
 use crate::hostname::Region;
-use crate::page::PageQuery;
 use crate::process::gateway::{Gateway, StartError};
 use crate::process::signals::Signals;
 use crate::rate::Rate;
+
+use self::records::Seeded;
 
 /// Options of a demo.
 #[derive(Debug, Clone)]
@@ -128,26 +128,16 @@ impl Demo {
         };
         files::create_private_dir(&data_dir)?;
         let gateway = Gateway::start(&config(options, data_dir.clone()))?;
-        let seeded = Seeded::new(gateway.control(), options)?;
+        let seeded = Seeded::new(gateway.control(), options.rate)?;
         let ca_file = data_dir.join("dev-ca.crt");
         let state_dir = data_dir.join("agent");
         let port = gateway.address().port();
-        enroll(&gateway, &ca_file, &state_dir, seeded.enrollment_token)?;
+        enroll(gateway.control().region(), port, &ca_file, &state_dir, seeded.enrollment_token.clone())?;
         let agent = start_agent(options, &state_dir)?;
         wait_for_tunnel(&gateway)?;
 
-        let about = About {
-            base_url: format!("https://{}:{port}", gateway.control().region().apex()),
-            tenant_url: format!("https://{}:{port}", seeded.hostname),
-            account: ACCOUNT,
-            service: SERVICE,
-            client_id: seeded.client_id.to_string(),
-            client_secret: seeded.client_secret,
-            service_key: seeded.service_key,
-            ca_file,
-            admin_url: format!("http://{}", gateway.admin_address()),
-            admin_token: control_token(&gateway),
-        };
+        let region = gateway.control().region();
+        let about = About::new(seeded, region, port, gateway.admin_address(), ca_file, control_token(&gateway));
         Ok(Self { gateway, agent, about, _temporary: temporary })
     }
 
@@ -173,65 +163,10 @@ impl Demo {
     }
 }
 
-/// One record of each kind for the demo.
-struct Seeded {
-    hostname: String,
-    client_id: ClientId,
-    client_secret: String,
-    service_key: String,
-    enrollment_token: Secret,
-}
-
-impl Seeded {
-    /// Creates the records, or reuses those of an earlier demo in the same folder. Secrets are new each time.
-    fn new(control: &Control, options: &Options) -> Result<Self, DemoError> {
-        let actor = &Actor::Admin;
-        control.create_account(actor, &NewAccount { id: ACCOUNT.to_owned(), capture_allowed: None })?;
-        control.change_account(actor, ACCOUNT, &AccountChanges { capture_allowed: Some(true) })?;
-        let (burst, refill_per_minute) = (Some(options.rate.burst()), Some(options.rate.refill_per_minute()));
-        let changes =
-            ServiceChanges { burst, refill_per_minute, request_logging: Some(true), ..ServiceChanges::default() };
-        let service = match control.change_service(actor, ACCOUNT, SERVICE, &changes) {
-            Err(ControlError::NotFound { .. }) => {
-                control.create_service(actor, ACCOUNT, &NewService::new(SERVICE.to_owned(), changes))?.0
-            }
-            existing => existing?,
-        };
-        // Only the demo's own agent: the user may have enrolled others in the same folder.
-        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
-            control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
-        }
-        let credential = fresh_secret::<ClientId>(control)?;
-        let key = fresh_secret::<KeyId>(control)?;
-        let services = vec![SERVICE.to_owned()];
-        let token = NewEnrollmentToken { services, ..NewEnrollmentToken::default() };
-        let token = control.create_enrollment_token(actor, ACCOUNT, &token)?;
-        Ok(Self {
-            hostname: service.hostname,
-            client_id: credential.credential.client_id,
-            // Always present in a new secret's view.
-            client_secret: credential.client_secret.unwrap_or_default(),
-            service_key: key.service_key.unwrap_or_default(),
-            enrollment_token: Secret::new(token.token),
-        })
-    }
-}
-
-/// A caller secret of the demo, new or rotated.
-fn fresh_secret<K: SecretKind>(control: &Control) -> Result<K::NewView, ControlError> {
-    let (actor, allowed_services) = (&Actor::Admin, vec![SERVICE.to_owned()]);
-    let access = NewCallerSecret { name: Some(ACCOUNT.to_owned()), allowed_services, ..NewCallerSecret::default() };
-    match control.create_caller_secret::<K>(actor, ACCOUNT, &access)? {
-        (view, true) => Ok(view),
-        (view, false) => control.rotate_secret::<K>(actor, ACCOUNT, K::id_of(&view).borrow()),
-    }
-}
-
-/// Enrolls the agent over HTTPS with a token, as any agent does.
-fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
-    let port = gateway.address().port();
+/// Enrolls the agent with the gateway on `port` over HTTPS with a token, as any agent does.
+fn enroll(region: &Region, port: u16, ca_file: &Path, state_dir: &Path, token: Secret) -> Result<(), DemoError> {
     let options = gw_agent::identity::enroll::Options {
-        gateway: Some(format!("{}:{port}", gateway.control().region().base_url())),
+        gateway: Some(format!("{}:{port}", region.base_url())),
         token: Some(gw_agent::identity::enroll::TokenSource::Text(token)),
         state_dir: state_dir.to_owned(),
         ca_file: Some(ca_file.to_owned()),
@@ -245,11 +180,40 @@ fn enroll(gateway: &Gateway, ca_file: &Path, state_dir: &Path, token: Secret) ->
 }
 
 impl About {
+    /// `port` is that of the listener for callers.
+    fn new(
+        seeded: Seeded,
+        region: &Region,
+        port: u16,
+        admin: SocketAddr,
+        ca_file: PathBuf,
+        admin_token: String,
+    ) -> Self {
+        Self {
+            base_url: format!("https://{}:{port}", region.apex()),
+            tenant_url: format!("https://{}:{port}", seeded.hostname),
+            account: ACCOUNT,
+            service: SERVICE,
+            client_id: seeded.client_id.to_string(),
+            client_secret: seeded.client_secret,
+            service_key: seeded.service_key,
+            ca_file,
+            admin_url: format!("http://{admin}"),
+            admin_token,
+        }
+    }
+
     /// Writes example commands.
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
+        self.write_commands(out)?;
+        writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
+    }
+
+    /// Writes commands that send requests and administer the gateway.
+    fn write_commands(&self, out: &mut impl Write) -> io::Result<()> {
         let Self { base_url, tenant_url, service_key, client_id, client_secret, admin_url, admin_token, .. } = self;
         let ca = self.ca_file.display();
-        writeln!(out, "Gw is running: caller -> gateway -> tunnel -> agent -> backend. Try:\n")?;
         writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {service_key}' '{tenant_url}/hello?name=you'")?;
         writeln!(
             out,
@@ -265,8 +229,7 @@ impl About {
         writeln!(out, "\nAdministration:\n")?;
         writeln!(out, "  export GW_ADMIN_URL={admin_url} GW_ADMIN_TOKEN={admin_token}")?;
         writeln!(out, "  gw-gateway agent list {ACCOUNT}")?;
-        writeln!(out, "  curl {admin_url}/metrics\n")?;
-        writeln!(out, "Also /slow?ms=500 and /status/404. Stop with Ctrl-C.")
+        writeln!(out, "  curl {admin_url}/metrics\n")
     }
 }
 
