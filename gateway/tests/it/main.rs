@@ -14,6 +14,7 @@ mod cli_commands;
 mod collector;
 mod connection_failures;
 mod console;
+mod demo_nodes;
 mod doctor;
 mod durability;
 mod enrollment;

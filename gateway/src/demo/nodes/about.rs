@@ -36,11 +36,7 @@ pub struct AboutNode {
 impl From<&Node> for AboutNode {
     fn from(node: &Node) -> Self {
         let place = &node.place;
-        Self {
-            port: place.address.port(),
-            admin_url: format!("http://{}", place.admin_address),
-            pid: node.part.id(),
-        }
+        Self { port: place.address.port(), admin_url: format!("http://{}", place.admin_address), pid: node.part.id() }
     }
 }
 
@@ -49,7 +45,11 @@ impl AboutNodes {
     pub fn write_hints(&self, out: &mut impl Write) -> io::Result<()> {
         let Self { about, nodes, store, data_dir, owner } = self;
         let data = data_dir.display();
-        writeln!(out, "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> backend.", nodes.len())?;
+        writeln!(
+            out,
+            "Gw is running on {} nodes: caller -> node -> node with the tunnel -> agent -> backend.",
+            nodes.len()
+        )?;
         writeln!(out, "Nodes, with a process each:\n")?;
         for (number, AboutNode { port, admin_url, pid }) in (1..).zip(nodes) {
             writeln!(out, "  # node {number}: port {port}, administration {admin_url}, process {pid}")?;
@@ -66,8 +66,11 @@ impl AboutNodes {
         for node in nodes.iter().filter(|node| node.pid != lost.pid) {
             writeln!(out, "  curl --cacert {ca} -H 'X-Gw-Service-Key: {key}' {host}:{}/", node.port)?;
         }
-        writeln!(out, "\nIn another terminal, start it again:\n")?;
-        writeln!(out, "  # gw-gateway serve --config {data}/node-{}.toml\n", owner + 1)?;
+        writeln!(
+            out,
+            "\nStart it again in another terminal: gw-gateway serve --config {data}/node-{}.toml",
+            owner + 1
+        )?;
         writeln!(out, "Also /slow?ms=500 and /status/404. Stop all with Ctrl-C.")
     }
 }

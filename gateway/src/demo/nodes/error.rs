@@ -15,9 +15,14 @@ pub enum NodesError {
     Usage(String),
     #[error("{0}")]
     Postgres(String),
-    #[error("{name} did not start: it ended with {status}; the last lines of its log:\n{log}")]
+    #[error("{name} has ended early ({status}); the last lines of its log:\n{log}")]
     Ended { name: String, status: String, log: String },
-    #[error("{what}: not within {seconds} s; look for the cause in the logs of the nodes, with --data-dir FOLDER")]
+    #[error(
+        "{option} {first}: node {node} cannot listen on 127.0.0.1:{port}: {error}; give another {option}, or 0 for free \
+         ports"
+    )]
+    Port { option: &'static str, first: u16, node: usize, port: u16, error: io::Error },
+    #[error("{what}: not within {seconds} s; with --data-dir FOLDER, the logs in that folder stay and show the cause")]
     Late { what: &'static str, seconds: u64 },
     #[error("stopped by a signal before the demo was ready")]
     Stopped,

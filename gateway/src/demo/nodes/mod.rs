@@ -93,8 +93,7 @@ impl NodesDemo {
         wait_for_members(&mut events, &mut nodes, &admin_token)?;
 
         let first = &nodes[0].place;
-        let (address, admin_address, ca_file) =
-            (first.address, first.admin_address, first.data_dir.join("dev-ca.crt"));
+        let (address, admin_address, ca_file) = (first.address, first.admin_address, first.data_dir.join("dev-ca.crt"));
         let settings = AgentSettings {
             nodes: nodes.iter().map(|node| node.place.address).collect(),
             ca_file: ca_file.clone(),

@@ -63,11 +63,10 @@ impl NodesOptions {
         }
         let Some(store) = &self.store else { return Ok(()) };
         if !["postgres://", "postgresql://"].iter().any(|scheme| store.starts_with(scheme)) {
-            return refused(format!(
-                "--store {}: with --nodes, it must be a URL such as postgres://gw@db1/gw; nodes share a PostgreSQL \
-                 database",
-                without_password(store)
-            ));
+            // The value is not shown: it may contain a password in another form.
+            let message = "--store: it is not a URL such as postgres://gw@db1/gw; the nodes of --nodes share a \
+                           PostgreSQL database";
+            return refused(message.to_owned());
         }
         match PostgresSettings::new(store, None, None) {
             Ok(_) => Ok(()),
@@ -86,10 +85,11 @@ impl NodesOptions {
     }
 }
 
-/// The URL without the password of its user, and without its parameters, which can hold one.
+/// The URL without the password of its user, and without its parameters, which can hold one. Nothing of a text that is
+/// not a URL.
 pub(super) fn without_password(url: &str) -> String {
     let url = url.split('?').next().unwrap_or_default();
-    let Some((scheme, rest)) = url.split_once("://") else { return "(not a URL)".to_owned() };
+    let Some((scheme, rest)) = url.split_once("://") else { return String::new() };
     match rest.rsplit_once('@') {
         Some((user, rest)) => format!("{scheme}://{}@{rest}", user.split(':').next().unwrap_or_default()),
         None => url.to_owned(),
@@ -113,7 +113,7 @@ mod tests {
             (|it| it.port = 65_534, ["--port 65534", "--nodes 3"]),
             (|it| (it.admin_port, it.nodes) = (65_530, 9), ["--admin-port 65530", "--nodes 9"]),
             (|it| (it.port, it.admin_port) = (8000, 8002), ["--port 8000 and --admin-port 8002", "--nodes 3"]),
-            (|it| it.store = Some("sqlite".to_owned()), ["--store (not a URL)", "--nodes"]),
+            (|it| it.store = Some("sqlite".to_owned()), ["--store: it is not a URL", "--nodes"]),
         ];
         for (change, parts) in refused {
             let error = check(change).unwrap_err();
@@ -129,7 +129,7 @@ mod tests {
             ("postgres://gw:secret@db1:5433,db2/gw", "postgres://gw@db1:5433,db2/gw"),
             ("postgres://gw:a@b@db1/gw?password=secret", "postgres://gw@db1/gw"),
             ("postgresql://db1/gw", "postgresql://db1/gw"),
-            ("host=db1 password=secret", "(not a URL)"),
+            ("host=db1 password=secret", ""),
         ] {
             assert_eq!(without_password(url), expected);
         }

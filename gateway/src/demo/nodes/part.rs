@@ -1,6 +1,6 @@
 //! The processes of a demo of several nodes. Each ends with the demo, also if the demo is killed.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -229,7 +229,8 @@ pub fn become_program(parent: u32, user: Option<User>, program: &Path, arguments
     }
 }
 
-/// An empty log, so that errors show only what was written since.
+/// Makes an empty log, so that errors show only what was written since.
 pub(super) fn new_log(path: &Path) -> Result<(), NodesError> {
-    File::create(path).map(drop).map_err(NodesError::io(path.display()))
+    let opened = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path);
+    opened.map(drop).map_err(NodesError::io(path.display()))
 }

@@ -27,10 +27,11 @@ impl Ports {
         for (ports, option, first) in [(&mut callers, "--port", port), (&mut admin, "--admin-port", admin_port)] {
             for number in 0..count {
                 // The options were checked: there are as many ports.
-                let wanted = if first == 0 { 0 } else { first.saturating_add(u16::try_from(number).unwrap_or(u16::MAX)) };
+                let wanted =
+                    if first == 0 { 0 } else { first.saturating_add(u16::try_from(number).unwrap_or(u16::MAX)) };
                 let (found, socket) = bind(wanted).map_err(|error| {
-                    let node = number + 1;
-                    NodesError::Usage(format!("{option} {first}: port {wanted} of node {node}: {error}; give another"))
+                    let (node, port) = (number + 1, wanted);
+                    NodesError::Port { option, first, node, port, error }
                 })?;
                 ports.push(found);
                 held.push(socket);
@@ -77,6 +78,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports.callers[0])).unwrap();
         let port = listener.local_addr().unwrap().port();
         let error = Ports::hold(2, 0, port).err().unwrap().to_string();
-        assert!(error.starts_with(&format!("--admin-port {port}: port {port} of node 1: ")), "{error}");
+        let expected = format!("--admin-port {port}: node 1 cannot listen on 127.0.0.1:{port}: ");
+        assert!(error.starts_with(&expected), "{error}");
     }
 }

@@ -39,7 +39,9 @@ impl Programs {
         }
         let known: Vec<String> = found.iter().map(|(version, at)| format!("{version} in {}", at.display())).collect();
         let finding = match (wanted, known.is_empty()) {
-            (Some(wanted), _) => format!("the data folder has a database of PostgreSQL {wanted}, which is not installed"),
+            (Some(wanted), _) => {
+                format!("the data folder has a database of PostgreSQL {wanted}, which is not installed")
+            }
             (None, true) => "PostgreSQL, which the nodes share, is not installed".to_owned(),
             (None, false) => format!("PostgreSQL is too old: {}, but a region needs {OLDEST}", known.join(", ")),
         };
@@ -123,7 +125,10 @@ mod tests {
         assert_eq!(find(&linked, None).unwrap(), expect(at("elsewhere"), 17));
         assert_eq!(find(&linked, Some(15)).unwrap(), expect(installed.join("15/bin"), 15));
         let error = find(&linked, Some(16)).unwrap_err().to_string();
-        assert!(error.starts_with("the data folder has a database of PostgreSQL 16, which is not installed"), "{error}");
+        assert!(
+            error.starts_with("the data folder has a database of PostgreSQL 16, which is not installed"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -141,7 +146,8 @@ mod tests {
 
     #[test]
     fn root_runs_the_server_as_another_user() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533::/:/x\npostgres:x:101:104:a,,,:/var:/bin/sh\n";
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65533::/:/x\npostgres:x:101:104:a,,,:/var:/bin/sh\n";
         assert_eq!(user_of(passwd), User { id: 101, group: 104 });
         assert_eq!(user_of(&passwd.replace("postgres:", "other:")), User { id: 65_534, group: 65_533 });
         assert_eq!(user_of(""), User { id: 65_534, group: 65_534 });
