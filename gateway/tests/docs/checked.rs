@@ -242,7 +242,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 24] = [
+const NOT_RUN: [(&str, &str, &str); 25] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
@@ -256,6 +256,7 @@ const NOT_RUN: [(&str, &str, &str); 24] = [
     ("docs/performance.md", "cargo install rathole", "minutes, for an optional peer of a comparison"),
     ("docs/recipes.md", "websocat", "a program that is not in Debian"),
     ("docs/recipes.md", "grpcurl", "a program that is not in Debian"),
+    ("docs/region.md", "gw-gateway demo --nodes 3", "PostgreSQL, which may not be installed; another test runs it"),
     ("docs/region.md", "sudo apt install postgresql", REGION),
     ("docs/region.md", "sudo pg_ctlcluster", REGION),
     ("docs/region.md", "sudo -u postgres psql", REGION),

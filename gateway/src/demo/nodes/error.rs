@@ -28,8 +28,6 @@ pub enum NodesError {
     Stopped,
     #[error("stopped by a second signal: running requests were aborted")]
     Aborted,
-    #[error("all nodes have ended; their logs are in {0}")]
-    NoNode(String),
     #[error(
         "--store {database}: it holds the region {name} already, and its key is not in {folder}; give the --data-dir \
          of the demo that made it, or an empty database"
