@@ -76,6 +76,16 @@ impl Target {
         }
     }
 
+    /// This target at another port.
+    pub(crate) fn at_port(&self, port: u16) -> Self {
+        Self { port, ..self.clone() }
+    }
+
+    /// This target with another service key.
+    pub(crate) fn with_key(&self, service_key: String) -> Self {
+        Self { service_key, ..self.clone() }
+    }
+
     /// This target with receive buffers of `bytes`.
     pub(crate) fn with_receive_buffer(&self, bytes: usize) -> Self {
         Self { receive_buffer: Some(bytes), ..self.clone() }

@@ -18,7 +18,7 @@ use crate::process::{self, Process};
 pub(crate) const UNLIMITED: u32 = 1_000_000_000;
 /// Default number of workers, enough for connections to cross between cores.
 const WORKERS: usize = 2;
-const START_WITHIN: Duration = Duration::from_secs(30);
+const START_WITHIN: Duration = Duration::from_secs(90);
 
 /// Options of the demo.
 #[derive(Debug, Clone)]
@@ -139,7 +139,7 @@ const SLOTS: &str = "GW_AGENT_MAX_CONCURRENT_BACKEND_REQUESTS";
 const LOG: &str = "GW_LOG";
 
 /// The first line that a program prints. A thread reads the rest, because a full or closed pipe would stop the program.
-fn first_line(process: &mut Process) -> Result<String, Failure> {
+pub(crate) fn first_line(process: &mut Process) -> Result<String, Failure> {
     let stdout = process.take_stdout().ok_or_else(|| Failure::new("gw-gateway has no output"))?;
     let (sender, receiver) = mpsc::channel();
     std::thread::Builder::new().name("demo-output".into()).spawn(move || {

@@ -18,9 +18,11 @@ mod memory;
 mod metrics;
 mod process;
 mod procfs;
+mod region;
 mod report;
 mod request_log;
 mod scheduling;
+mod services;
 mod sink;
 mod stalled;
 
@@ -69,6 +71,10 @@ enum Scenario {
         #[arg(long)]
         short: bool,
     },
+    /// A gateway with many services: cost of a change, start, memory, and CPU time per request.
+    Services(services::Options),
+    /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of PostgreSQL.
+    Region(region::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(request_log::Options),
 }
@@ -85,6 +91,8 @@ fn main() -> ExitCode {
         Scenario::Logging => logging::run(&gateway),
         Scenario::Expiry => expiry::run(&gateway),
         Scenario::Memory { short } => memory::run(&gateway, short),
+        Scenario::Services(options) => services::run(&gateway, &options),
+        Scenario::Region(options) => region::run(&gateway, &options),
         Scenario::Log(options) => request_log::run(&options),
     };
     match result {

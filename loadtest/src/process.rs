@@ -1,6 +1,7 @@
 //! Programs started by a scenario: pinned to a core, and ended with the scenario in every case.
 
 use std::env;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -134,6 +135,19 @@ pub(crate) fn find(program: &str, package: &str) -> Result<PathBuf, Failure> {
         .map(|folder| folder.join(program))
         .find(|candidate| candidate.is_file())
         .ok_or_else(|| Failure::new(format!("{program} is not installed: apt-get install {package}")))
+}
+
+/// Unused ports.
+pub(crate) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Failure> {
+    let mut ports = [0; COUNT];
+    // Holds all ports until all are chosen, so that they differ.
+    let mut held = Vec::with_capacity(COUNT);
+    for port in &mut ports {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        *port = listener.local_addr()?.port();
+        held.push(listener);
+    }
+    Ok(ports)
 }
 
 #[cfg(test)]

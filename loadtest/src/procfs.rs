@@ -28,6 +28,11 @@ pub(crate) fn tree(pid: u32) -> Vec<u32> {
     tree
 }
 
+/// Name of the program of a process, at most 15 bytes; `None` if it has ended.
+pub(crate) fn name(pid: u32) -> Option<String> {
+    Some(Stat::read(&format!("/proc/{pid}/stat"))?.name)
+}
+
 /// CPU time, with the part spent in the kernel apart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cpu {

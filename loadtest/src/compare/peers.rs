@@ -2,7 +2,7 @@
 //! rathole, which forwards the bytes of callers' connections.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ impl Site {
         // A sparse file.
         File::create(folder.path().join("large"))?.set_len(LARGE_BYTES)?;
         File::create(folder.path().join("megabyte"))?.set_len(1_000_000)?;
-        let [backend_port] = free_ports()?;
+        let [backend_port] = process::free_ports()?;
         Ok(Self { folder, nginx, haproxy: None, rathole: None, backend_port, backend_buffers: "" })
     }
 
@@ -91,7 +91,7 @@ impl Site {
 
     /// Starts both hops of a peer in front of a backend.
     pub(super) fn start_peer(&self, peer: Peer, backend: u16) -> Result<(Vec<Process>, Target), Failure> {
-        let [front, middle] = free_ports()?;
+        let [front, middle] = process::free_ports()?;
         let ports = Ports { front, middle, backend };
         let start = |server: &Server, transport, port| self.start(server, transport, MEASURED_CORE, port, ports);
         // A server of rathole listens for callers once its client is connected.
@@ -250,19 +250,6 @@ fn wait_until_listening(process: &mut Process, port: u16) -> Result<(), Failure>
         ensure(Instant::now() < deadline, || format!("does not listen after {LISTEN_WITHIN:?}"))?;
     }
     Ok(())
-}
-
-/// Unused ports.
-fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], Failure> {
-    let mut ports = [0; COUNT];
-    // Holds all ports until all are chosen, so that they differ.
-    let mut held = Vec::with_capacity(COUNT);
-    for port in &mut ports {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
 }
 
 /// Writes one certificate for both hops of every peer, with the key type of the product's.

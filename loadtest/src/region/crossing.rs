@@ -1,0 +1,73 @@
+//! Cost of a request that crosses nodes, beside a request at the owner.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::nodes::{NODES, Region};
+use crate::client::Target;
+use crate::failure::{Failure, ensure};
+use crate::load;
+use crate::report::{median, percentile, say};
+
+/// Rounds at the owner and at another node, in turns, so that noise of the machine affects both.
+const ROUNDS: usize = 10;
+const REQUESTS_PER_ROUND: usize = 20_000;
+const CALLERS: usize = 32;
+/// Requests of one caller, one after another.
+const SEQUENTIAL: usize = 2000;
+const MORE_CPU_MAX: f64 = 35.0;
+const MORE_TIME_MAX: f64 = 500.0;
+
+/// Microseconds.
+#[derive(Clone, Copy)]
+struct Cost {
+    cpu: f64,
+    p50: f64,
+}
+
+pub(super) fn run(gateway: &Path) -> Result<(), Failure> {
+    let region = Region::start(gateway, None)?;
+    let owner = region.owner()?;
+    let targets = [owner, (owner + 1) % NODES].map(|node| region.target(node));
+    let mut costs = [Vec::new(), Vec::new()];
+    for target in &targets {
+        round(&region, target)?;
+    }
+    for _ in 0..ROUNDS {
+        for (target, costs) in targets.iter().zip(&mut costs) {
+            costs.push(round(&region, target)?);
+        }
+    }
+    let [here, crossing] = costs.map(|costs| Cost {
+        cpu: median(costs.iter().map(|cost| cost.cpu)),
+        p50: median(costs.iter().map(|cost| cost.p50)),
+    });
+    let (more_cpu, more_time) = (crossing.cpu - here.cpu, crossing.p50 - here.p50);
+    say(format_args!(
+        "region: at the owner {:.1} µs of CPU per request, p50 {:.0} µs; at another node {:.1} µs in both nodes ({more_cpu:+.1}), \
+         p50 {:.0} µs ({more_time:+.0}); medians of {ROUNDS} rounds",
+        here.cpu, here.p50, crossing.cpu, crossing.p50
+    ));
+    region.stop()?;
+    ensure(more_cpu <= MORE_CPU_MAX, || format!("a crossing request costs {more_cpu:.1} µs of CPU more"))?;
+    ensure(more_time <= MORE_TIME_MAX, || format!("a crossing request takes {more_time:.0} µs more"))
+}
+
+fn round(region: &Region, target: &Target) -> Result<Cost, Failure> {
+    let before = region.cpu();
+    let run = load::requests(target, CALLERS, REQUESTS_PER_ROUND, "/hello")?;
+    let cpu = region.cpu().saturating_sub(before);
+    let failed = run.answers.iter().filter(|(answer, _)| answer.head.status != 200).count();
+    ensure(failed == 0, || format!("{failed} requests failed"))?;
+    let mut connection = target.connect()?;
+    let mut took = Vec::with_capacity(SEQUENTIAL);
+    for _ in 0..SEQUENTIAL {
+        let asked = Instant::now();
+        let answer = connection.ask("/hello")?;
+        took.push(asked.elapsed());
+        ensure(answer.head.status == 200, || format!("a request got {}", answer.head.status))?;
+    }
+    took.sort_unstable();
+    let per_request = |cpu: Duration| cpu.as_secs_f64() * 1e6 / REQUESTS_PER_ROUND as f64;
+    Ok(Cost { cpu: per_request(cpu), p50: percentile(&took, 50).as_secs_f64() * 1e6 })
+}
