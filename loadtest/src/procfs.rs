@@ -33,6 +33,11 @@ pub(crate) fn name(pid: u32) -> Option<String> {
     Some(Stat::read(&format!("/proc/{pid}/stat"))?.name)
 }
 
+/// Whether a process runs. One that has ended and was not waited for does not.
+pub(crate) fn runs(pid: u32) -> bool {
+    Stat::read(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.state != 'Z')
+}
+
 /// CPU time, with the part spent in the kernel apart.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cpu {
@@ -158,6 +163,7 @@ pub(crate) fn tcp_memory() -> Result<u64, Failure> {
 
 struct Stat {
     name: String,
+    state: char,
     parent: u32,
     cpu: Cpu,
     /// CPU time of children that have ended.
@@ -177,6 +183,7 @@ impl Stat {
         let time = |index| Some(in_ticks(number(index)?));
         Some(Self {
             name: before.split_once('(')?.1.to_owned(),
+            state: fields.first()?.chars().next()?,
             parent: u32::try_from(number(1)?).ok()?,
             cpu: Cpu { user: time(11)?, kernel: time(12)? },
             ended_children: time(13)? + time(14)?,

@@ -25,7 +25,10 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 pub(super) struct Region {
     /// Processes that this program has started in place of killed nodes. Dropped before the demo, which has their data.
     restarted: [Option<Process>; NODES],
-    demo: Process,
+    /// Processes that have replaced others.
+    successors: Vec<u32>,
+    /// `None` once it was stopped.
+    demo: Option<Process>,
     gateway: PathBuf,
     data: PathBuf,
     admin_token: String,
@@ -81,7 +84,8 @@ impl Region {
         let http = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(ANSWER_WITHIN));
         let region = Self {
             restarted: Default::default(),
-            demo,
+            successors: Vec::new(),
+            demo: Some(demo),
             gateway: gateway.to_owned(),
             data,
             admin_token: about.admin_token,
@@ -93,9 +97,21 @@ impl Region {
         Ok(region)
     }
 
-    pub(super) fn stop(self) -> Result<(), Failure> {
-        drop(self.restarted);
-        self.demo.stop()
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        self.end_successors();
+        self.restarted = Default::default();
+        self.demo.take().map_or(Ok(()), Process::stop)
+    }
+
+    /// Ends the processes that have replaced others: they are not the demo's children.
+    fn end_successors(&mut self) {
+        for pid in std::mem::take(&mut self.successors) {
+            let _ = self.signal(pid, Signal::TERM);
+            let deadline = Instant::now() + SETTLED_WITHIN;
+            while procfs::runs(pid) && Instant::now() < deadline {
+                std::thread::sleep(TICK);
+            }
+        }
     }
 
     /// Target of requests at a node.
@@ -156,21 +172,26 @@ impl Region {
     }
 
     /// Replaces the process of a node, and waits until the old one has ended.
-    pub(super) fn replace(&self, node: usize) -> Result<(), Failure> {
+    pub(super) fn replace(&mut self, node: usize) -> Result<(), Failure> {
         let old = self.nodes[node].pid;
         self.signal(old, Signal::USR2)?;
         let deadline = Instant::now() + SETTLED_WITHIN;
-        while Path::new(&format!("/proc/{old}/exe")).exists() && procfs::threads(old).is_ok_and(|all| !all.is_empty()) {
+        let mut successor = None;
+        while procfs::runs(old) {
+            successor = procfs::tree(old).get(1).copied().or(successor);
             ensure(Instant::now() < deadline, || format!("node {node} is not replaced"))?;
             std::thread::sleep(TICK);
         }
+        let successor = successor.ok_or_else(|| Failure::new(format!("node {node} ended without a successor")))?;
+        self.nodes[node].pid = successor;
+        self.successors.push(successor);
         Ok(())
     }
 
     /// Stops (`Signal::STOP`) or continues (`Signal::CONT`) all processes of PostgreSQL.
     pub(super) fn signal_engine(&self, signal: Signal) -> Result<(), Failure> {
         let is_engine = |pid: &u32| procfs::name(*pid).is_some_and(|name| name.starts_with("postgres"));
-        let engine: Vec<u32> = procfs::tree(self.demo.pid()).into_iter().filter(is_engine).collect();
+        let engine: Vec<u32> = self.demo.iter().flat_map(|demo| procfs::tree(demo.pid())).filter(is_engine).collect();
         ensure(!engine.is_empty(), || "the demo has no process of PostgreSQL".to_owned())?;
         // Sessions may end between the listing and the signal.
         engine.into_iter().for_each(|pid| drop(self.signal(pid, signal)));
@@ -221,5 +242,11 @@ impl Region {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.end_successors();
     }
 }

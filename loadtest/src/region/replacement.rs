@@ -15,7 +15,7 @@ const TICK: Duration = Duration::from_millis(50);
 
 pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
     let received = Received::default();
-    let region = Region::start(gateway, Some(&received.start()?))?;
+    let mut region = Region::start(gateway, Some(&received.start()?))?;
     region.owner()?;
     let balancer = Balancer::start(region.ports())?;
     let callers = Callers::start(&region.target_at(balancer.port), RATE);
@@ -31,6 +31,7 @@ pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
     wait_for(NODES + 1);
     let outcome = callers.stop()?;
     drop(balancer);
+    region.stop()?;
     let (slowest, p50, p99) = outcome.figures();
     say(format_args!(
         "region: {NODES} nodes replaced; of {} requests {} failed; p50 {:.2} ms, p99 {:.1} ms, slowest {:.0} ms; {} sent again on a \
