@@ -242,7 +242,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 25] = [
+const NOT_RUN: [(&str, &str, &str); 27] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
@@ -261,7 +261,9 @@ const NOT_RUN: [(&str, &str, &str); 25] = [
     ("docs/region.md", "sudo pg_ctlcluster", REGION),
     ("docs/region.md", "sudo -u postgres psql", REGION),
     ("docs/region.md", "sudo gw-gateway region init", REGION),
-    ("docs/region.md", "sudo scp", REGION),
+    ("docs/region.md", "sudo apt install ./gw-gateway", REGION),
+    ("docs/region.md", "sudo scp -p -r /etc/gw root@gw2", REGION),
+    ("docs/region.md", "sudo scp -p -r /etc/gw root@gw3", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region status", REGION),
     ("docs/region.md", "sudo --user gw-gateway gw-gateway region drain", REGION),
     ("docs/region.md", "sudo -u postgres pg_dump", REGION),
