@@ -259,7 +259,7 @@ const NOT_RUN: [(&str, &str, &str); 27] = [
     ("docs/region.md", "gw-gateway demo --nodes 3", "PostgreSQL, which may not be installed; another test runs it"),
     ("docs/region.md", "sudo apt install postgresql", REGION),
     ("docs/region.md", "sudo pg_ctlcluster", REGION),
-    ("docs/region.md", "sudo -u postgres psql", REGION),
+    ("docs/region.md", "sudo -u postgres psql -c", REGION),
     ("docs/region.md", "sudo gw-gateway region init", REGION),
     ("docs/region.md", "sudo apt install ./gw-gateway", REGION),
     ("docs/region.md", "sudo scp -p -r /etc/gw root@gw2", REGION),
