@@ -241,7 +241,7 @@ fn walks(page: &str) -> Vec<(String, Vec<(String, String)>)> {
 #[test]
 fn walks_of_the_architecture_are_short_and_name_existing_functions() {
     let walks = walks(&fs::read_to_string(workspace().join("docs/architecture.md")).unwrap());
-    assert_eq!(walks.len(), 8);
+    assert_eq!(walks.len(), 11);
     for (title, steps) in walks {
         assert!((5..=12).contains(&steps.len()), "{title}: {} steps", steps.len());
         for (file, function) in steps {

@@ -243,11 +243,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-<<<<<<< HEAD
-const NOT_RUN: [(&str, &str, &str); 27] = [
-=======
-const NOT_RUN: [(&str, &str, &str); 31] = [
->>>>>>> 0306ee6 (Describe the loss, stop, removal and upgrade of nodes)
+const NOT_RUN: [(&str, &str, &str); 32] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
