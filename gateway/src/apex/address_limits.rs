@@ -1,5 +1,5 @@
 //! Limits of apex requests per client address. Exact over all workers: each address is owned by one of them. In a region of
-//! several nodes it is also owned by one node (`node_charges`).
+//! several nodes it is also owned by one node (`other_nodes`).
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -73,7 +73,7 @@ impl Apex {
     pub(super) async fn charge(&self, endpoint: Endpoint, client: IpAddr) -> Result<(), Error> {
         let mut taken = self.take_here(endpoint, client).await?;
         if taken.is_ok()
-            && let Some(nodes) = &self.node_charges
+            && let Some(nodes) = &self.other_nodes
         {
             taken = nodes.take(endpoint, client).await;
         }

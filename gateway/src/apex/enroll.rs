@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::address_limits::Endpoint;
 use super::{Apex, body, json, only};
 use crate::auth::bearer;
-use crate::control::AgentProof;
+use crate::control::{AgentProof, Control, ControlError};
 use crate::error::Error;
 use crate::http_message::{CallerGone, RequestBody};
 use crate::strict_json;
@@ -29,7 +29,7 @@ impl Apex {
             Ok(enrollment) => enrollment,
             Err(error) => return Ok(Err(error)),
         };
-        let reply = self.executor.run(move |control| control.enroll(&enrollment)).await;
+        let reply = self.change(move |control| control.enroll(&enrollment)).await;
         Ok(reply.map(|reply| answer(StatusCode::CREATED, &reply)))
     }
 
@@ -66,8 +66,21 @@ impl Apex {
             (None, Some(agent_id)) => AgentProof::OldKey(agent_id),
             (None, None) => return Ok(Err(Error::EnrollmentInvalid)),
         };
-        let reply = self.executor.run(move |control| control.sign(&proof, &csr)).await;
+        let reply = self.change(move |control| control.sign(&proof, &csr)).await;
         Ok(reply.map(|reply| answer(StatusCode::OK, &reply)))
+    }
+
+    /// Makes a change of the records, and waits until the other nodes use it: the agent's next request may arrive at any of
+    /// them.
+    async fn change<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&Control) -> Result<T, ControlError> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (reply, revision) = self.executor.run(move |control| Ok((change(control)?, control.revision()))).await?;
+        if let Some(nodes) = &self.other_nodes {
+            nodes.use_revision(revision).await;
+        }
+        Ok(reply)
     }
 
     /// Checks the method and the limit of the address, then reads the body as JSON.

@@ -4,7 +4,7 @@
 mod address_limits;
 mod body;
 mod enroll;
-mod node_charges;
+mod other_nodes;
 pub(crate) mod scope;
 pub(crate) mod token;
 
@@ -19,7 +19,7 @@ use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 pub(crate) use address_limits::{AddressCharge, AddressTables};
-pub(crate) use node_charges::{NodeCharges, routes as routes_between_nodes};
+pub(crate) use other_nodes::{OtherNodes, routes as routes_between_nodes};
 
 use crate::control::Executor;
 use crate::current::Current;
@@ -50,7 +50,7 @@ pub(crate) struct Apex {
     /// Mailboxes of the workers that own addresses.
     pub(crate) owners: Arc<dyn Post<Box<AddressCharge>>>,
     /// `None` if this gateway is the only node of its region.
-    pub(crate) node_charges: Option<NodeCharges>,
+    pub(crate) other_nodes: Option<OtherNodes>,
     pub(crate) counters: Rc<Counters>,
 }
 

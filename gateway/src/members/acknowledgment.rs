@@ -14,6 +14,7 @@ use futures_util::future::join_all;
 use http::{Request, StatusCode};
 use tokio::time::timeout;
 
+use crate::cluster::NodeClient;
 use crate::control::Control;
 use crate::region::{Member, NodeSlot};
 use crate::store::Revision;
@@ -24,9 +25,9 @@ const WITHIN: Duration = Duration::from_secs(1);
 const ANSWER_WITHIN: Duration = Duration::from_millis(900);
 
 /// Asks `others` until they use the records of `revision`. Returns those that do not say so in time.
-pub(crate) async fn nodes_behind(control: &Control, others: &[Member], revision: Revision) -> Vec<NodeSlot> {
+pub(crate) async fn nodes_behind(client: &NodeClient, others: &[Member], revision: Revision) -> Vec<NodeSlot> {
     let ask = |member: &Member| {
-        let (client, member) = (control.node_client().clone(), member.clone());
+        let (client, member) = (client.clone(), member.clone());
         async move {
             let path = format!("/v1/revisions/{}", revision.0);
             let request = Request::get(path).body(Bytes::new()).ok()?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
-use crate::apex::{AddressTables, Apex, NodeCharges};
+use crate::apex::{AddressTables, Apex, OtherNodes};
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -50,7 +50,7 @@ struct Common {
     lifecycle: Rc<Lifecycle>,
     socket_memory: Rc<SocketMemory>,
     nodes: Option<Rc<Nodes>>,
-    apex_charges: Option<NodeCharges>,
+    other_nodes: Option<OtherNodes>,
 }
 
 impl Worker {
@@ -65,7 +65,7 @@ impl Worker {
             .region
             .as_ref()
             .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.signals))));
-        let apex_charges = setup.region.as_ref().map(|region| region.apex_charges.clone());
+        let other_nodes = setup.region.as_ref().map(|region| region.other_nodes.clone());
         let common = Common {
             id,
             config,
@@ -78,7 +78,7 @@ impl Worker {
             lifecycle: Rc::default(),
             socket_memory: SocketMemory::new(id, setup.socket_budget),
             nodes,
-            apex_charges,
+            other_nodes,
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
@@ -177,7 +177,7 @@ impl Common {
             executor: self.executor.clone(),
             addresses: AddressTables::new(config.token_requests, config.enrollment_requests),
             owners: self.peers.clone(),
-            node_charges: self.apex_charges.clone(),
+            other_nodes: self.other_nodes.clone(),
             counters: Rc::clone(&self.counters),
         };
         Router {

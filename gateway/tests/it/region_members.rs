@@ -41,6 +41,19 @@ fn every_node_relays_and_one_owns_the_service() {
 }
 
 #[test]
+fn agents_enroll_through_any_nodes() {
+    let Some(region) = Region::start(3) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // The requests of an enrollment arrive at different nodes.
+    for number in 0..20 {
+        let token = region.enrollment_token(number % 3);
+        region.enroll(token, &folder.path().join(number.to_string()));
+    }
+    let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");
+    assert_eq!(agents["items"].as_array().unwrap().len(), 20);
+}
+
+#[test]
 fn services_of_a_killed_node_move_and_no_request_at_the_others_fails() {
     let Some((mut region, _agent, [owner, other, third])) = with_agent() else { return };
     assert_eq!(region.request(other), "200");

@@ -20,7 +20,7 @@ pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, requ
     let Some(region) = admin.region.clone().filter(|_| is_change && is_made) else { return response };
     let revision = admin.control.revision();
     let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
-    let behind = nodes_behind(&admin.control, &others, revision).await;
+    let behind = nodes_behind(admin.control.node_client(), &others, revision).await;
     if behind.is_empty() {
         return response;
     }

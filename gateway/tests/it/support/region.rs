@@ -196,6 +196,23 @@ impl Region {
         (response.status().as_u16(), pending)
     }
 
+    /// A new enrollment token for the demo's service, which a node makes.
+    pub(crate) fn enrollment_token(&self, node: usize) -> String {
+        let config = ureq::Agent::config_builder().timeout_global(Some(SOON)).build();
+        let url = format!("http://{}/api/v1/accounts/demo/enrollment-tokens", self.node(node).admin_address);
+        let authorization = format!("Bearer {}", self.admin_token().trim());
+        let request = ureq::Agent::from(config).post(url).header("Authorization", authorization);
+        let mut response = request.send_json(serde_json::json!({ "services": ["echo"] })).unwrap();
+        let token: Value = response.body_mut().read_json().unwrap();
+        token["token"].as_str().unwrap().to_owned()
+    }
+
+    /// Enrolls an agent, each of whose requests goes to another node.
+    pub(crate) fn enroll(&self, token: String, state_dir: &std::path::Path) {
+        let url = format!("https://eu1.gw.localhost:{}", self.balancer.address.port());
+        setup::agent_with(token, &url, &self.ca(), state_dir);
+    }
+
     pub(crate) fn service_key(&self) -> &str {
         &self.service_key
     }
@@ -246,8 +263,7 @@ impl Region {
     pub(crate) fn run_agent(&self, backend: &str) -> Running {
         let state = self.folder.path().join("agent");
         if !state.exists() {
-            let url = format!("https://eu1.gw.localhost:{}", self.balancer.address.port());
-            setup::agent_with(self.token.clone(), &url, &self.ca(), &state);
+            self.enroll(self.token.clone(), &state);
         }
         let mut agent = process::gw_agent();
         agent.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);

@@ -1,8 +1,11 @@
-//! Limits of apex requests per client address, over all nodes of a region. Each address has an owner among the nodes, found
-//! by rendezvous hashing. A node takes a request out of the address's bucket of its own first, and then asks the owner to
-//! take it out of the owner's bucket. So one address cannot make a node ask more often than the limit allows.
+//! What the apex asks the other nodes of a region. The thread `gw-apex` sends the questions.
 //!
-//! Without an answer of the owner the node's own bucket alone decides. The thread `gw-apex-limits` asks.
+//! Limits per client address: each address has an owner among the nodes, found by rendezvous hashing. A node takes a request
+//! out of the address's bucket of its own first, and then asks the owner to take it out of the owner's bucket. So one address
+//! cannot make a node ask more often than the limit allows. Without an answer of the owner the node's own bucket alone
+//! decides.
+//!
+//! Enrollments: the next request of an agent may arrive at another node, so a change is answered when all nodes use it.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,24 +24,30 @@ use super::address_limits::{AddressCharge, Endpoint};
 use crate::cluster::{LocalNode, NodeClient};
 use crate::limits;
 use crate::mailbox::Post;
+use crate::members::nodes_behind;
 use crate::rate_limit::{AddressKey, Exhausted};
 use crate::region::Member;
+use crate::store::Revision;
 
 /// Time limit of an answer. A caller waits for it.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// Charges addresses at the nodes that own them.
+/// Asks the other nodes. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct NodeCharges {
+pub(crate) struct OtherNodes {
     node: Arc<LocalNode>,
     questions: mpsc::Sender<Question>,
 }
 
-struct Question {
-    owner: Member,
-    path: String,
-    /// `None` if the owner does not answer.
-    reply: oneshot::Sender<Option<Verdict>>,
+enum Question {
+    Charge {
+        owner: Member,
+        path: String,
+        /// `None` if the owner does not answer.
+        reply: oneshot::Sender<Option<Verdict>>,
+    },
+    /// Whether the nodes use a revision of the records; answered when they do, or after a second.
+    Use { nodes: Vec<Member>, revision: Revision, reply: oneshot::Sender<()> },
 }
 
 /// Whether a request was taken out of the owner's bucket.
@@ -48,7 +57,7 @@ struct Verdict {
     exhausted_for_ms: Option<(u64, u64)>,
 }
 
-impl NodeCharges {
+impl OtherNodes {
     /// Starts the thread. It ends when all clones are dropped.
     pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
         let (questions, mut asked) = mpsc::channel::<Question>(limits::NODE_CHARGES);
@@ -56,17 +65,16 @@ impl NodeCharges {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = async move {
             let under_way = Arc::new(Semaphore::new(limits::NODE_CHARGES));
-            while let Some(Question { owner, path, reply }) = asked.recv().await {
+            while let Some(question) = asked.recv().await {
                 let Ok(permit) = Arc::clone(&under_way).acquire_owned().await else { break };
                 let client = client.clone();
                 tokio::spawn(async move {
-                    // Fails when the caller has left.
-                    let _ = reply.send(ask(&client, &owner, path).await);
+                    question.ask(&client).await;
                     drop(permit);
                 });
             }
         };
-        std::thread::Builder::new().name("gw-apex-limits".to_owned()).spawn(move || runtime.block_on(serve))?;
+        std::thread::Builder::new().name("gw-apex".to_owned()).spawn(move || runtime.block_on(serve))?;
         Ok(Self { node, questions })
     }
 
@@ -75,7 +83,7 @@ impl NodeCharges {
         let Some(owner) = self.owner(client) else { return Ok(()) };
         let path = format!("/v1/apex-limits/{}/{client}", endpoint.as_str());
         let (reply, answer) = oneshot::channel();
-        if self.questions.try_send(Question { owner, path, reply }).is_err() {
+        if self.questions.try_send(Question::Charge { owner, path, reply }).is_err() {
             return Ok(());
         }
         match answer.await.ok().flatten().and_then(|verdict| verdict.exhausted_for_ms) {
@@ -84,6 +92,17 @@ impl NodeCharges {
                 until_full: Duration::from_millis(until_full),
             }),
             None => Ok(()),
+        }
+    }
+
+    /// Waits until the other nodes use the records of `revision`, for a second at most.
+    pub(super) async fn use_revision(&self, revision: Revision) {
+        let Some(placement) = self.node.placement() else { return };
+        let nodes = placement.members().iter().filter(|member| member.slot != placement.here()).cloned().collect();
+        let (reply, answer) = oneshot::channel();
+        if self.questions.try_send(Question::Use { nodes, revision, reply }).is_ok() {
+            // The sender is dropped when the process ends.
+            let _ = answer.await;
         }
     }
 
@@ -96,7 +115,23 @@ impl NodeCharges {
     }
 }
 
-async fn ask(client: &NodeClient, owner: &Member, path: String) -> Option<Verdict> {
+impl Question {
+    async fn ask(self, client: &NodeClient) {
+        // Replies fail when the caller has left.
+        match self {
+            Self::Charge { owner, path, reply } => drop(reply.send(charge_at(client, &owner, path).await)),
+            Self::Use { nodes, revision, reply } => {
+                let behind = nodes_behind(client, &nodes, revision).await;
+                if !behind.is_empty() {
+                    tracing::warn!(revision = revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
+                }
+                let _ = reply.send(());
+            }
+        }
+    }
+}
+
+async fn charge_at(client: &NodeClient, owner: &Member, path: String) -> Option<Verdict> {
     let request = Request::post(path).body(Bytes::new()).ok()?;
     match client.send(owner, request, WITHIN).await {
         Ok(response) if response.status() == StatusCode::OK => serde_json::from_slice(response.body()).ok(),
