@@ -110,7 +110,7 @@ impl Node {
         part::new_log(&place.log)?;
         let mut command = part::command("node")?;
         command.arg("--config").arg(&place.config);
-        let part = Part::start(format!("node {}", place.number), &mut command, &place.log, None)?;
+        let part = Part::start(&format!("node {}", place.number), &mut command, &place.log, None)?;
         Ok(Self { place, part })
     }
 

@@ -109,16 +109,14 @@ mod tests {
         };
         assert_eq!(check(|_| ()), Ok(()));
         assert_eq!(check(|it| (it.port, it.admin_port, it.nodes) = (65_527, 65_518, 9)), Ok(()));
-        let refused: [(fn(&mut NodesOptions), [&str; 2]); 4] = [
-            (|it| it.port = 65_534, ["--port 65534", "--nodes 3"]),
-            (|it| (it.admin_port, it.nodes) = (65_530, 9), ["--admin-port 65530", "--nodes 9"]),
-            (|it| (it.port, it.admin_port) = (8000, 8002), ["--port 8000 and --admin-port 8002", "--nodes 3"]),
-            (|it| it.store = Some("sqlite".to_owned()), ["--store: it is not a URL", "--nodes"]),
-        ];
-        for (change, parts) in refused {
+        let refused = |change, parts: [&str; 2]| {
             let error = check(change).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-        }
+        };
+        refused(|it| it.port = 65_534, ["--port 65534", "--nodes 3"]);
+        refused(|it| (it.admin_port, it.nodes) = (65_530, 9), ["--admin-port 65530", "--nodes 9"]);
+        refused(|it| (it.port, it.admin_port) = (8000, 8002), ["--port 8000 and --admin-port 8002", "--nodes 3"]);
+        refused(|it| it.store = Some("sqlite".to_owned()), ["--store: it is not a URL", "--nodes"]);
         let error = check(|it| it.store = Some("postgres://:secret@/gw?password=secret".to_owned())).unwrap_err();
         assert!(error.starts_with("--store postgres://@/gw: ") && !error.contains("secret"), "{error}");
     }

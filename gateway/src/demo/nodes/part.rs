@@ -69,12 +69,11 @@ impl Part {
     /// Must be called by a thread that lives as long as the demo: the kernel takes the end of the thread that has
     /// started a process for the end of its parent.
     pub(super) fn start(
-        name: impl ToString,
+        name: &str,
         command: &mut Command,
         log: &Path,
         input: Option<&[u8]>,
     ) -> Result<Self, NodesError> {
-        let name = name.to_string();
         let open = OpenOptions::new().create(true).append(true).mode(0o600).open(log);
         command.stderr(open.map_err(NodesError::io(log.display()))?);
         if input.is_some() {
@@ -83,7 +82,7 @@ impl Part {
         let mut child = command.spawn().map_err(NodesError::io(format!("cannot start {name}")))?;
         let pipe = child.stdin.take();
         let part = Self {
-            name,
+            name: name.to_owned(),
             child,
             log: log.to_owned(),
             stop: Signal::TERM,

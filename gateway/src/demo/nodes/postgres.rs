@@ -58,7 +58,7 @@ impl Server {
         let mut command = command(user)?;
         command.arg(programs.postgres()).arg("-D").arg(&data).arg("-k").arg(&socket);
         command.args(["-p", "5432", "-c", "listen_addresses="]);
-        let part = Part::start(format!("PostgreSQL {}", programs.version), &mut command, &log, None)?;
+        let part = Part::start(&format!("PostgreSQL {}", programs.version), &mut command, &log, None)?;
         // The fast and the immediate shutdown.
         let part = part.with_signals(Signal::INT, Signal::QUIT);
         let mut server = Self { part, socket, _temporary: temporary };

@@ -29,7 +29,8 @@ impl Programs {
     /// `wanted` if there is one.
     pub(super) fn find(path: &OsStr, installed: &Path, wanted: Option<u32>) -> Result<Self, NodesError> {
         let below = fs::read_dir(installed).into_iter().flatten().flatten().map(|entry| entry.path().join("bin"));
-        let found: BTreeMap<u32, PathBuf> = std::env::split_paths(path).chain(below).filter_map(of_folder).collect();
+        let found: BTreeMap<u32, PathBuf> =
+            std::env::split_paths(path).chain(below).filter_map(|folder| of_folder(&folder)).collect();
         let newest = match wanted {
             Some(wanted) => found.get_key_value(&wanted),
             None => found.last_key_value(),
@@ -62,7 +63,7 @@ impl Programs {
 }
 
 /// Version and folder of the programs in `folder`; `None` if they are not there or do not run.
-fn of_folder(folder: PathBuf) -> Option<(u32, PathBuf)> {
+fn of_folder(folder: &Path) -> Option<(u32, PathBuf)> {
     // A link in PATH leads to one of the programs alone.
     let folder = folder.join("postgres").canonicalize().ok()?.parent()?.to_owned();
     if !folder.join("initdb").is_file() {
