@@ -21,7 +21,7 @@ pub struct NodesOptions {
     pub backend: Option<String>,
     /// A new temporary folder if `None`.
     pub data_dir: Option<PathBuf>,
-    /// Of each node; 0 for its share of the cores.
+    /// Worker threads of each node; 0 for its share of the cores.
     pub workers: usize,
     pub rate: Rate,
 }

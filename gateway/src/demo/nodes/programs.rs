@@ -85,7 +85,7 @@ pub(super) fn user() -> Option<User> {
     geteuid().is_root().then(|| user_of(&fs::read_to_string("/etc/passwd").unwrap_or_default()))
 }
 
-/// The user `postgres` of the package, or `nobody`.
+/// The user `postgres`, which the package makes; an unprivileged user if there is none.
 fn user_of(passwd: &str) -> User {
     let of_name = |name: &str| {
         let mut fields = passwd.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.split(':').skip(1);
