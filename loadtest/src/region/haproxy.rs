@@ -28,13 +28,13 @@ impl Balancer {
         fs::write(
             &file,
             format!(
-                "global\n  maxconn 10000\ndefaults\n  mode tcp\n  timeout connect 1s\n  timeout client 60s\n  timeout server 60s\n  \
+                "global\n  maxconn 4000\ndefaults\n  mode tcp\n  timeout connect 1s\n  timeout client 60s\n  timeout server 60s\n  \
                  retries 3\n  option redispatch 1\nlisten gw\n  bind 127.0.0.1:{port}\n  balance roundrobin\n  \
                  default-server check inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions\n{servers}"
             ),
         )?;
         let mut command = process::command(&process::find("haproxy", "haproxy")?, &[])?;
-        command.arg("-f").arg(&file).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(["-q", "-f"]).arg(&file).stdin(Stdio::null());
         let process = Process::spawn("haproxy", &mut command)?.with_folder(folder);
         let deadline = Instant::now() + LISTEN_WITHIN;
         while TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).is_err() {

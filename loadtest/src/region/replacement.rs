@@ -16,6 +16,12 @@ const TICK: Duration = Duration::from_millis(50);
 pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
     let received = Received::default();
     let mut region = Region::start(gateway, Some(&received.start()?))?;
+    // The demo's own processes cannot be replaced.
+    for node in 0..NODES {
+        region.kill(node)?;
+        region.restart(node)?;
+        region.wait_for_members(NODES)?;
+    }
     region.owner()?;
     let balancer = Balancer::start(region.ports())?;
     let callers = Callers::start(&region.target_at(balancer.port), RATE);
