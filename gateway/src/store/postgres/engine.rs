@@ -13,7 +13,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Connection, Statement};
 
 use super::super::StoreError;
-use super::settings::{PostgresSettings, with_cause};
+use super::settings::{self, PostgresSettings, with_cause};
 
 /// Longest call that is not a transfer of many rows. TCP keep-alive does not notice a stopped server in time.
 pub(super) const CALL: Duration = Duration::from_secs(1);
@@ -32,6 +32,8 @@ pub(super) struct Engine {
     /// `application_name` of the session.
     name: String,
     session: Option<Session>,
+    /// End of the time for calls and attempts to connect, if they have one together.
+    deadline: Option<Instant>,
     /// The last failure to connect, and until when it is the answer to calls.
     paused: Option<(Instant, String)>,
     /// Runs the task of the connection, which makes progress only during calls. `None` only while this is dropped.
@@ -77,7 +79,17 @@ impl Session {
 impl Engine {
     pub(super) fn new(settings: PostgresSettings, name: impl Into<String>) -> Result<Self, StoreError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { settings, name: name.into(), session: None, paused: None, runtime: Some(runtime) })
+        Ok(Self { settings, name: name.into(), session: None, deadline: None, paused: None, runtime: Some(runtime) })
+    }
+
+    /// Limits later calls together, and their attempts to connect; `None` ends the limit.
+    pub(super) fn end_by(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
+    /// `within`, or the time that is left if that is less.
+    fn left(&self, within: Duration) -> Duration {
+        self.deadline.map_or(within, |deadline| within.min(deadline.saturating_duration_since(Instant::now())))
     }
 
     /// Runs `work` on the connection; connects first if necessary. After a time-out or a broken connection the outcome
@@ -88,6 +100,7 @@ impl Engine {
         work: impl AsyncFnOnce(&mut Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
         self.connect()?;
+        let within = self.left(within);
         let (Some(session), Some(runtime)) = (&mut self.session, &self.runtime) else {
             return Err(unavailable("not connected"));
         };
@@ -95,7 +108,7 @@ impl Engine {
         let error = match result {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => store_error(&error),
-            Err(_) => unavailable(&format!("no answer within {within:?}")),
+            Err(_) => unavailable(&format!("no answer within {within:.1?}")),
         };
         if matches!(error, StoreError::Unavailable(_)) {
             self.session = None;
@@ -144,19 +157,23 @@ impl Engine {
             return Err(unavailable(error));
         }
         let Some(runtime) = &self.runtime else { return Err(unavailable("not connected")) };
-        let config = self.settings.named(&self.name);
+        let mut config = self.settings.named(&self.name);
+        let (within, answer_within) = (self.left(CONNECT), self.left(CALL));
+        // So that every host has its turn.
+        let of_each = within / u32::try_from(config.get_hosts().len().max(1)).unwrap_or(u32::MAX);
+        config.connect_timeout(of_each.min(settings::CONNECT_WITHIN).max(Duration::from_millis(1)));
         let tls = self.settings.tls();
         let connected = runtime.block_on(async {
-            let (client, connection) = match timeout(CONNECT, config.connect(tls)).await {
+            let (client, connection) = match timeout(within, config.connect(tls)).await {
                 Ok(connected) => connected.map_err(|error| with_cause(&error))?,
-                Err(_) => return Err(format!("cannot connect within {CONNECT:?}")),
+                Err(_) => return Err(format!("cannot connect within {within:.1?}")),
             };
             let events = Arc::<Events>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
-            match timeout(CALL, client.batch_execute(SESSION)).await {
+            match timeout(answer_within, client.batch_execute(SESSION)).await {
                 Ok(Ok(())) => Ok(Session { client, statements: HashMap::new(), is_listening: false, events }),
                 Ok(Err(error)) => Err(with_cause(&error)),
-                Err(_) => Err(format!("no answer within {CALL:?}")),
+                Err(_) => Err(format!("no answer within {answer_within:.1?}")),
             }
         });
         match connected {

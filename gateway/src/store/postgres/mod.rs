@@ -160,6 +160,67 @@ impl PostgresStore {
         row.map(|row| self.sealer.open(name, row.get(0))).transpose()
     }
 
+    /// Commits a change; tries again until `deadline` while the outcome is unknown.
+    fn commit_by(
+        &mut self,
+        deadline: Instant,
+        after: &Position,
+        steps: &[Step],
+        entry: &AuditEntry,
+    ) -> Result<Position, StoreError> {
+        let change_id = self.ids.next_id().to_string();
+        let steps = FinalSteps::of(steps, &self.sealer)?;
+        let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
+        let account = entry.account.as_ref().map(AccountId::as_str);
+        let node = self.source.node.clone();
+        let parameters: [&(dyn ToSql + Sync); 17] = [
+            &after.revision.0,
+            &after.origin,
+            &steps.put_kinds,
+            &steps.put_ids,
+            &steps.put_documents,
+            &steps.deleted_kinds,
+            &steps.deleted_ids,
+            &change_id,
+            &node,
+            &changed,
+            &entry.at.0,
+            &entry.actor,
+            &entry.action.as_ref(),
+            &account,
+            &entry.target,
+            &detail,
+            &after.change,
+        ];
+        let made = |revision| {
+            let (origin, change) = (after.origin.clone(), change_id.clone());
+            Position { origin, revision: Revision(revision), change }
+        };
+        let mut is_unknown = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // After an unknown outcome the change may be committed: look for it before another attempt and after it.
+            let attempt = match is_unknown.then(|| self.find_change(&change_id, left)).transpose() {
+                Ok(Some(Some(revision))) => return Ok(made(revision)),
+                Ok(_) => self.commit_once(&parameters, left),
+                Err(error) => Err(error),
+            };
+            match attempt {
+                Ok(Some(revision)) => return Ok(made(revision)),
+                Ok(None) if is_unknown => {
+                    let found = self.find_change(&change_id, left)?;
+                    return found.map(made).ok_or(StoreError::Stale);
+                }
+                Ok(None) => return Err(StoreError::Stale),
+                Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
+                    is_unknown = true;
+                    std::thread::sleep(RETRY_PAUSE);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Sends the commit once. `None` if the region is at another revision.
     fn commit_once(&mut self, parameters: &[&(dyn ToSql + Sync)], within: Duration) -> Result<Option<i64>, StoreError> {
         let (revision, is_unreplicated) = self.checked()?.call(within.min(CALL), async |session: &mut Session| {
@@ -230,57 +291,10 @@ impl Store for PostgresStore {
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
         let deadline = Instant::now() + COMMIT;
-        let change_id = self.ids.next_id().to_string();
-        let steps = FinalSteps::of(steps, &self.sealer)?;
-        let (changed, detail) = (steps.to_json()?, entry.detail.to_string());
-        let account = entry.account.as_ref().map(AccountId::as_str);
-        let node = self.source.node.clone();
-        let parameters: [&(dyn ToSql + Sync); 17] = [
-            &after.revision.0,
-            &after.origin,
-            &steps.put_kinds,
-            &steps.put_ids,
-            &steps.put_documents,
-            &steps.deleted_kinds,
-            &steps.deleted_ids,
-            &change_id,
-            &node,
-            &changed,
-            &entry.at.0,
-            &entry.actor,
-            &entry.action.as_ref(),
-            &account,
-            &entry.target,
-            &detail,
-            &after.change,
-        ];
-        let made = |revision| {
-            let (origin, change) = (after.origin.clone(), change_id.clone());
-            Position { origin, revision: Revision(revision), change }
-        };
-        let mut is_unknown = false;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            // After an unknown outcome the change may be committed: look for it before another attempt and after it.
-            let attempt = match is_unknown.then(|| self.find_change(&change_id, left)).transpose() {
-                Ok(Some(Some(revision))) => return Ok(made(revision)),
-                Ok(_) => self.commit_once(&parameters, left),
-                Err(error) => Err(error),
-            };
-            match attempt {
-                Ok(Some(revision)) => return Ok(made(revision)),
-                Ok(None) if is_unknown => {
-                    let found = self.find_change(&change_id, left)?;
-                    return found.map(made).ok_or(StoreError::Stale);
-                }
-                Ok(None) => return Err(StoreError::Stale),
-                Err(StoreError::Unavailable(_)) if Instant::now() + CALL / 4 < deadline => {
-                    is_unknown = true;
-                    std::thread::sleep(RETRY_PAUSE);
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        self.engine.end_by(Some(deadline));
+        let committed = self.commit_by(deadline, after, steps, entry);
+        self.engine.end_by(None);
+        committed
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {

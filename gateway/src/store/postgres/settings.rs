@@ -16,7 +16,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Longest wait for a new connection, for each host and address.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(1);
 
 /// A parsed `postgres://` URL with its password and TLS roots. `Display` and `Debug` omit the password.
 #[derive(Clone)]
