@@ -35,6 +35,7 @@ mod region_commands;
 mod region_console;
 mod region_control;
 mod region_failover;
+mod region_isolation;
 mod region_load;
 mod region_logs;
 mod region_members;

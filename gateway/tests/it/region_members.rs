@@ -46,7 +46,7 @@ fn agents_enroll_through_any_nodes() {
     let folder = tempfile::tempdir().unwrap();
     // The requests of an enrollment arrive at different nodes.
     for number in 0..20 {
-        let token = region.enrollment_token(number % 3);
+        let token = region.enrollment_token(number % 3, "demo", "echo");
         region.enroll(token, &folder.path().join(number.to_string()));
     }
     let (_, agents) = region.get(0, "/api/v1/accounts/demo/agents");

@@ -196,14 +196,19 @@ impl Region {
         (response.status().as_u16(), pending)
     }
 
-    /// A new enrollment token for the demo's service, which a node makes.
-    pub(crate) fn enrollment_token(&self, node: usize) -> String {
+    /// The answer to a POST of the administration API of a node, which must succeed.
+    pub(crate) fn post(&self, node: usize, path: &str, body: &Value) -> Value {
         let config = ureq::Agent::config_builder().timeout_global(Some(SOON)).build();
-        let url = format!("http://{}/api/v1/accounts/demo/enrollment-tokens", self.node(node).admin_address);
+        let url = format!("http://{}/api/v1{path}", self.node(node).admin_address);
         let authorization = format!("Bearer {}", self.admin_token().trim());
         let request = ureq::Agent::from(config).post(url).header("Authorization", authorization);
-        let mut response = request.send_json(serde_json::json!({ "services": ["echo"] })).unwrap();
-        let token: Value = response.body_mut().read_json().unwrap();
+        request.send_json(body).unwrap().body_mut().read_json().unwrap()
+    }
+
+    /// A new enrollment token for a service, which a node makes.
+    pub(crate) fn enrollment_token(&self, node: usize, account: &str, service: &str) -> String {
+        let path = format!("/accounts/{account}/enrollment-tokens");
+        let token = self.post(node, &path, &serde_json::json!({ "services": [service] }));
         token["token"].as_str().unwrap().to_owned()
     }
 
@@ -261,9 +266,14 @@ impl Region {
 
     /// Starts the agent, which connects through the balancer.
     pub(crate) fn run_agent(&self, backend: &str) -> Running {
-        let state = self.folder.path().join("agent");
+        self.run_agent_in("agent", || self.token.clone(), backend)
+    }
+
+    /// As [`Self::run_agent`], with another state folder and enrollment token.
+    pub(crate) fn run_agent_in(&self, folder: &str, token: impl FnOnce() -> String, backend: &str) -> Running {
+        let state = self.folder.path().join(folder);
         if !state.exists() {
-            self.enroll(self.token.clone(), &state);
+            self.enroll(token(), &state);
         }
         let mut agent = process::gw_agent();
         agent.arg("run").arg("--state-dir").arg(state).args(["--backend", backend]);
