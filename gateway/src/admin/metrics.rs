@@ -77,6 +77,9 @@ fn region(out: &mut Exposition, region: Option<&RegionStatus>) {
     let admits = region.is_none_or(|region| matches!(region.standing, Standing::Member | Standing::Isolated));
     let help = "Whether this node may admit requests for the services that it owns.";
     out.single("gw_region_admits", Kind::Gauge, help, u8::from(admits));
+    let help = "Whether PostgreSQL has older members than this node: it was restored, or is not the primary any more.";
+    let went_back = region.is_some_and(|region| region.engine_went_back);
+    out.single("gw_region_engine_went_back", Kind::Gauge, help, u8::from(went_back));
     let mut nodes = out.family("gw_region_nodes", Kind::Gauge, "Nodes of the region by state.");
     for state in NodeState::ALL {
         let count = region.map_or(0, |region| region.nodes.iter().filter(|node| node.state == state).count());
@@ -362,6 +365,7 @@ mod tests {
             "gw_store_revision 7",
             "gw_store_away_seconds 1.5",
             "gw_region_admits 1",
+            "gw_region_engine_went_back 0",
             "gw_region_nodes{state=\"live\"} 0",
             "gw_refusals_total{code=\"AGENT_UNAVAILABLE\"} 2",
             "gw_connections_turned_away_total{reason=\"address_rate\"} 8",

@@ -7,6 +7,7 @@ use gw_shared::identity::enrollment::EnrollmentStatus;
 use super::{Control, StoreStatus};
 use crate::clock::Timestamp;
 use crate::hostname::tenant_label;
+use crate::region::Owner;
 use crate::telemetry::counters::WorkerReport;
 
 /// Counts of the records, and the next expiries.
@@ -29,6 +30,12 @@ impl Control {
         let connected: BTreeSet<&str> =
             reports.iter().flat_map(|report| &report.tunnels).map(|tunnel| tunnel.agent_id.as_str()).collect();
         let store = self.store_status();
+        // Another node reports the services that it owns.
+        let placement = self.local_node().placement();
+        let is_ours = |label: &String| {
+            let hostname = format!("{label}.{}", self.region.apex());
+            placement.as_ref().is_none_or(|placement| placement.owner(&hostname) == Owner::Here)
+        };
         let records = &self.state().records;
         let mut agents = BTreeMap::from(["pending", "approved", "expired", "revoked"].map(|state| (state, 0)));
         for agent in records.agents.values() {
@@ -43,7 +50,7 @@ impl Control {
         let connected = records.agents.values().filter(|agent| connected.contains(agent.id.as_str()));
         let enabled = records.services.values().filter(|service| service.enabled);
         let mut services: Vec<String> =
-            enabled.filter_map(|service| tenant_label(&service.account, &service.id)).collect();
+            enabled.filter_map(|service| tenant_label(&service.account, &service.id)).filter(is_ours).collect();
         services.sort_unstable();
         Inventory {
             services,

@@ -154,6 +154,7 @@ impl Members {
             control,
             signals,
             named_epoch: 0,
+            went_back: false,
             calls,
             inputs,
             sender: sender.clone(),
@@ -183,6 +184,11 @@ impl Members {
     /// thread panicked.
     pub(crate) fn ended(&self) -> &Arc<Notify> {
         &self.ended
+    }
+
+    /// Whether the membership has ended without a reason: its thread panicked. Asked once, after [`Self::ended`].
+    pub(crate) fn has_failed(&self) -> bool {
+        self.stopped.try_recv().is_err()
     }
 
     /// Ends the loop without leaving the region. Returns what another process needs to continue; until then this process
@@ -216,6 +222,7 @@ impl Drop for Members {
 fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &RegionInputs) {
     let mut has_failed = false;
     for Call { id, statement } in calls {
+        let is_synchronous = statement.is_synchronous();
         let result = match store.run(&statement) {
             Ok((applied, roster)) => CallResult::Done { applied, roster },
             Err(error) => {
@@ -226,7 +233,9 @@ fn serve_calls(mut store: PostgresStore, calls: &Receiver<Call>, results: &Regio
                 continue;
             }
         };
-        if std::mem::replace(&mut has_failed, false) {
+        // Reads and beats also succeed while a synchronous standby is missing.
+        if has_failed && is_synchronous {
+            has_failed = false;
             tracing::info!("the table of nodes is reached again");
         }
         results.send(Input::Event(Event::Result { call: id, result }));
@@ -265,6 +274,8 @@ struct Driver {
     signals: Arc<RegionSignals>,
     /// The last epoch that workers have passed on.
     named_epoch: u64,
+    /// The engine's last answer was older than what this node knows.
+    went_back: bool,
     calls: Sender<Call>,
     inputs: UnboundedReceiver<Input>,
     sender: RegionInputs,
@@ -284,6 +295,7 @@ impl Driver {
                 stop = Some((reason, Instant::now() + LAST_MESSAGES));
             }
             self.signals.set(self.machine.admit_until());
+            self.log_went_back();
             if let Some((reason, until)) = stop
                 && (self.outbox.is_idle() || Instant::now() >= until)
             {
@@ -314,6 +326,18 @@ impl Driver {
                 Ok(Next::LinkBroke) => self.tell_again(),
                 Err(_) => {}
             }
+        }
+    }
+
+    fn log_went_back(&mut self) {
+        let went_back = self.machine.engine_went_back();
+        match (std::mem::replace(&mut self.went_back, went_back), went_back) {
+            (false, true) => tracing::error!(
+                "PostgreSQL has older members than this node knows: it was restored, or is not the primary any more; after a \
+                 restore, stop all nodes, then start them"
+            ),
+            (true, false) => tracing::info!("PostgreSQL has the members that this node knows again"),
+            _ => {}
         }
     }
 
@@ -438,7 +462,11 @@ impl Driver {
     fn delivered(&mut self, to: &Member, delivery: Delivery, now: Instant) {
         let (waiting, has_gone) = self.outbox.ended(to.session, delivery);
         if has_gone {
-            tracing::warn!(node = to.slot.get(), address = %to.peer_address, "another node does not listen any more");
+            let told = self.last_told.as_ref().and_then(|(state, _)| state.roster.slot(to.slot));
+            // A node that was declared dead is told until its row is removed, in case that it lives.
+            if told.is_none_or(|row| row.session != to.session || !row.state.is_over()) {
+                tracing::warn!(node = to.slot.get(), address = %to.peer_address, "another node does not listen any more");
+            }
             self.machine.on(now, Event::Refused { slot: to.slot, session: to.session });
         }
         if let Some((to, state)) = waiting {

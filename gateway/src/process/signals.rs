@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::gateway::Gateway;
 use super::takeover::Program;
+use crate::members::Members;
 
 /// Receiver of the signals that control a gateway.
 pub struct Signals {
@@ -24,7 +25,7 @@ struct Streams {
 
 enum SignalAction {
     Stop,
-    /// The node has left its region: an operator drained it, or another process took its slot.
+    /// The membership has ended: an operator drained the node, another process took its slot, or the membership failed.
     Left,
     Reload,
     Replace,
@@ -55,7 +56,7 @@ impl Signals {
             if gateway.predecessor.is_none() {
                 notify(&[NotifyState::Ready]);
             }
-            streams.until_stopped(&mut gateway, program).await;
+            let stopped = streams.until_stopped(&mut gateway, program).await;
             let has_successor = gateway.has_successor;
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
@@ -66,7 +67,7 @@ impl Signals {
                 streams.stop().await;
             };
             tokio::select! {
-                _ = drained => Ok(()),
+                _ = drained => stopped,
                 () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted")),
             }
         });
@@ -77,8 +78,8 @@ impl Signals {
 }
 
 impl Streams {
-    /// Handles signals until this process has to drain.
-    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) {
+    /// Handles signals until this process has to drain. The error says that nothing asked it to.
+    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) -> io::Result<()> {
         loop {
             let left = gateway.members.as_ref().map(|members| Arc::clone(members.ended()));
             let left = async {
@@ -96,19 +97,22 @@ impl Streams {
                 SignalAction::Stop => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping after running requests; a second signal aborts them");
-                    return;
+                    return Ok(());
                 }
                 SignalAction::Left => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping: this node is no member of its region any more");
-                    return;
+                    // Service managers start the process again after a failure. Not if another process took the slot: the
+                    // two would end each other in turns.
+                    let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
+                    return if has_failed { Err(io::Error::other("the membership failed")) } else { Ok(()) };
                 }
                 // Blocks: one successor at a time.
                 SignalAction::Replace => match gateway.replace(program) {
                     Ok(successor) => {
                         notify(&[NotifyState::MainPid(successor)]);
                         tracing::warn!(successor, "replaced by a successor; running requests finish here");
-                        return;
+                        return Ok(());
                     }
                     Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
                 },

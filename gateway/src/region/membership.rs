@@ -304,6 +304,11 @@ impl Membership {
         Some(Action::Call(call))
     }
 
+    /// Whether the engine's last answer was older than what this node knows.
+    pub fn engine_went_back(&self) -> bool {
+        self.went_back
+    }
+
     /// When [`Self::poll`] has something to do without an event.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.is_stop_told {

@@ -65,13 +65,14 @@ impl Admin {
                 return Ok(Some(Located { view, id, place: Place::Node(node) }));
             }
         }
-        if missing.is_empty() {
-            return Ok(None);
-        }
+        // Also if a node has the slot: it may have another one's, which was lost and removed.
         if let Some(slot) = NodeSlot::new(slot)
             && let Some(view) = self.read_archive(move |archive| archive.show(slot, id)).await?.flatten()
         {
             return Ok(Some(Located { view, id, place: Place::Archive(slot) }));
+        }
+        if missing.is_empty() {
+            return Ok(None);
         }
         // The last records of a lost node may not be in the archive.
         Err(ControlError::NodesUnavailable(missing).into())

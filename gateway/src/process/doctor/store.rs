@@ -218,6 +218,9 @@ fn region(out: &mut Examination, config: &Config, state: &RegionState, key: Opti
             format!("the database belongs to {}, but this node is of {}", state.name, config.region.apex()),
             "correct `region` and `domain`, or the database in `store`",
         );
+    } else if state.schema == known + 1 {
+        let advice = "upgrade this node too";
+        out.warning(REGION, format!("{about}: a node of a newer version has upgraded the tables"), advice);
     } else if state.schema > known {
         let advice = "install the version of gw-gateway that the other nodes run";
         out.failed(REGION, format!("{about}: this program knows at most schema {known}"), advice);

@@ -23,7 +23,7 @@ const ROSTER: &str = "
 const BEAT: &str = "
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
     UPDATE gw.nodes SET beat = greatest(beat, $3), acknowledged = greatest(acknowledged, $4),
-        applied_revision = greatest(applied_revision, $5)
+        applied_revision = greatest(applied_revision, $5), version = $6
     FROM quick WHERE slot = $1 AND session = $2::text::uuid AND state NOT IN ('left', 'dead')";
 
 const TICK: &str = "UPDATE gw.region SET tick = tick + 1";
@@ -119,7 +119,9 @@ impl Change {
             Statement::Read => return None,
             Statement::Tick => Self { sql: TICK, parameters: Vec::new() },
             Statement::Beat { slot, session, beat, acknowledged, applied_revision } => {
-                Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged)).with(int(applied_revision))
+                let beat = Self::on(BEAT, slot, session).with(int(beat)).with(int(acknowledged));
+                // A process that replaces another has the row of that one.
+                beat.with(int(applied_revision)).with(env!("CARGO_PKG_VERSION"))
             }
             Statement::Join(ref join) => Self::join(join),
             Statement::GoLive { slot, session, epoch } => {

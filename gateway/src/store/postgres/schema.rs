@@ -112,7 +112,8 @@ pub(super) fn check(engine: &mut Engine, apex: &str, key: &RegionKey) -> Result<
         let problem = "the database holds no region: create one with `gw-gateway region init`";
         return Err(StoreError::Region(problem.to_owned()));
     };
-    if found > known {
+    // Tables of the next version can be used: nodes are upgraded one after another.
+    if found > known + 1 {
         return Err(StoreError::NewerSchema { found, known });
     }
     if found < known {
