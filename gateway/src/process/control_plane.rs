@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::gateway::{Gateway, StartError};
 use super::listeners::ListenError;
+use super::spliced_tunnels;
 use super::threads::{joined, spawn};
 use crate::admin::{self, Admin};
 use crate::apex;
@@ -62,7 +63,8 @@ impl Gateway {
     fn serve_nodes(&mut self, admin: &Admin) -> Result<(), StartError> {
         let Some(waiting) = self.waiting_nodes.take() else { return Ok(()) };
         let limits = apex::routes_between_nodes(self.peers.clone(), self.control.workers());
-        let mut router = admin::between_nodes(admin.clone()).merge(limits);
+        let spliced = spliced_tunnels::routes(Arc::clone(&self.peers));
+        let mut router = admin::between_nodes(admin.clone()).merge(limits).merge(spliced);
         if let Some(members) = &self.members {
             router = router.merge(members::routes(members.inputs().clone(), Arc::clone(&self.control)));
         }

@@ -28,6 +28,9 @@ impl Gateway {
         }
         self.peers.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
+        if successor {
+            self.move_spliced_tunnels();
+        }
         self.wait_within(self.drain_within, || {
             if !successor {
                 self.end_quiet_connections();

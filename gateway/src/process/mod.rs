@@ -10,5 +10,6 @@ mod membership;
 pub mod region;
 mod replace;
 pub(crate) mod signals;
+mod spliced_tunnels;
 pub(crate) mod takeover;
 mod threads;

@@ -10,7 +10,7 @@ use crate::control::{Replay, ViewApplied};
 use crate::ingress::HandedOver;
 use crate::pipe;
 use crate::rate_limit::{Level, PredecessorCharge, SuccessorBuckets};
-use crate::region::View;
+use crate::region::{NodeSlot, View};
 use crate::store::Directory;
 use crate::telemetry::counters::Scrape;
 use crate::tls::ServerConfigs;
@@ -35,6 +35,8 @@ pub(crate) enum WorkerMessage {
     View(Box<NewView>),
     /// Continue the buckets of services that come to this node at these levels.
     NodeLevels(Arc<Vec<Level>>),
+    /// Let agents connect again whose tunnels come through this node.
+    MoveTunnels { via: NodeSlot },
     /// Use this configuration for new links to other nodes.
     NodeTls(Arc<NodeTls>),
     /// Use these certificates for new connections.

@@ -200,6 +200,9 @@ impl Worker {
             WorkerMessage::NodeLevels(levels) => {
                 self.buckets.borrow_mut().receive(&levels, &self.directory.get(), self.id, Instant::now());
             }
+            WorkerMessage::MoveTunnels { via } => {
+                self.tunnels.registry.borrow().relocate(|_| false, |node| node == via);
+            }
             WorkerMessage::NodeTls(tls) => self.nodes.iter().for_each(|nodes| nodes.use_tls(Arc::clone(&tls))),
             WorkerMessage::Certificates(certificates) => self.certificates.replace(certificates),
             WorkerMessage::Levels(levels) => {

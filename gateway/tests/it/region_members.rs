@@ -1,6 +1,6 @@
 //! A region of several node processes on PostgreSQL: joins, losses, drains and replacements.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::support::process::{self, Running};
 use crate::support::region::Region;
@@ -99,6 +99,33 @@ fn a_replaced_process_keeps_its_place() {
     region.wait_for_members(3);
     assert_eq!(epoch(&region, other), before);
     assert_eq!(region.request(other), "200");
+}
+
+#[test]
+fn tunnels_through_a_replaced_process_move_before_it_ends() {
+    let Some((mut region, mut agent, [owner, other, third])) = with_agent() else { return };
+    // The balancer passes connections to the nodes in turn.
+    let between = loop {
+        let splices = |node: &usize| region.metric(*node, "gw_tunnels_spliced_total") > 0.0;
+        if let Some(node) = [other, third].into_iter().find(splices) {
+            break node;
+        }
+        drop(agent);
+        eventually("the tunnel has ended", || (region.metric(owner, "gw_tunnels") == 0.0).then_some(()));
+        agent = region.run_agent(&backend::answering(OK));
+        region.owner();
+    };
+    let generation = |region: &Region| {
+        region.get(owner, "/api/v1/accounts/demo/agents").1["items"][0]["tunnels"][0]["generation"].as_u64()
+    };
+    let before = generation(&region);
+    let began = Instant::now();
+    let _successor = replace(region.node(between).process.id(), &region.node(between).log);
+    // Sooner than the drain would cut the tunnel.
+    eventually("the agent has another tunnel", || generation(&region).filter(|now| Some(*now) != before));
+    assert_eq!(region.nodes[between].as_mut().unwrap().process.exit_code(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    assert_eq!((region.request(other), region.request(third)), ("200".into(), "200".into()));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use gw_gateway::store::{
 use gw_shared::id::AccountId;
 
 use crate::support::eventually;
+use crate::support::gate::{Gate, Passage, Target};
 use crate::support::postgres::Postgres;
 use crate::support::programs;
 
@@ -210,6 +211,30 @@ fn a_data_folder_has_one_process() {
     assert!(matches!(source.open(), Err(StoreError::InUse)));
     drop(first);
     assert!(source.open().is_ok());
+}
+
+#[test]
+fn changes_are_refused_soon_while_the_server_does_not_answer() {
+    let Some(postgres) = Postgres::with_region() else { return };
+    let gate = Gate::to(Target::Unix(postgres.socket().join(".s.PGSQL.5432")));
+    let url = format!("postgres://gw@{}/postgres", gate.address);
+    let (mut store, mut position) = (PostgresStore::new(&postgres.source_at(&url, "a")).unwrap(), at(&postgres, 0));
+    create(&mut store, &mut position, "acme1");
+    gate.set(Passage::Stalled);
+    let refuse = |_| {
+        let began = Instant::now();
+        let refused = store.commit(&position, &[Step::Put(account("acme2"))], &entry("acme2"));
+        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+        began.elapsed()
+    };
+    // The first one waits on its connection, the others for a new one. A busy machine delays some.
+    let mut waits: Vec<Duration> = (0..4).map(refuse).collect();
+    waits.sort_unstable();
+    assert!(waits[2] < Duration::from_secs(2), "{waits:?}");
+    gate.set(Passage::Open);
+    eventually("the server answers", || {
+        store.commit(&position, &[Step::Put(account("acme2"))], &entry("acme2")).ok().map(drop)
+    });
 }
 
 #[test]

@@ -10,8 +10,9 @@ use crate::failure::Failure;
 use crate::report::per_mille;
 
 const CALLERS: u32 = 16;
-/// Requests on one connection. A caller opens another one then, so that the balancer chooses a node.
-const PER_CONNECTION: usize = 50;
+/// Requests on one connection. A caller opens another one then, so that the balancer chooses a node. Fewer than one request
+/// in a hundred has a TLS handshake, so that the 99th percentile has none.
+const PER_CONNECTION: usize = 200;
 
 /// A request without a response of the backend.
 pub(super) struct Failed {

@@ -10,6 +10,7 @@ mod losses;
 mod nodes;
 mod replacement;
 mod revocations;
+mod tunnels;
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,6 +26,7 @@ enum Part {
     Losses,
     Replacement,
     Revocations,
+    Tunnels,
     Engine,
 }
 
@@ -41,6 +43,8 @@ pub(crate) struct Options {
     requests: usize,
     #[arg(long, default_value_t = 1000)]
     revocations: usize,
+    #[arg(long, default_value_t = 2000)]
+    tunnels: usize,
 }
 
 pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
@@ -57,6 +61,9 @@ pub(crate) fn run(gateway: &Path, options: &Options) -> Result<(), Failure> {
     }
     if is_chosen(Part::Revocations) {
         revocations::run(gateway, options.revocations)?;
+    }
+    if is_chosen(Part::Tunnels) {
+        tunnels::run(gateway, options.tunnels)?;
     }
     if is_chosen(Part::Engine) {
         engine::run(gateway, length)?;

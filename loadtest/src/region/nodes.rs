@@ -32,6 +32,7 @@ pub(super) struct Region {
     gateway: PathBuf,
     data: PathBuf,
     admin_token: String,
+    ca_file: PathBuf,
     /// Target of requests at the first node.
     target: Target,
     nodes: [Node; NODES],
@@ -90,6 +91,7 @@ impl Region {
             data,
             admin_token: about.admin_token,
             target: Target::new(&about.tenant_url, &about.ca_file, &about.service_key)?,
+            ca_file: about.ca_file,
             nodes: nodes.try_into().map_err(|_| Failure::new("the demo has another number of nodes"))?,
             http: http.build().new_agent(),
         };
@@ -122,6 +124,20 @@ impl Region {
     /// Target of requests at another port.
     pub(super) fn target_at(&self, port: u16) -> Target {
         self.target.at_port(port)
+    }
+
+    /// Host of the region's own endpoints.
+    pub(super) fn apex(&self) -> &str {
+        self.target.host.split_once('.').map_or("", |(_, apex)| apex)
+    }
+
+    pub(super) fn ca_file(&self) -> &Path {
+        &self.ca_file
+    }
+
+    /// Tunnels of the nodes that answer.
+    pub(super) fn tunnels(&self) -> u64 {
+        self.nodes.iter().filter_map(|node| metrics::read(&node.admin_url, "gw_tunnels").ok()).sum()
     }
 
     pub(super) fn ports(&self) -> [u16; NODES] {

@@ -1,0 +1,53 @@
+//! Tunnels that a replaced process splices to the nodes that own their services. The process does not see into them, so it
+//! asks the owners to let the agents connect again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Extension, Router};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{Request, StatusCode};
+
+use super::gateway::Gateway;
+use crate::region::Member;
+use crate::tls::pki::NodeIdentity;
+use crate::worker::{Peers, WorkerMessage};
+
+const PATH: &str = "/v1/spliced-tunnels/move";
+/// Time limit of an answer.
+const WITHIN: Duration = Duration::from_secs(2);
+
+impl Gateway {
+    /// Asks the other nodes to move the tunnels that come through this node. Agents that connect again reach the successor.
+    pub(super) fn move_spliced_tunnels(&self) {
+        let Some(placement) = self.control.local_node().placement() else { return };
+        let others: Vec<&Member> =
+            placement.members().iter().filter(|member| member.slot != placement.here()).collect();
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(join_all(others.iter().map(|owner| self.ask_to_move(owner))));
+    }
+
+    async fn ask_to_move(&self, owner: &Member) {
+        let Ok(request) = Request::post(PATH).body(Bytes::new()) else { return };
+        if let Err(error) = self.control.node_client().send(owner, request, WITHIN).await {
+            let node = owner.slot.get();
+            tracing::warn!(node, %error, "the tunnels that this process splices to a node end with its drain");
+        }
+    }
+}
+
+/// Route for other nodes.
+pub(super) fn routes(workers: Arc<Peers>) -> Router {
+    Router::new().route(PATH, post(move_tunnels)).with_state(workers)
+}
+
+/// A node splices tunnels to this one, and its process is being replaced.
+async fn move_tunnels(State(workers): State<Arc<Peers>>, Extension(node): Extension<NodeIdentity>) -> StatusCode {
+    let told = tokio::task::spawn_blocking(move || {
+        workers.tell_all(|| WorkerMessage::MoveTunnels { via: node.slot });
+    });
+    if told.await.is_ok() { StatusCode::NO_CONTENT } else { StatusCode::INTERNAL_SERVER_ERROR }
+}
