@@ -187,8 +187,7 @@ pub(crate) const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of a response of another control plane.
 pub(crate) const CLUSTER_RESPONSE: usize = 64 * MIB;
-/// Charges of addresses that wait for an answer of another node, and as many that wait to be sent. Further ones are not
-/// sent.
+/// Questions of the apex to other nodes that wait to be sent. Further ones are not sent.
 pub(crate) const NODE_CHARGES: usize = 1024;
 /// Idle connections to the control plane of one node that are kept.
 pub(crate) const CLUSTER_KEPT: usize = 4;

@@ -7,6 +7,7 @@
 //!
 //! Enrollments: the next request of an agent may arrive at another node, so a change is answered when all nodes use it.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::limits;
 use crate::mailbox::Post;
 use crate::members::nodes_behind;
 use crate::rate_limit::{AddressKey, Exhausted};
-use crate::region::Member;
+use crate::region::{Member, NodeSlot};
 use crate::store::Revision;
 
 /// Time limit of an answer. A caller waits for it.
@@ -64,14 +65,9 @@ impl OtherNodes {
         let node = Arc::clone(client.local_node());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = async move {
-            let under_way = Arc::new(Semaphore::new(limits::NODE_CHARGES));
+            let mut owners = HashMap::new();
             while let Some(question) = asked.recv().await {
-                let Ok(permit) = Arc::clone(&under_way).acquire_owned().await else { break };
-                let client = client.clone();
-                tokio::spawn(async move {
-                    question.ask(&client).await;
-                    drop(permit);
-                });
+                question.ask(&client, &mut owners);
             }
         };
         std::thread::Builder::new().name("gw-apex".to_owned()).spawn(move || runtime.block_on(serve))?;
@@ -100,10 +96,11 @@ impl OtherNodes {
         let Some(placement) = self.node.placement() else { return };
         let nodes = placement.members().iter().filter(|member| member.slot != placement.here()).cloned().collect();
         let (reply, answer) = oneshot::channel();
-        if self.questions.try_send(Question::Use { nodes, revision, reply }).is_ok() {
-            // The sender is dropped when the process ends.
-            let _ = answer.await;
+        if self.questions.try_send(Question::Use { nodes, revision, reply }).is_err() {
+            return tracing::warn!(revision = revision.0, "an enrollment may not be known at all nodes yet");
         }
+        // The sender is dropped when the process ends.
+        let _ = answer.await;
     }
 
     /// The other node that owns the address; `None` if it is this node.
@@ -115,17 +112,39 @@ impl OtherNodes {
     }
 }
 
+/// What may be sent to each owner at the same time.
+type Permits = HashMap<(NodeSlot, u128), Arc<Semaphore>>;
+
 impl Question {
-    async fn ask(self, client: &NodeClient) {
-        // Replies fail when the caller has left.
+    /// Sends the question from a task of its own. Replies fail when the caller has left.
+    fn ask(self, client: &NodeClient, permits: &mut Permits) {
+        let client = client.clone();
         match self {
-            Self::Charge { owner, path, reply } => drop(reply.send(charge_at(client, &owner, path).await)),
-            Self::Use { nodes, revision, reply } => {
-                let behind = nodes_behind(client, &nodes, revision).await;
-                if !behind.is_empty() {
-                    tracing::warn!(revision = revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
+            Self::Charge { owner, path, reply } => {
+                let key = (owner.slot, owner.session);
+                if !permits.contains_key(&key) {
+                    // Forgets processes that have ended.
+                    permits.retain(|_, permits| permits.available_permits() < limits::CLUSTER_KEPT);
                 }
-                let _ = reply.send(());
+                let permits = permits.entry(key).or_insert_with(|| Arc::new(Semaphore::new(limits::CLUSTER_KEPT)));
+                // A flood from many addresses opens no further connections: it is limited by each node alone.
+                let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
+                    let _ = reply.send(None);
+                    return;
+                };
+                tokio::spawn(async move {
+                    let _ = reply.send(charge_at(&client, &owner, path).await);
+                    drop(permit);
+                });
+            }
+            Self::Use { nodes, revision, reply } => {
+                tokio::spawn(async move {
+                    let behind = nodes_behind(&client, &nodes, revision).await;
+                    if !behind.is_empty() {
+                        tracing::warn!(revision = revision.0, nodes = ?behind, "an enrollment is not known at all nodes yet");
+                    }
+                    let _ = reply.send(());
+                });
             }
         }
     }
