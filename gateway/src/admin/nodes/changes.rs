@@ -15,10 +15,16 @@ const X_GW_PENDING_NODES: HeaderName = HeaderName::from_static("x-gw-pending-nod
 /// it once they reach PostgreSQL.
 pub(in crate::admin) async fn await_other_nodes(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let is_change = !request.method().is_safe() && !request.uri().path().ends_with("/replay");
+    let (is_api, before) = (request.uri().path().starts_with("/api/"), admin.control.revision());
     let mut response = next.run(request).await;
     let is_made = response.status().is_success() || response.status().is_redirection();
     let Some(region) = admin.region.clone().filter(|_| is_change && is_made) else { return response };
     let revision = admin.control.revision();
+    // A request of the API was authenticated, and may repeat a change that is not in use everywhere yet. The console also
+    // redirects requests that change nothing, such as those without a session.
+    if !is_api && revision == before {
+        return response;
+    }
     let others = tokio::task::spawn_blocking(move || region.others()).await.ok().flatten().unwrap_or_default();
     let behind = nodes_behind(admin.control.node_client(), &others, revision).await;
     if behind.is_empty() {

@@ -1,6 +1,7 @@
 //! Console sessions, which are valid at every node. A node tells the others of each session that it opens or ends, and asks
 //! them about a session that it does not know. Nodes know sessions by the hashes of their ids.
 
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use axum::Json;
@@ -8,8 +9,10 @@ use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use http::Request;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use super::ask::target;
 use crate::admin::Admin;
@@ -35,12 +38,12 @@ impl Admin {
         }
         let nodes = self.other_nodes();
         // Anyone can ask about ids: only a few questions are on their way at any time.
-        let Ok(_permit) = self.console.session_questions().try_acquire() else { return false };
+        let permit = timeout(WITHIN, self.console.session_questions().acquire()).await;
+        let Ok(Ok(_permit)) = permit else { return false };
         let path = path_of(key);
         let answers = nodes.iter().map(|node| self.ask_node::<Option<Remaining>>(node, &path, WITHIN));
-        let Some(remaining) = join_all(answers).await.into_iter().find_map(|answer| answer.ok().flatten()) else {
-            return false;
-        };
+        let known = answers.collect::<FuturesUnordered<_>>().filter_map(async |answer| answer.ok().flatten());
+        let Some(remaining) = pin!(known).next().await else { return false };
         sessions.learn(key, Instant::now(), remaining.lifetime());
         // Not open if it was ended here meanwhile.
         sessions.is_open(key, Instant::now()) == Some(true)

@@ -13,8 +13,8 @@ use crate::admin::{Admin, Panicked};
 use crate::control::{AgentView, Control};
 use crate::telemetry::counters::TunnelReport;
 
-/// Time limit of an answer. Pages show live data every few seconds, without the nodes that are slower.
-const WITHIN: Duration = Duration::from_secs(2);
+/// Time limit of an answer. A node waits up to two seconds for its own workers.
+const WITHIN: Duration = Duration::from_secs(3);
 
 /// Which tunnels are listed: all if no member is set.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

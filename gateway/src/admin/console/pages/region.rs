@@ -67,7 +67,7 @@ impl RegionSummary {
         };
         let row = |node: &NodeStatus| {
             let slot = node.slot.get();
-            NodeRow::new(node, Some(slot) == here, of_node(slot))
+            NodeRow::new(node, Some(slot) == here, of_node(slot), live.missing.contains(&slot))
         };
         Self {
             epoch: status.epoch,
@@ -95,7 +95,7 @@ fn warnings(status: &RegionStatus) -> Vec<&'static str> {
         }
     };
     let went_back = "PostgreSQL answers with an older state than this node knows: it was restored, or is not the \
-                     primary any more. After a restore, restart all nodes.";
+                     primary any more. After a restore, stop all nodes, then start them.";
     let moving = "Services move between nodes. Their requests wait for up to 5 seconds.";
     standing
         .into_iter()
@@ -105,14 +105,15 @@ fn warnings(status: &RegionStatus) -> Vec<&'static str> {
 }
 
 impl NodeRow {
-    fn new(node: &NodeStatus, is_here: bool, live: Option<&NodeLive>) -> Self {
-        let health = match (node.state.may_admit(), live) {
-            (false, None) => ("–".to_owned(), "neutral"),
-            (true, None) => ("does not answer".to_owned(), "bad"),
-            (_, Some(live)) if live.workers_answering < live.workers => {
+    fn new(node: &NodeStatus, is_here: bool, live: Option<&NodeLive>, is_missing: bool) -> Self {
+        let health = match live {
+            None if is_missing => ("does not answer".to_owned(), "bad"),
+            // It is no member, and was not asked.
+            None => ("–".to_owned(), "neutral"),
+            Some(live) if live.workers_answering < live.workers => {
                 (format!("{} of {} workers answer", live.workers_answering, live.workers), "bad")
             }
-            (_, Some(_)) => ("ready".to_owned(), "good"),
+            Some(_) => ("ready".to_owned(), "good"),
         };
         let behind = match (node.epoch_lag, node.revision_lag) {
             (0, 0) => "0".to_owned(),

@@ -69,14 +69,15 @@ impl Sessions {
     pub(crate) fn open(&self, now: Instant) -> Secret {
         let id = new_id();
         let key = SessionKey::of_hash(&SecretHash::of(id.reveal()));
-        self.put(key, Session { expires: now + LIFETIME, is_ended: false }, now);
+        put(&mut self.lock(), key, Session { expires: now + LIFETIME, is_ended: false }, now);
         id
     }
 
     /// Adds a session that another node opened, unless it is known.
     pub(crate) fn learn(&self, key: SessionKey, now: Instant, remaining: Duration) {
-        if self.is_open(key, now).is_none() {
-            self.put(key, Session { expires: now + remaining, is_ended: false }, now);
+        let mut sessions = self.lock();
+        if !sessions.contains_key(&key) {
+            put(&mut sessions, key, Session { expires: now + remaining, is_ended: false }, now);
         }
     }
 
@@ -93,25 +94,26 @@ impl Sessions {
     }
 
     pub(crate) fn close(&self, key: SessionKey, now: Instant) {
-        self.put(key, Session { expires: now + LIFETIME, is_ended: true }, now);
-    }
-
-    fn put(&self, key: SessionKey, session: Session, now: Instant) {
-        let mut sessions = self.lock();
-        sessions.retain(|_, session| session.expires > now);
-        if sessions.len() >= SESSIONS_MAX
-            && !sessions.contains_key(&key)
-            && let Some(oldest) = sessions.iter().min_by_key(|(_, session)| session.expires).map(|(key, _)| *key)
-        {
-            sessions.remove(&oldest);
-        }
-        sessions.insert(key, session);
+        put(&mut self.lock(), key, Session { expires: now + LIFETIME, is_ended: true }, now);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionKey, Session>> {
         // Consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Adds or replaces a session. Beyond the limit, ended sessions are forgotten first, and then the oldest.
+fn put(sessions: &mut HashMap<SessionKey, Session>, key: SessionKey, session: Session, now: Instant) {
+    sessions.retain(|_, session| session.expires > now);
+    let oldest = sessions.iter().min_by_key(|(_, session)| (!session.is_ended, session.expires)).map(|(key, _)| *key);
+    if sessions.len() >= SESSIONS_MAX
+        && !sessions.contains_key(&key)
+        && let Some(oldest) = oldest
+    {
+        sessions.remove(&oldest);
+    }
+    sessions.insert(key, session);
 }
 
 /// A random id of 256 bits.
