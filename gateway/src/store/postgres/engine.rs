@@ -146,6 +146,10 @@ impl Engine {
         self.session.as_ref().is_some_and(|session| !session.client.is_closed())
     }
 
+    pub(super) fn disconnect(&mut self) {
+        self.session = None;
+    }
+
     fn connect(&mut self) -> Result<(), StoreError> {
         if self.is_connected() {
             return Ok(());
@@ -158,8 +162,8 @@ impl Engine {
         }
         let Some(runtime) = &self.runtime else { return Err(unavailable("not connected")) };
         let mut config = self.settings.named(&self.name);
-        let (within, answer_within) = (self.left(CONNECT), self.left(CALL));
-        // So that every host has its turn.
+        let within = self.left(CONNECT);
+        // So that every host that takes no connection leaves time for the others.
         let of_each = within / u32::try_from(config.get_hosts().len().max(1)).unwrap_or(u32::MAX);
         config.connect_timeout(of_each.min(settings::CONNECT_WITHIN).max(Duration::from_millis(1)));
         let tls = self.settings.tls();
@@ -168,6 +172,7 @@ impl Engine {
                 Ok(connected) => connected.map_err(|error| with_cause(&error))?,
                 Err(_) => return Err(format!("cannot connect within {within:.1?}")),
             };
+            let answer_within = self.left(CALL);
             let events = Arc::<Events>::default();
             tokio::spawn(run(connection, Arc::clone(&events)));
             match timeout(answer_within, client.batch_execute(SESSION)).await {
@@ -184,7 +189,9 @@ impl Engine {
             Err(error) => {
                 let error = format!("{}: {error}", self.settings.hosts());
                 let refused = unavailable(&error);
-                self.paused = Some((Instant::now() + CONNECT_PAUSE, error));
+                if within == CONNECT {
+                    self.paused = Some((Instant::now() + CONNECT_PAUSE, error));
+                }
                 Err(refused)
             }
         }

@@ -78,6 +78,22 @@ pub struct PostgresStore {
     lock: Option<File>,
 }
 
+/// A store whose calls have one time limit together. The limit ends with it, also after a panic.
+struct Limited<'a>(&'a mut PostgresStore);
+
+impl<'a> Limited<'a> {
+    fn until(deadline: Instant, store: &'a mut PostgresStore) -> Self {
+        store.engine.end_by(Some(deadline));
+        Self(store)
+    }
+}
+
+impl Drop for Limited<'_> {
+    fn drop(&mut self) {
+        self.0.engine.end_by(None);
+    }
+}
+
 impl PostgresStore {
     /// Creates the tables of a region in an empty database.
     pub fn create(source: &PostgresSource) -> Result<(), StoreError> {
@@ -108,7 +124,12 @@ impl PostgresStore {
 
     /// Connects if there is no connection. Checks that the database belongs to the region, and migrates its schema.
     pub fn check(&mut self) -> Result<RegionIdentity, StoreError> {
-        schema::check(&mut self.engine, &self.source.apex, &self.source.key)
+        let checked = schema::check(&mut self.engine, &self.source.apex, &self.source.key);
+        if checked.is_err() {
+            // The next call checks again.
+            self.engine.disconnect();
+        }
+        checked
     }
 
     /// The engine, connected to a checked database.
@@ -291,10 +312,7 @@ impl Store for PostgresStore {
 
     fn commit(&mut self, after: &Position, steps: &[Step], entry: &AuditEntry) -> Result<Position, StoreError> {
         let deadline = Instant::now() + COMMIT;
-        self.engine.end_by(Some(deadline));
-        let committed = self.commit_by(deadline, after, steps, entry);
-        self.engine.end_by(None);
-        committed
+        Limited::until(deadline, self).0.commit_by(deadline, after, steps, entry)
     }
 
     fn changes_after(&mut self, position: &Position) -> Result<History, StoreError> {
