@@ -1,5 +1,6 @@
 //! Drain: running requests finish, then the gateway stops.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +18,9 @@ const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 /// Interval between these checks after the first second.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
+/// Time after which tunnels are moved once more that were accepted at the last moment.
+const LATE_TUNNELS: Duration = Duration::from_secs(1);
+
 impl Gateway {
     /// Accepts no new connections, serves existing ones until they end (up to the configured time), tells the agents to
     /// end their tunnels, then stops.
@@ -31,9 +35,12 @@ impl Gateway {
         if successor {
             self.move_spliced_tunnels();
         }
+        let is_last = Cell::new(false);
         self.wait_within(self.drain_within, || {
             if !successor {
                 self.end_quiet_connections();
+            } else if began.elapsed() >= LATE_TUNNELS && !is_last.replace(true) {
+                self.move_spliced_tunnels();
             }
             self.all_report(|report| {
                 report.connections == 0 && report.crossings_served == 0 && report.node_requests == 0

@@ -32,10 +32,13 @@ impl Gateway {
 
     async fn ask_to_move(&self, owner: &Member) {
         let Ok(request) = Request::post(PATH).body(Bytes::new()) else { return };
-        if let Err(error) = self.control.node_client().send(owner, request, WITHIN).await {
-            let node = owner.slot.get();
-            tracing::warn!(node, %error, "the tunnels that this process splices to a node end with its drain");
-        }
+        let problem = match self.control.node_client().send(owner, request, WITHIN).await {
+            Ok(response) if response.status() == StatusCode::NO_CONTENT => return,
+            Ok(response) => format!("status {}", response.status()),
+            Err(error) => error.to_string(),
+        };
+        let node = owner.slot.get();
+        tracing::warn!(node, problem, "the tunnels that this process splices to a node end with its drain");
     }
 }
 

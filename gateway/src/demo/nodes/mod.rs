@@ -131,7 +131,7 @@ impl NodesDemo {
         let mut agent: Vec<Part> = agent.into_iter().collect();
         agent.iter_mut().for_each(Part::stop);
         let mut nodes: Vec<Part> = nodes.into_iter().map(|node| node.part).collect();
-        wait_for_end(&mut events, agent, DRAIN)?;
+        wait_for_end(&mut events, agent, STOP_WITHIN)?;
         nodes.iter_mut().for_each(Part::stop);
         wait_for_end(&mut events, nodes, STOP_WITHIN)?;
         postgres.map_or(Ok(()), |postgres| postgres.stop(&mut events))
