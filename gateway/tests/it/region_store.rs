@@ -1,7 +1,9 @@
-//! The store on PostgreSQL: commits, concurrent writers, lost replies, sealed secrets.
+//! The store on PostgreSQL: commits, concurrent writers, lost replies, crashes of the server, sealed secrets.
+//!
+//! `GW_STORE_KILLS` sets how often the server is killed or stopped, for longer runs by hand.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gw_gateway::clock::Timestamp;
@@ -14,6 +16,7 @@ use gw_shared::id::AccountId;
 use crate::support::eventually;
 use crate::support::gate::{Gate, Passage, Target};
 use crate::support::postgres::Postgres;
+use crate::support::process::send_signal;
 use crate::support::programs;
 
 fn account(id: &str) -> StoredRecord {
@@ -63,9 +66,15 @@ fn at(postgres: &Postgres, revision: i64) -> Position {
 }
 
 fn audit(store: &mut PostgresStore) -> Vec<(i64, String)> {
-    let query = AuditQuery { account: None, before: None, limit: 10_000 };
-    let entries = store.audit_log(&query).unwrap();
-    entries.into_iter().map(|numbered| (numbered.number, numbered.entry.target)).collect()
+    let mut all: Vec<(i64, String)> = Vec::new();
+    loop {
+        let before = all.last().map(|(number, _)| *number);
+        let page = store.audit_log(&AuditQuery { account: None, before, limit: 1000 }).unwrap();
+        if page.is_empty() {
+            return all;
+        }
+        all.extend(page.into_iter().map(|numbered| (numbered.number, numbered.entry.target)));
+    }
 }
 
 #[test]
@@ -211,6 +220,98 @@ fn a_data_folder_has_one_process() {
     assert!(matches!(source.open(), Err(StoreError::InUse)));
     drop(first);
     assert!(source.open().is_ok());
+}
+
+#[test]
+fn acknowledged_changes_survive_kills_and_stops_of_the_server() {
+    let rounds = std::env::var("GW_STORE_KILLS").map_or(4, |rounds| rounds.parse().expect("a number"));
+    let Some(mut postgres) = Postgres::with_region() else { return };
+    let start = at(&postgres, 0);
+    let (stop, made, unknown) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let acknowledged: Vec<String> = std::thread::scope(|scope| {
+        let writers = ["a", "b", "c"].map(|writer| {
+            let mut store = open(&postgres, writer);
+            let (start, stop, made, unknown) = (&start, &stop, &made, &unknown);
+            scope.spawn(move || {
+                let (mut position, mut acknowledged) = (start.clone(), Vec::new());
+                for number in 0.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    // After an unknown outcome, another account: the first may be committed late.
+                    let id = format!("{writer}{number:06}");
+                    while let Some(result) = Some(store.commit(&position, &[Step::Put(account(&id))], &entry(&id))) {
+                        match result {
+                            Ok(next) => {
+                                position = next;
+                                acknowledged.push(id);
+                                made.fetch_add(1, Ordering::Relaxed);
+                                break;
+                            }
+                            Err(StoreError::Stale) => position = store.load().map_or(position, |all| all.position),
+                            Err(StoreError::Unavailable(_)) => {
+                                unknown.fetch_add(1, Ordering::Relaxed);
+                                break;
+                            }
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+                acknowledged
+            })
+        });
+        let _stop = StopOnDrop(&stop);
+        for round in 0..rounds {
+            let until = made.load(Ordering::Relaxed) + 30;
+            eventually("changes are made", || (made.load(Ordering::Relaxed) >= until).then_some(()));
+            match round % 3 {
+                // The server ends all sessions, and recovers.
+                0 => assert!(send_signal(session(&postgres), "KILL")),
+                1 => {
+                    let processes = postgres.processes();
+                    for id in &processes {
+                        send_signal(*id, "STOP");
+                    }
+                    let until = unknown.load(Ordering::Relaxed) + 1;
+                    eventually("a change fails", || (unknown.load(Ordering::Relaxed) >= until).then_some(()));
+                    for id in &processes {
+                        send_signal(*id, "CONT");
+                    }
+                }
+                _ => {
+                    postgres.stop();
+                    postgres.resume();
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+    });
+    let mut store = PostgresStore::new(&postgres.source("reader")).unwrap();
+    let records = eventually("the server answers", || store.load().ok()).records;
+    let entries = audit(&mut store);
+    let numbers: Vec<i64> = entries.iter().map(|(number, _)| *number).rev().collect();
+    assert_eq!(numbers, (1..=entries.len() as i64).collect::<Vec<_>>(), "without gaps");
+    let targets: BTreeSet<&String> = entries.iter().map(|(_, target)| target).collect();
+    assert_eq!(targets.len(), entries.len(), "each once");
+    assert_eq!(records.accounts.len(), entries.len(), "with an entry each");
+    let lost: Vec<&String> = acknowledged.iter().filter(|id| !targets.contains(id)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    eprintln!("{} changes acknowledged, {} made, {rounds} rounds", acknowledged.len(), entries.len());
+}
+
+/// Ends the writers, also after a panic.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The session of one of the writers.
+fn session(postgres: &Postgres) -> u32 {
+    eventually("a writer is connected", || postgres.sessions().pop())
 }
 
 #[test]

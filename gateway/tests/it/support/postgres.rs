@@ -117,6 +117,23 @@ impl Postgres {
         format!("postgres://gw@{}/{database}", self.socket().display().to_string().replace('/', "%2F"))
     }
 
+    /// Process ids of the server and of its children.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let server = self.process.as_ref().unwrap().id();
+        let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap();
+        children.split(' ').filter_map(|id| id.parse().ok()).chain([server]).collect()
+    }
+
+    /// Process ids of the sessions of clients; empty if the server does not answer.
+    pub(crate) fn sessions(&self) -> Vec<u32> {
+        const SESSIONS: &str =
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+        let mut command = self.program("psql");
+        command.arg("-h").arg(self.socket()).args(["-U", "gw", "-d", "postgres", "-XAtqc", SESSIONS]);
+        let output = command.stdout(Stdio::piped()).stderr(Stdio::null()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
     /// Runs SQL; returns the rows, with `|` between columns.
     pub(crate) fn sql(&self, sql: &str) -> String {
         let mut command = self.program("psql");
