@@ -18,7 +18,8 @@ const DRAIN_TICK_FIRST: Duration = Duration::from_millis(4);
 /// Interval between these checks after the first second.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
 
-/// Time after which tunnels are moved once more that were accepted at the last moment.
+/// Time after which tunnels are moved once more that were accepted at the last moment. A node that leaves accepts them until
+/// its services have moved.
 const LATE_TUNNELS: Duration = Duration::from_secs(1);
 
 impl Gateway {
@@ -32,15 +33,14 @@ impl Gateway {
         }
         self.peers.tell_all(|| WorkerMessage::Drain { successor });
         self.listeners = None;
-        if successor {
-            self.move_spliced_tunnels();
-        }
+        self.move_spliced_tunnels();
         let is_last = Cell::new(false);
         self.wait_within(self.drain_within, || {
+            if began.elapsed() >= LATE_TUNNELS && !is_last.replace(true) {
+                self.move_spliced_tunnels();
+            }
             if !successor {
                 self.end_quiet_connections();
-            } else if began.elapsed() >= LATE_TUNNELS && !is_last.replace(true) {
-                self.move_spliced_tunnels();
             }
             self.all_report(|report| {
                 report.connections == 0 && report.crossings_served == 0 && report.node_requests == 0
