@@ -241,8 +241,13 @@ fn only_requests_in_flight_fail_when_nodes_are_killed() {
     let other: Vec<_> =
         outcome.failures.iter().filter(|failure| !was_in_flight(failure)).map(|failure| &failure.what).collect();
     assert!(other.is_empty(), "{other:?}");
-    // A caller that connects again at once may reach a socket of the killed node once more.
-    assert!(outcome.failures.len() <= 2 * kills.len() * CALLERS, "{} failures", outcome.failures.len());
+    // A caller can lose one request at the killed node, and then one at the next node, whose link to it is not known to
+    // have ended.
+    let (answered, cut): (Vec<_>, Vec<_>) =
+        outcome.failures.iter().partition(|failure| failure.what.starts_with("502 "));
+    for failures in [answered, cut] {
+        assert!(failures.len() <= kills.len() * CALLERS, "{} failures", failures.len());
+    }
     assert_eq!(received.twice.load(Ordering::Relaxed), 0);
     let (median, p99, slowest) = (outcome.percentile(50), outcome.percentile(99), outcome.percentile(100));
     let (count, failed) = (outcome.took.len(), outcome.failures.len());

@@ -33,6 +33,8 @@ fn every_node_relays_and_one_owns_the_service() {
         assert_eq!(owned[owner], 1, "{status}");
         assert_eq!(status["node"], node);
     }
+    // Each node counts the services that it owns.
+    assert_eq!((0..3).map(|node| region.metric(node, "gw_services_without_tunnel")).sum::<f64>(), 0.0);
     let doctor = process::gw_gateway().args(["doctor", "--json", "--config"]).arg(region.config(owner)).output();
     let found: serde_json::Value = serde_json::from_slice(&doctor.unwrap().stdout).unwrap();
     let peers = found["checks"].as_array().unwrap().iter().find(|check| check["check"] == "other nodes").unwrap();

@@ -206,6 +206,12 @@ fn a_database_that_does_not_fit_is_refused_with_the_reason() {
     let mut other = good();
     other.key = gw_gateway::region::RegionKey::new([1; 32]);
     assert!(refusal(other).contains("the region key differs"));
+    // Nodes are upgraded one after another: the tables of the next version can be used, and no later ones.
+    let known: usize = postgres.sql("SELECT schema FROM gw.region").parse().unwrap();
+    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 1));
+    PostgresStore::new(&good()).unwrap().load().unwrap();
+    postgres.sql(&format!("UPDATE gw.region SET schema = {}", known + 2));
+    assert!(refusal(good()).contains(&format!("schema {}", known + 2)));
     postgres.sql("UPDATE gw.region SET schema = 999");
     assert!(refusal(good()).contains("schema 999"));
     let nowhere = PostgresStore::new(&postgres.source_at("postgres://gw@127.0.0.1:1/gw", "a")).unwrap().load();
