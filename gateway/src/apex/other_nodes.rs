@@ -94,7 +94,7 @@ impl OtherNodes {
     /// Waits until the other nodes use the records of `revision`, for a second at most.
     pub(super) async fn use_revision(&self, revision: Revision) {
         let Some(placement) = self.node.placement() else { return };
-        let nodes = placement.members().iter().filter(|member| member.slot != placement.here()).cloned().collect();
+        let nodes = placement.others().cloned().collect();
         let (reply, answer) = oneshot::channel();
         if self.questions.try_send(Question::Use { nodes, revision, reply }).is_err() {
             return tracing::warn!(revision = revision.0, "an enrollment may not be known at all nodes yet");

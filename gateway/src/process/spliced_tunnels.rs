@@ -25,10 +25,8 @@ impl Gateway {
     /// another node.
     pub(super) fn move_spliced_tunnels(&self) {
         let Some(placement) = self.control.local_node().placement() else { return };
-        let others: Vec<&Member> =
-            placement.members().iter().filter(|member| member.slot != placement.here()).collect();
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(join_all(others.iter().map(|owner| self.ask_to_move(owner))));
+        runtime.block_on(join_all(placement.others().map(|owner| self.ask_to_move(owner))));
     }
 
     async fn ask_to_move(&self, owner: &Member) {

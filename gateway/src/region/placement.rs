@@ -71,6 +71,11 @@ impl Placement {
         self.members.iter().find(|member| member.slot == slot)
     }
 
+    /// All members but this node.
+    pub fn others(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.slot != self.here)
+    }
+
     /// The owner of the service with this hostname. Without members it is this node.
     pub fn owner(&self, hostname: &str) -> Owner<'_> {
         match self.owning_member(hostname) {

@@ -35,7 +35,7 @@ pub(crate) enum WorkerMessage {
     View(Box<NewView>),
     /// Continue the buckets of services that come to this node at these levels.
     NodeLevels(Arc<Vec<Level>>),
-    /// Let agents connect again whose tunnels come through this node.
+    /// Ask the agents whose tunnels come through the node `via` to connect again.
     MoveTunnels { via: NodeSlot },
     /// Use this configuration for new links to other nodes.
     NodeTls(Arc<NodeTls>),

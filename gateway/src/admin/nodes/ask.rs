@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::admin::Admin;
 use crate::cluster::UnavailableNode;
-use crate::region::{Member, Placement};
+use crate::region::Member;
 
 /// Time limit of an answer from the request log. A search takes one to two seconds at most.
 pub(super) const LOG_WITHIN: Duration = Duration::from_secs(10);
@@ -55,13 +55,8 @@ impl Admin {
 
     /// All members but this node; empty if this gateway is the only node.
     pub(super) fn other_nodes(&self) -> Vec<Member> {
-        self.control.local_node().placement().as_deref().map(others).unwrap_or_default()
+        self.control.local_node().placement().map(|placement| placement.others().cloned().collect()).unwrap_or_default()
     }
-}
-
-/// All members but this node.
-pub(super) fn others(placement: &Placement) -> Vec<Member> {
-    placement.members().iter().filter(|member| member.slot != placement.here()).cloned().collect()
 }
 
 /// Path and query with the fields of `query`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use gw_shared::id::RequestId;
 
-use super::ask::{LOG_WITHIN, others, target};
+use super::ask::{LOG_WITHIN, target};
 use super::merge::merge;
 use super::serve::{WireBody, WireCaptured};
 use crate::admin::{Admin, Failed};
@@ -47,7 +47,7 @@ impl Admin {
         }
         let path = format!("/v1/requests/{id}");
         let slot = id.node_slot();
-        let (mut rest, mut missing) = (others(&placement), Vec::new());
+        let (mut rest, mut missing): (Vec<Member>, _) = (placement.others().cloned().collect(), Vec::new());
         if slot != placement.here().get() {
             let at = rest.iter().position(|node| node.slot.get() == slot);
             match at.map(|at| rest.swap_remove(at)) {

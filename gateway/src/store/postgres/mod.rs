@@ -78,7 +78,7 @@ pub struct PostgresStore {
     lock: Option<File>,
 }
 
-/// A store whose calls have one time limit together. The limit ends with it, also after a panic.
+/// Sets a deadline for all calls of a store. The drop removes the deadline, also after a panic.
 struct Limited<'a>(&'a mut PostgresStore);
 
 impl<'a> Limited<'a> {
