@@ -19,7 +19,7 @@ use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
 
 pub(crate) use address_limits::{AddressCharge, AddressTables};
-pub(crate) use other_nodes::{OtherNodes, routes as routes_between_nodes};
+pub(crate) use other_nodes::{NodeQuestions, OtherNodes, routes as routes_between_nodes};
 
 use crate::control::Executor;
 use crate::current::Current;

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,22 +23,25 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::address_limits::{AddressCharge, Endpoint};
-use crate::cluster::{LocalNode, NodeClient};
+use crate::cluster::NodeClient;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::members::nodes_behind;
 use crate::rate_limit::{AddressKey, Exhausted};
-use crate::region::{Member, NodeSlot};
+use crate::region::{Member, NodeSlot, Peering};
 use crate::store::Revision;
 
 /// Time limit of an answer. A caller waits for it.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// Asks the other nodes. Cheap to clone.
+/// The way to the thread that asks the other nodes. Cheap to clone.
 #[derive(Clone)]
+pub(crate) struct NodeQuestions(mpsc::Sender<Question>);
+
+/// The other nodes, as the apex of one worker knows them.
 pub(crate) struct OtherNodes {
-    node: Arc<LocalNode>,
-    questions: mpsc::Sender<Question>,
+    peering: Rc<Peering>,
+    questions: NodeQuestions,
 }
 
 enum Question {
@@ -58,11 +62,10 @@ struct Verdict {
     exhausted_for_ms: Option<(u64, u64)>,
 }
 
-impl OtherNodes {
+impl NodeQuestions {
     /// Starts the thread. It ends when all clones are dropped.
     pub(crate) fn start(client: NodeClient) -> io::Result<Self> {
         let (questions, mut asked) = mpsc::channel::<Question>(limits::NODE_CHARGES);
-        let node = Arc::clone(client.local_node());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = async move {
             let mut owners = HashMap::new();
@@ -71,7 +74,13 @@ impl OtherNodes {
             }
         };
         std::thread::Builder::new().name("gw-apex".to_owned()).spawn(move || runtime.block_on(serve))?;
-        Ok(Self { node, questions })
+        Ok(Self(questions))
+    }
+}
+
+impl OtherNodes {
+    pub(crate) fn new(peering: Rc<Peering>, questions: NodeQuestions) -> Self {
+        Self { peering, questions }
     }
 
     /// Takes a request out of the owner's bucket. `Ok` if this node is the owner, or the owner does not answer.
@@ -79,7 +88,7 @@ impl OtherNodes {
         let Some(owner) = self.owner(client) else { return Ok(()) };
         let path = format!("/v1/apex-limits/{}/{client}", endpoint.as_str());
         let (reply, answer) = oneshot::channel();
-        if self.questions.try_send(Question::Charge { owner, path, reply }).is_err() {
+        if self.questions.0.try_send(Question::Charge { owner, path, reply }).is_err() {
             return Ok(());
         }
         match answer.await.ok().flatten().and_then(|verdict| verdict.exhausted_for_ms) {
@@ -93,10 +102,10 @@ impl OtherNodes {
 
     /// Waits until the other nodes use the records of `revision`, for a second at most.
     pub(super) async fn use_revision(&self, revision: Revision) {
-        let Some(placement) = self.node.placement() else { return };
-        let nodes = placement.others().cloned().collect();
+        let Some(view) = self.peering.view() else { return };
+        let nodes = view.placement().others().cloned().collect();
         let (reply, answer) = oneshot::channel();
-        if self.questions.try_send(Question::Use { nodes, revision, reply }).is_err() {
+        if self.questions.0.try_send(Question::Use { nodes, revision, reply }).is_err() {
             return tracing::warn!(revision = revision.0, "an enrollment may not be known at all nodes yet");
         }
         // The sender is dropped when the process ends.
@@ -105,7 +114,8 @@ impl OtherNodes {
 
     /// The other node that owns the address; `None` if it is this node.
     fn owner(&self, client: IpAddr) -> Option<Member> {
-        let placement = self.node.placement()?;
+        let view = self.peering.view()?;
+        let placement = view.placement();
         let members = placement.members();
         let index = AddressKey::from(client).owner_node(members.iter().map(|member| u64::from(member.slot.get())))?;
         members.get(index).filter(|member| member.slot != placement.here()).cloned()

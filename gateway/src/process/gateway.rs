@@ -15,7 +15,7 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
-use crate::apex::OtherNodes;
+use crate::apex::NodeQuestions;
 use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
 use crate::control::{self, Control, ControlError, Executor, Feed, JobQueue};
@@ -216,8 +216,8 @@ impl Gateway {
         let Some(listeners) = &self.listeners else { return Ok(Vec::new()) };
         let shares = listeners.shares(config.workers).map_err(ListenError::from)?;
         let region_key = config.peer_listen.and(config.region_key.as_deref()).map(RegionKey::load).transpose()?;
-        let start_questions = |_: &RegionKey| OtherNodes::start(self.control.node_client().clone());
-        let other_nodes = region_key.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
+        let start_questions = |_: &RegionKey| NodeQuestions::start(self.control.node_client().clone());
+        let apex_questions = region_key.as_ref().map(start_questions).transpose().map_err(StartError::Thread)?;
         let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
         let shared_config = Arc::new(config.clone());
@@ -226,12 +226,12 @@ impl Gateway {
             id: WorkerId(number),
             peers: Arc::clone(&self.peers),
             listeners: listeners_share,
-            region: region_key.clone().zip(other_nodes.clone()).map(|(key, other_nodes)| RegionSetup {
+            region: region_key.clone().zip(apex_questions.clone()).map(|(key, apex_questions)| RegionSetup {
                 key,
                 signals: Arc::clone(&self.signals),
                 listeners: peer_listeners,
                 control_plane: nodes.clone(),
-                other_nodes,
+                apex_questions,
             }),
             listeners_are_ours: listeners.are_ours,
             directory: Arc::clone(&directory),

@@ -9,7 +9,7 @@ use std::time::Instant;
 use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
-use crate::apex::{AddressTables, Apex, OtherNodes};
+use crate::apex::{AddressTables, Apex, NodeQuestions, OtherNodes};
 use crate::cluster::NodeConnections;
 use crate::config::Config;
 use crate::connections::Connections;
@@ -50,7 +50,7 @@ struct Common {
     lifecycle: Rc<Lifecycle>,
     socket_memory: Rc<SocketMemory>,
     nodes: Option<Rc<Nodes>>,
-    other_nodes: Option<OtherNodes>,
+    apex_questions: Option<NodeQuestions>,
 }
 
 impl Worker {
@@ -65,7 +65,7 @@ impl Worker {
             .region
             .as_ref()
             .map(|region| Nodes::new(config.region.clone(), Peering::new(&region.key, Arc::clone(&region.signals))));
-        let other_nodes = setup.region.as_ref().map(|region| region.other_nodes.clone());
+        let apex_questions = setup.region.as_ref().map(|region| region.apex_questions.clone());
         let common = Common {
             id,
             config,
@@ -78,7 +78,7 @@ impl Worker {
             lifecycle: Rc::default(),
             socket_memory: SocketMemory::new(id, setup.socket_budget),
             nodes,
-            other_nodes,
+            apex_questions,
         };
         let observers = Rc::new(common.observers(setup.log, setup.traces));
         let tunnels = Rc::new(common.tunnels(setup.tunnel_grace));
@@ -167,6 +167,8 @@ impl Common {
             observers: Rc::clone(observers),
             lifecycle: Rc::clone(&self.lifecycle),
         });
+        let asked = self.nodes.as_ref().zip(self.apex_questions.clone());
+        let other_nodes = asked.map(|(nodes, questions)| OtherNodes::new(Rc::clone(&nodes.peering), questions));
         let apex = Apex {
             worker: self.id,
             workers: self.peers.mailboxes.len(),
@@ -177,7 +179,7 @@ impl Common {
             executor: self.executor.clone(),
             addresses: AddressTables::new(config.token_requests, config.enrollment_requests),
             owners: self.peers.clone(),
-            other_nodes: self.other_nodes.clone(),
+            other_nodes,
             counters: Rc::clone(&self.counters),
         };
         Router {

@@ -20,7 +20,7 @@ use gw_shared::runtime::{self, Driver};
 pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
-use crate::apex::OtherNodes;
+use crate::apex::NodeQuestions;
 use crate::clock::Timestamp;
 use crate::cluster::NodeConnections;
 use crate::config::Config;
@@ -85,7 +85,7 @@ pub(crate) struct RegionSetup {
     pub(crate) listeners: Vec<TcpListener>,
     /// Takes connections of other nodes' control planes.
     pub(crate) control_plane: NodeConnections,
-    pub(crate) other_nodes: OtherNodes,
+    pub(crate) apex_questions: NodeQuestions,
 }
 
 /// One worker: its parts, and how messages change them. No task holds a borrow across an await.
