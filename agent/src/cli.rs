@@ -1,8 +1,15 @@
 //! Command-line arguments.
 
+mod http;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use gw_agent::identity::enroll::{EnrollError, Options, TokenSource};
+use gw_shared::command::Failure;
+use gw_shared::identity::secret::Secret;
+
+pub(crate) use http::HttpArguments;
 
 /// Keeps tunnels to the Gw gateway and forwards their requests to your backends.
 #[derive(Parser)]
@@ -18,6 +25,8 @@ pub(crate) enum Command {
     Enroll(EnrollArguments),
     /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests first.
     Run(RunArguments),
+    /// Relay requests to one backend: enroll if necessary, run, and print the public address of each service.
+    Http(HttpArguments),
     /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a check failed.
     Doctor {
         #[command(flatten)]
@@ -36,28 +45,62 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct EnrollArguments {
-    /// URL of the gateway, for example https://eu1.example.com.
-    #[arg(long)]
-    pub(crate) gateway: Option<String>,
-    /// Enrollment token, valid once. Other users of this machine can see command-line arguments; use
-    /// GW_ENROLLMENT_TOKEN or --token-file to avoid that.
-    #[arg(long, conflicts_with = "token_file")]
-    pub(crate) token: Option<String>,
-    /// File that contains the enrollment token.
-    #[arg(long)]
-    pub(crate) token_file: Option<PathBuf>,
-    /// Display name of the agent. Default: the host name of this machine.
-    #[arg(long)]
-    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) enrollment: EnrollmentArguments,
     /// Folder in which the agent's identity is stored.
     #[arg(long, env = gw_agent::identity::state::VARIABLE, default_value = gw_agent::identity::state::DEFAULT)]
     pub(crate) state_dir: PathBuf,
-    /// PEM file with the certificate of the authority to trust for the gateway, instead of the system's authorities.
-    #[arg(long)]
-    pub(crate) ca_file: Option<PathBuf>,
     /// Replace an agent that is already enrolled in the folder.
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+/// Options of every command that enrolls.
+#[derive(Args)]
+pub(crate) struct EnrollmentArguments {
+    /// URL of the gateway, for example https://eu1.example.com.
+    #[arg(long)]
+    gateway: Option<String>,
+    /// Enrollment token, valid once. Other users of this machine can see command-line arguments; use
+    /// GW_ENROLLMENT_TOKEN or --token-file to avoid that.
+    #[arg(long, conflicts_with = "token_file")]
+    token: Option<String>,
+    /// File that contains the enrollment token.
+    #[arg(long)]
+    token_file: Option<PathBuf>,
+    /// Display name of the agent. Default: the host name of this machine.
+    #[arg(long)]
+    name: Option<String>,
+    /// PEM file with the certificate of the authority to trust for the gateway, instead of the system's authorities.
+    #[arg(long)]
+    ca_file: Option<PathBuf>,
+}
+
+impl EnrollmentArguments {
+    /// The options of an enrollment in `state_dir`. Arguments take precedence over GW_ENROLLMENT_TOKEN.
+    pub(crate) fn options(self, state_dir: PathBuf) -> Options {
+        let of_environment = || std::env::var("GW_ENROLLMENT_TOKEN").ok().filter(|token| !token.is_empty());
+        let token = match (self.token, self.token_file) {
+            (None, Some(file)) => Some(TokenSource::File(file)),
+            (token, _) => token.or_else(of_environment).map(|token| TokenSource::Text(Secret::new(token))),
+        };
+        Options {
+            state_dir,
+            gateway: self.gateway,
+            token,
+            name: self.name,
+            ca_file: self.ca_file,
+            ..Options::default()
+        }
+    }
+}
+
+/// The failure of a command that enrolls.
+pub(crate) fn enroll_failure(error: EnrollError) -> Failure {
+    match error {
+        EnrollError::Usage(_) | EnrollError::OtherGateway { .. } => Failure::Usage(error.to_string()),
+        error => Failure::run(error),
+    }
 }
 
 #[derive(Args)]
@@ -71,4 +114,7 @@ pub(crate) struct RunArguments {
     /// Backend of all services, for example http://127.0.0.1:8080. Can be repeated; requests are distributed.
     #[arg(long)]
     pub(crate) backend: Vec<String>,
+    /// Print the public address of each service once it is relayed.
+    #[arg(skip)]
+    pub(crate) print_addresses: bool,
 }

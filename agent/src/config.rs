@@ -174,6 +174,20 @@ fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     text.parse().map_err(|error| ConfigError::Toml { path: name(), error })
 }
 
+/// Parses the backend on a command line: a port of this machine, `HOST:PORT`, or a URL as in `--backend`. Returns the URL.
+pub fn backend_url(text: &str) -> Result<String, String> {
+    let is_port = |text: &str| text.parse().is_ok_and(|port: u16| port > 0);
+    let url = match text.rsplit_once(':') {
+        None if is_port(text) => format!("http://127.0.0.1:{text}"),
+        Some((_, port)) if is_port(port) && !text.contains('/') => format!("http://{text}"),
+        Some((_, rest)) if rest.starts_with('/') || text.contains("://") => text.to_owned(),
+        _ => return Err("use the port of a program on this machine (1 to 65535), HOST:PORT, or a URL".to_owned()),
+    };
+    let mut mistakes = Vec::new();
+    Backends::from_urls("backend", std::slice::from_ref(&url), &mut mistakes);
+    if mistakes.is_empty() { Ok(url) } else { Err(mistakes.join("; ")) }
+}
+
 impl ServiceBackends {
     fn parse(
         of_all: Option<&[String]>,
@@ -231,6 +245,23 @@ mod tests {
         assert_eq!(urls, ["http://a:1", "http://rest:2", "http://rest:2"]);
         let config = load(&toml, Some("http://all:3")).unwrap();
         assert_eq!([A, B].map(|hostname| url(&config, hostname)), ["http://all:3", "http://all:3"]);
+    }
+
+    #[test]
+    fn a_backend_is_a_port_an_address_or_a_url() {
+        for (text, url) in [
+            ("3000", "http://127.0.0.1:3000"),
+            ("localhost:3000", "http://localhost:3000"),
+            ("[::1]:3000", "http://[::1]:3000"),
+            ("http://10.0.0.7:3000", "http://10.0.0.7:3000"),
+            ("h2c://backend", "h2c://backend"),
+            ("unix:/run/b.sock", "unix:/run/b.sock"),
+        ] {
+            assert_eq!(backend_url(text).as_deref(), Ok(url), "{text}");
+        }
+        for wrong in ["", "0", "65536", "-1", "localhost", "localhost:", "localhost:0", "3000/path", "http://h/path"] {
+            assert!(backend_url(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -49,4 +49,5 @@ mod tunnel;
 pub use apex_client::error::{GatewayError, Refusal};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
-pub use supervisor::{AgentHandle, StartError, start};
+pub use supervisor::{AgentHandle, StartError, start, start_announcing};
+pub use tunnel::RelayedService;

@@ -7,18 +7,18 @@ mod manual;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver};
 
 use clap::{CommandFactory, Parser};
 use futures_util::future::{Either, select};
 use gw_agent::doctor::{self, DoctorOptions};
-use gw_agent::identity::enroll::{EnrollError, Enrolled, Options, TokenSource, enroll};
+use gw_agent::identity::enroll::{Enrolled, Options, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::{AgentHandle, Config, StartError};
+use gw_agent::{AgentHandle, Config, RelayedService, StartError};
 use gw_shared::command::{self, Failure};
-use gw_shared::identity::secret::Secret;
 use gw_shared::telemetry::logging::{self, LogFormat};
 
-use cli::{Arguments, Command, EnrollArguments, RunArguments};
+use cli::{Arguments, Command, EnrollArguments, RunArguments, enroll_failure};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments),
         Command::Run(arguments) => run_agent(&arguments),
+        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments)),
         Command::Doctor { run, json } => run_doctor(run, json),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
@@ -36,27 +37,8 @@ fn main() -> ExitCode {
 
 fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
-    let token = match (arguments.token, arguments.token_file) {
-        (Some(token), _) => Some(TokenSource::Text(Secret::new(token))),
-        (None, Some(file)) => Some(TokenSource::File(file)),
-        (None, None) => {
-            let token = std::env::var("GW_ENROLLMENT_TOKEN").ok().filter(|token| !token.is_empty());
-            token.map(|token| TokenSource::Text(Secret::new(token)))
-        }
-    };
-    let options = Options {
-        state_dir: arguments.state_dir,
-        gateway: arguments.gateway,
-        token,
-        name: arguments.name,
-        ca_file: arguments.ca_file,
-        connect_to: None,
-        force: arguments.force,
-    };
-    let enrolled = enroll(options).map_err(|error| match error {
-        EnrollError::Usage(_) => Failure::Usage(error.to_string()),
-        error => Failure::run(error),
-    })?;
+    let EnrollArguments { enrollment, state_dir, force } = arguments;
+    let enrolled = enroll(Options { force, ..enrollment.options(state_dir) }).map_err(enroll_failure)?;
     print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 
@@ -71,20 +53,39 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
 }
 
 fn run_agent(arguments: &RunArguments) -> Result<(), Failure> {
-    let RunArguments { config, state_dir, backend } = arguments;
+    let RunArguments { config, state_dir, backend, print_addresses } = arguments;
     let environment = |name: &str| std::env::var(name).ok();
     let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(config.log_format, "info");
-    let agent = gw_agent::start(config).map_err(|error| match error {
+    let started = if *print_addresses {
+        let (sender, relayed) = mpsc::channel();
+        print_each(relayed).map_err(Failure::run)?;
+        gw_agent::start_announcing(config, sender)
+    } else {
+        gw_agent::start(config)
+    };
+    let agent = started.map_err(|error| match error {
         StartError::State(_) => Failure::Usage(error.to_string()),
         error => Failure::run(error),
     })?;
     run_until_stopped(agent).map_err(Failure::run)
 }
 
+/// Prints the services that are relayed, until the agent has ended. On a thread of its own, because a reader of the
+/// output may be slow.
+fn print_each(relayed: Receiver<RelayedService>) -> io::Result<()> {
+    let print = move || {
+        for service in relayed {
+            // The agent also serves without a reader of its output.
+            let _ = writeln!(io::stdout(), "{service}");
+        }
+    };
+    std::thread::Builder::new().name("gw-addresses".into()).spawn(print).map(drop)
+}
+
 fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
-    let RunArguments { config, state_dir, backend } = arguments;
+    let RunArguments { config, state_dir, backend, .. } = arguments;
     let options = DoctorOptions { config, state_dir, backends: backend };
     doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,8 +19,8 @@ use crate::admin::{self, AdminListener};
 use crate::config::Config;
 use crate::identity::state::{Enrollment, StateError};
 use crate::telemetry::trace::Tracing;
-use crate::tunnel::Agent;
 use crate::tunnel::service::{self, unless_stopped};
+use crate::tunnel::{Agent, RelayedService};
 
 /// A running agent. Dropping it stops the agent without waiting for its requests to end.
 pub struct AgentHandle {
@@ -50,6 +51,15 @@ pub enum StartError {
 /// Starts an agent on its own thread and locks its state folder. The agent runs until [`AgentHandle::drain`], regardless
 /// of its gateway.
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
+    start_with(config, None)
+}
+
+/// As [`start`], and sends each service once its first tunnel is ready.
+pub fn start_announcing(config: Config, relayed: Sender<RelayedService>) -> Result<AgentHandle, StartError> {
+    start_with(config, Some(relayed))
+}
+
+fn start_with(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<AgentHandle, StartError> {
     let lock = config.state.lock()?;
     let driver = Driver::choose()?;
     runtime::raise_open_file_limit();
@@ -64,7 +74,7 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
         let tracing = spans
             .zip(config.traces.as_ref())
             .map(|(spans, traces)| Tracing::new(spans, traces.sample_ratio, config.enrollment.agent_id.clone()));
-        if let Err(error) = driver.block_on(run(config, tracing, listener, stopped)) {
+        if let Err(error) = driver.block_on(run(Agent { relayed, ..Agent::new(config, tracing) }, listener, stopped)) {
             tracing::error!(%error, "cannot start the agent's reactor");
         }
     })?;
@@ -102,9 +112,9 @@ impl Drop for AgentHandle {
     }
 }
 
-async fn run(config: Config, tracing: Option<Tracing>, listener: Option<AdminListener>, stop: watch::Receiver<bool>) {
-    config.warn();
-    let agent = Rc::new(Agent::new(config, tracing));
+async fn run(agent: Agent, listener: Option<AdminListener>, stop: watch::Receiver<bool>) {
+    agent.config.warn();
+    let agent = Rc::new(agent);
     if let Some(listener) = listener {
         runtime::spawn(admin::serve(Rc::clone(&agent), listener));
     }

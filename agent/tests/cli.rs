@@ -48,3 +48,15 @@ fn enroll_at_an_unreachable_gateway_exits_with_1() {
 fn invalid_arguments_exit_with_2() {
     assert_eq!(gw_agent(&["walk"]).0, Some(2));
 }
+
+#[test]
+fn http_checks_its_backend_before_the_token_is_used() {
+    let state = tempfile::tempdir().unwrap();
+    let folder = state.path().to_str().unwrap();
+    let (code, message) = gw_agent(&["http", "65536", "--state-dir", folder, "--gateway", "https://eu1.gw.localhost"]);
+    assert_eq!(code, Some(2));
+    assert!(message.contains("1 to 65535"), "{message}");
+    let (code, message) = gw_agent(&["http", "3000", "--state-dir", folder]);
+    assert_eq!(code, Some(2));
+    assert!(message.contains("--gateway: missing") && message.contains("--token: missing"), "{message}");
+}

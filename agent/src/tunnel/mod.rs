@@ -7,8 +7,11 @@ pub(crate) mod registry;
 pub(crate) mod service;
 pub(crate) mod session;
 
+use std::fmt;
 use std::rc::Rc;
+use std::sync::mpsc::Sender;
 
+use crate::backend::Backends;
 use crate::clock::GatewayClock;
 use crate::config::Config;
 use crate::gateway_events::GatewayEvents;
@@ -27,6 +30,23 @@ pub(crate) struct Agent {
     pub(crate) registry: ServiceRegistry,
     /// `None` without a trace collector.
     pub(crate) tracing: Option<Tracing>,
+    /// Receives each service once its first tunnel is ready, if a receiver is interested.
+    pub(crate) relayed: Option<Sender<RelayedService>>,
+}
+
+/// A service that the gateway relays to this agent. Displayed as one line for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RelayedService {
+    /// Where callers reach it.
+    pub url: String,
+    /// URLs of its backends.
+    pub backends: String,
+}
+
+impl fmt::Display for RelayedService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} -> {}", self.url, self.backends)
+    }
 }
 
 impl Agent {
@@ -47,6 +67,16 @@ impl Agent {
             reconnects: Reconnects::default(),
             registry: ServiceRegistry::default(),
             tracing,
+            relayed: None,
         }
+    }
+
+    /// The service at `hostname` as callers and people see it.
+    pub(crate) fn relayed_service(&self, hostname: &str, backends: &Backends) -> RelayedService {
+        let url = match self.config.enrollment.gateway_port {
+            443 => format!("https://{hostname}"),
+            port => format!("https://{hostname}:{port}"),
+        };
+        RelayedService { url, backends: backends.to_string() }
     }
 }

@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use crate::backend::{Backends, Pool};
 use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
-use crate::tunnel::Agent;
 use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
 use crate::tunnel::registry::RegisteredService;
 use crate::tunnel::session::{self, Phase, Session};
+use crate::tunnel::{Agent, RelayedService};
 
 /// The agents of a draining gateway reconnect to its successor spread over this time.
 const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
@@ -26,6 +26,7 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
     let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
     let mut service = Service {
+        unannounced: Some(agent.relayed_service(&hostname, &backends)),
         registered: agent.registry.add(&hostname, &pool),
         successes: agent.reconnects.successes(),
         backoff: agent.reconnects.backoff(),
@@ -60,6 +61,8 @@ struct Service {
     hostname: String,
     pool: Rc<Pool>,
     registered: Rc<RegisteredService>,
+    /// `None` once a tunnel has been ready.
+    unannounced: Option<RelayedService>,
     successes: Successes,
     backoff: Backoff,
     /// Tunnels that are being replaced and may still have requests.
@@ -100,6 +103,10 @@ impl Service {
             self.backoff.reset();
             self.agent.reconnects.record_success();
             self.successes.ignore_past();
+            if let (Some(service), Some(relayed)) = (self.unannounced.take(), &self.agent.relayed) {
+                // Fails if the receiver is gone.
+                let _ = relayed.send(service);
+            }
         })
         .await;
         let phase = *watched.borrow();

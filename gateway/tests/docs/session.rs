@@ -68,7 +68,8 @@ fn demo(block: &Block) -> Option<&str> {
 
 /// An agent in the foreground ends by Ctrl-C.
 fn in_foreground(line: &str) -> bool {
-    line.trim_start_matches("sudo ").starts_with("gw-agent run ") && !line.ends_with('&')
+    let line = line.trim_start_matches("sudo ");
+    ["gw-agent run ", "gw-agent http "].iter().any(|command| line.starts_with(command)) && !line.ends_with('&')
 }
 
 /// The commands of an `sh` block.

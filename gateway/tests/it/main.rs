@@ -5,6 +5,7 @@
 mod access_tokens;
 mod admin;
 mod agent_abuse;
+mod agent_http;
 mod agent_responses;
 mod backend_transports;
 mod caller_abuse;

@@ -1,5 +1,6 @@
 //! Enrollment: turns a token into a state folder with which an agent can run.
 
+mod ensure;
 mod options;
 
 use std::io;
@@ -13,6 +14,7 @@ use rcgen::KeyPair;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
+pub use ensure::ensure_enrolled;
 use options::{NewEnrollment, Start};
 pub use options::{Options, TokenSource};
 
@@ -53,6 +55,12 @@ pub enum EnrollError {
     Refused(Refusal),
     #[error("an administrator has rejected this enrollment")]
     Rejected,
+    /// URLs of the gateway at which the agent is enrolled, and of the one in the options.
+    #[error(
+        "{folder} contains an agent that is enrolled at {enrolled}, not at {given}: use another folder (--state-dir) for a \
+         second agent, or replace this one with `gw-agent enroll --force`"
+    )]
+    OtherGateway { folder: String, enrolled: String, given: String },
     #[error(transparent)]
     Gateway(#[from] GatewayError),
     #[error("the certificate issued by the gateway cannot be used: {0}")]
@@ -152,7 +160,7 @@ async fn wait_for_approval(apex: &ApexClient<'_>, pending: &PendingEnrollment) -
         }
         if !logged {
             tracing::info!(
-                "{}; run `gw-agent enroll` again to resume after an interruption",
+                "{}; run the same command again to resume after an interruption",
                 pending.required_approval()
             );
             logged = true;

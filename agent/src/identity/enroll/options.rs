@@ -154,7 +154,7 @@ fn read_token(source: TokenSource) -> Result<(EnrollmentTokenId, Secret), String
 }
 
 /// Parses `https://HOST[:PORT]` into host name and port.
-fn parse_gateway(url: &str) -> Result<(String, u16), String> {
+pub(super) fn parse_gateway(url: &str) -> Result<(String, u16), String> {
     let invalid = || format!("{url:?} is not the URL of a gateway; use https://HOST or https://HOST:PORT");
     let uri: Uri = url.parse().map_err(|_| invalid())?;
     let authority = uri.authority().filter(|authority| !authority.as_str().contains('@')).ok_or_else(invalid)?;

@@ -169,3 +169,24 @@ fn requests_are_repeated_only_if_that_is_safe_and_useful() {
     assert_eq!(pause(GatewayError::Closed, RetryOn::Outage), Some(500));
     assert_eq!(pause(refused(401, None), RetryOn::Outage), None);
 }
+
+#[test]
+fn an_enrolled_agent_is_kept_unless_it_is_of_another_gateway() {
+    let region = Region::with_status(|| status(EnrollmentStatus::Approved));
+    ensure_enrolled(region.options()).unwrap();
+    let agent_id = StateDir::new(region.state_dir()).enrollment().unwrap().agent_id;
+    assert_eq!(region.requests(), ["/enroll", "/enroll/status", "/csr"]);
+
+    // Neither the token nor the URL is needed any more.
+    ensure_enrolled(region.options()).unwrap();
+    ensure_enrolled(Options { state_dir: region.state_dir(), ..Options::default() }).unwrap();
+    for other in ["https://us1.gw.localhost", "https://eu1.gw.localhost:1"] {
+        let options = Options { gateway: Some(other.into()), connect_to: None, ..region.options() };
+        let error = ensure_enrolled(options).unwrap_err();
+        assert!(matches!(error, EnrollError::OtherGateway { .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains(other) && error.contains(&format!("https://{APEX}:{}", region.port)), "{error}");
+    }
+    assert_eq!(region.requests(), [""; 0]);
+    assert_eq!(StateDir::new(region.state_dir()).enrollment().unwrap().agent_id, agent_id);
+}

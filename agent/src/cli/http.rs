@@ -1,0 +1,78 @@
+//! `gw-agent http`: from an enrollment token to relayed requests with one command.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use gw_agent::config::backend_url;
+use gw_agent::identity::enroll::ensure_enrolled;
+use gw_agent::identity::state;
+use gw_shared::command::Failure;
+use gw_shared::telemetry::logging;
+
+use super::{EnrollmentArguments, RunArguments, enroll_failure};
+
+#[derive(Args)]
+pub(crate) struct HttpArguments {
+    /// Backend of all services: the port of a program on this machine, HOST:PORT, or a URL such as http://10.0.0.7:3000.
+    #[arg(value_name = "PORT|URL", value_parser = backend_url)]
+    backend: String,
+    #[command(flatten)]
+    enrollment: EnrollmentArguments,
+    /// Folder in which the agent's identity is stored. Default: gw-agent in $XDG_STATE_HOME or ~/.local/state;
+    /// /var/lib/gw-agent for root.
+    #[arg(long, env = state::VARIABLE)]
+    state_dir: Option<PathBuf>,
+}
+
+impl HttpArguments {
+    /// Enrolls the agent unless it is enrolled. Returns the arguments with which to run it.
+    pub(crate) fn enroll(self) -> Result<RunArguments, Failure> {
+        let environment = |name: &str| std::env::var(name).ok();
+        logging::start(environment("GW_LOG_FORMAT").and_then(|text| text.parse().ok()).unwrap_or_default(), "info");
+        let is_root = rustix::process::geteuid().is_root();
+        let state_dir = self.state_dir.or_else(|| default_state_dir(is_root, environment)).ok_or_else(|| {
+            let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there is no default folder";
+            Failure::Usage(message.to_owned())
+        })?;
+        ensure_enrolled(self.enrollment.options(state_dir.clone())).map_err(enroll_failure)?;
+        Ok(RunArguments {
+            config: None,
+            state_dir: Some(state_dir),
+            backend: vec![self.backend],
+            print_addresses: true,
+        })
+    }
+}
+
+/// The state folder of the user, as the XDG Base Directory Specification has it, or that of the machine's agent for root.
+fn default_state_dir(is_root: bool, environment: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    if is_root {
+        return Some(state::DEFAULT.into());
+    }
+    let folder = |name: &str| environment(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let of_user = folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state")));
+    Some(of_user?.join(Path::new(env!("CARGO_PKG_NAME"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_folder_is_that_of_the_user() {
+        let default = |is_root, variables: &[(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());
+            default_state_dir(is_root, variable).map(|path| path.display().to_string())
+        };
+        let home = ("HOME", "/home/ann");
+        assert_eq!(default(false, &[home]).as_deref(), Some("/home/ann/.local/state/gw-agent"));
+        assert_eq!(default(false, &[home, ("XDG_STATE_HOME", "/state")]).as_deref(), Some("/state/gw-agent"));
+        assert_eq!(
+            default(false, &[home, ("XDG_STATE_HOME", "relative")]).as_deref(),
+            Some("/home/ann/.local/state/gw-agent")
+        );
+        assert_eq!(default(true, &[home]).as_deref(), Some("/var/lib/gw-agent"));
+        assert_eq!(default(false, &[]), None);
+    }
+}

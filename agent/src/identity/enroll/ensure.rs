@@ -1,0 +1,31 @@
+//! Enrollment of an agent that may be enrolled already.
+
+use super::options::parse_gateway;
+use super::{EnrollError, Options, enroll};
+use crate::identity::state::{Enrollment, StateDir};
+
+/// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
+/// must be enrolled at `options.gateway`, if given; the token is not used then.
+pub fn ensure_enrolled(options: Options) -> Result<(), EnrollError> {
+    let state = StateDir::new(&options.state_dir);
+    if !state.is_enrolled() {
+        return enroll(options).map(drop);
+    }
+    let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, .. } = state.enrollment()?;
+    if let Some(url) = &options.gateway {
+        let (name, port) =
+            parse_gateway(url).map_err(|mistake| EnrollError::Usage(vec![format!("--gateway: {mistake}")]))?;
+        let (host, port) = options.connect_to.unwrap_or_else(|| (name.clone(), port));
+        if (&name, &host, port) != (&gateway_name, &gateway_host, gateway_port) {
+            return Err(EnrollError::OtherGateway {
+                folder: state.path().display().to_string(),
+                enrolled: format!("https://{gateway_name}:{gateway_port}"),
+                given: format!("https://{name}:{port}"),
+            });
+        }
+    }
+    if options.token.is_some() {
+        tracing::info!(%agent_id, folder = %state.path().display(), "already enrolled: the enrollment token is not used");
+    }
+    Ok(())
+}
