@@ -20,6 +20,7 @@ pub mod hostname;
 mod http1;
 mod http2;
 mod http_message;
+mod http_server;
 mod ingress;
 mod lifecycle;
 mod limits;

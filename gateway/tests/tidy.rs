@@ -36,6 +36,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "members",
             "control",
             "cluster",
+            "http_server",
             "config",
             "client_address",
             "memory",

@@ -1,25 +1,18 @@
 //! The server: HTTP/1.1 for the control planes of other nodes.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody};
-use axum::extract::{DefaultBodyLimit, Request};
-use axum::middleware::map_request;
-use axum::{BoxError, Extension, Router};
-use bytes::Bytes;
-use hyper::body::{Frame, SizeHint};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use axum::extract::DefaultBodyLimit;
+use axum::{Extension, Router};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::timeout;
 
 use super::transport::{self, NotServed};
 use super::{LocalNode, NodeConnection, WaitingConnections};
+use crate::http_server;
 use crate::limits;
 
 /// Limits on what other nodes can use. Connections beyond them wait in the bounded channel of the workers.
@@ -70,9 +63,8 @@ pub(crate) async fn serve(
     limits: ServerLimits,
     stopped: impl Future<Output = ()>,
 ) {
-    let within = limits.body_within;
-    let bounded = move |request: Request| async move { request.map(|body| Body::new(TimedBody::new(body, within))) };
-    let router = router.layer(DefaultBodyLimit::max(limits.body)).layer(map_request(bounded));
+    let router = router.layer(DefaultBodyLimit::max(limits.body));
+    let router = http_server::with_timed_bodies(router, limits.body_within);
     let (close, closing) = watch::channel(false);
     let serving = Serving { node, router, limits, closing };
     let (connections, handshakes) = (semaphore(limits.connections), semaphore(limits.handshakes));
@@ -110,12 +102,7 @@ fn check(ended: Result<(), tokio::task::JoinError>) {
 }
 
 impl Serving {
-    async fn serve(
-        mut self,
-        connection: NodeConnection,
-        _counted: OwnedSemaphorePermit,
-        handshake: OwnedSemaphorePermit,
-    ) {
+    async fn serve(self, connection: NodeConnection, _counted: OwnedSemaphorePermit, handshake: OwnedSemaphorePermit) {
         let from = connection.from;
         let accepted = timeout(self.limits.handshake_within, transport::accept(connection, &self.node)).await;
         drop(handshake);
@@ -123,56 +110,11 @@ impl Serving {
             Ok(accepted) => accepted,
             Err(error) => return tracing::warn!(%from, %error, "connection of another control plane refused"),
         };
-        let service = TowerToHyperService::new(self.router.layer(Extension(node)));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.limits.idle)
-            .max_buf_size(self.limits.head)
-            .serve_connection(TokioIo::new(stream), service);
-        let mut connection = pin!(connection);
-        let closing = async { drop(self.closing.wait_for(|is_closing| *is_closing).await) };
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = closing => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-        };
+        let router = self.router.layer(Extension(node));
+        let (head, idle) = (self.limits.head, self.limits.idle);
+        let ended = http_server::serve_connection(stream, router, head, idle, self.closing).await;
         if let Err(error) = ended {
             tracing::debug!(%from, node = node.slot.get(), %error, "connection of another control plane ended");
         }
-    }
-}
-
-/// A request body that must arrive within a time.
-struct TimedBody {
-    body: Body,
-    late: Pin<Box<Sleep>>,
-}
-
-impl TimedBody {
-    fn new(body: Body, within: Duration) -> Self {
-        Self { body, late: Box::pin(sleep(within)) }
-    }
-}
-
-impl HttpBody for TimedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if self.late.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the body did not arrive in time".into())));
-        }
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
