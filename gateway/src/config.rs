@@ -18,8 +18,8 @@ use crate::rate::Rate;
 use crate::region::Isolation;
 use crate::store::{PostgresSettings, PostgresUrlError};
 use crate::telemetry::request_log::archive::ArchiveSettings;
-use crate::tls::CertificateSource;
-use crate::tls::certificate;
+use crate::tls::certificate::{self, PairKeys};
+use crate::tls::{CertificateFiles, CertificateSource};
 
 /// The checked configuration of a gateway.
 #[derive(Debug, Clone)]
@@ -31,6 +31,8 @@ pub struct Config {
     pub region_key: Option<PathBuf>,
     pub listen: SocketAddr,
     pub admin_listen: SocketAddr,
+    /// Certificate of the admin listener; `None` if it speaks plain HTTP.
+    pub admin_certificate: Option<CertificateFiles>,
     /// Host names by which browsers reach the console, in addition to those of this machine and of the region.
     pub admin_hosts: Vec<String>,
     /// Listener for other nodes of the region; `None` if this gateway is the only active node.
@@ -109,6 +111,7 @@ impl Config {
             region_key: None,
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 443)),
             admin_listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9080)),
+            admin_certificate: None,
             admin_hosts: Vec::new(),
             peer_listen: None,
             peer_address: None,
@@ -137,32 +140,45 @@ impl Config {
     /// Parses TOML `text`. The environment variable `GW_` + key in capitals, with `_` for the dot of a nested key,
     /// overrides a key.
     pub fn parse(text: &str, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
-        Self::parse_with(text, environment, |_, _, _| Vec::new())
+        Self::parse_with(text, environment, |_, _, _, _| Vec::new())
     }
 
-    /// As [`Self::parse`], and also checks the certificate; reports all mistakes together. Also returns warnings about
-    /// properties that some callers refuse.
+    /// As [`Self::parse`], and also checks the certificates; reports all mistakes together. Also returns warnings: about
+    /// properties that some clients refuse, and about an admin listener without TLS that other machines can reach.
     pub fn check(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<(Self, Vec<String>), ConfigErrors> {
         let mut warnings = Vec::new();
-        let config =
-            Self::parse_with(text, environment, |file, key, region| match certificate::read_pair(file, key, region) {
+        let config = Self::parse_with(text, environment, |keys, file, key, region| {
+            match certificate::read_pair(keys, file, key, region) {
                 Ok(pair) => {
-                    warnings = pair.warnings(file, Timestamp::now());
+                    warnings.extend(pair.warnings(keys, file, Timestamp::now()));
                     Vec::new()
                 }
                 Err(mistakes) => mistakes.0,
-            })?;
+            }
+        })?;
+        warnings.extend(config.open_admin_listener(config.admin_listen));
         Ok((config, warnings))
     }
 
-    /// `check_certificate` gets both files, and the region if it is valid; it returns the mistakes.
+    /// Warning about an admin listener at `address` that other machines can reach, and that has no TLS.
+    pub(crate) fn open_admin_listener(&self, address: SocketAddr) -> Option<String> {
+        (self.admin_certificate.is_none() && !address.ip().to_canonical().is_loopback()).then(|| {
+            format!(
+                "admin_listen: other machines can reach {address}, which has no TLS: the admin token and new secrets cross \
+                 the network in plain text; set admin_tls_certificate and admin_tls_key, or listen on loopback"
+            )
+        })
+    }
+
+    /// `check_certificate` gets the names of both keys, both files, and the region if the certificate has to be valid for
+    /// it and it is valid; it returns the mistakes.
     fn parse_with(
         text: &str,
         environment: impl Fn(&str) -> Option<String>,
-        check_certificate: impl FnOnce(&Path, &Path, Option<&Region>) -> Vec<String>,
+        mut check_certificate: impl FnMut(PairKeys, &Path, &Path, Option<&Region>) -> Vec<String>,
     ) -> Result<Self, ConfigErrors> {
         let mut keys = Keys::parse(text, &environment)?;
 
@@ -175,8 +191,8 @@ impl Config {
         let admin_listen = keys.text("admin_listen", "ADDRESS:PORT", |text| text.parse().ok());
         let peers = peer_settings(&mut keys, matches!(store, Some(StoreSettings::Postgres(_))));
         let admin_hosts = keys.list("admin_hosts", "a host name such as \"gw-admin.example.com\"", parse_domain);
-        let certificate = keys.text("tls_certificate", "a file", |text| Some(PathBuf::from(text)));
-        let key = keys.text("tls_key", "a file", |text| Some(PathBuf::from(text)));
+        let certificate = certificate_files(&mut keys, PairKeys::CALLERS);
+        let admin_certificate = certificate_files(&mut keys, PairKeys::ADMIN);
         let hand_over = keys.text("hand_over", "\"auto\", \"always\" or \"never\"", parse_hand_over);
         let trusted_proxies = keys.list("trusted_proxies", "an address or a block such as \"10.0.0.0/8\"", parse_block);
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
@@ -196,18 +212,18 @@ impl Config {
         let drain = keys.integer("drain_seconds", 0..=86_400);
         let archive = ArchiveSettings::take(&mut keys);
         let traces = trace::Settings::take(&mut keys);
-        if certificate.is_some() != key.is_some() {
-            keys.errors.push("tls_certificate, tls_key: give both or neither".to_owned());
-        }
         if matches!(store, Some(StoreSettings::Postgres(_))) && region_key.is_none() {
             keys.errors.push("region_key: missing; a region on PostgreSQL needs the file of its key".to_owned());
         }
         if archive.is_some() && region_key.is_none() {
             keys.errors.push("region_key: missing; the archive is encrypted with a key derived from it".to_owned());
         }
-        if let (Some(certificate), Some(key)) = (&certificate, &key) {
+        if let Some(CertificateFiles { certificate, key }) = &certificate {
             let region = region.as_deref().zip(domain.as_deref()).map(|(region, domain)| Region::new(region, domain));
-            keys.errors.extend(check_certificate(certificate, key, region.as_ref()));
+            keys.errors.extend(check_certificate(PairKeys::CALLERS, certificate, key, region.as_ref()));
+        }
+        if let Some(CertificateFiles { certificate, key }) = &admin_certificate {
+            keys.errors.extend(check_certificate(PairKeys::ADMIN, certificate, key, None));
         }
         keys.refuse_unknown();
 
@@ -226,10 +242,10 @@ impl Config {
             peer_address: peers.address,
             isolation: peers.isolation,
             workers: workers.map_or(defaults.workers, workers_or_cores),
-            certificate: match (certificate, key) {
-                (Some(certificate), Some(key)) => CertificateSource::Files { certificate, key },
-                _ => defaults.certificate,
-            },
+            certificate: certificate.map_or(defaults.certificate, |CertificateFiles { certificate, key }| {
+                CertificateSource::Files { certificate, key }
+            }),
+            admin_certificate,
             hand_over: hand_over.unwrap_or(defaults.hand_over),
             trusted_proxies: trusted_proxies.map_or(defaults.trusted_proxies, TrustedProxies::from_iter),
             default_rate: rate(burst, refill, defaults.default_rate),
@@ -252,6 +268,16 @@ impl Config {
             ..defaults
         })
     }
+}
+
+/// The files of a certificate and its key: both, or neither.
+fn certificate_files(keys: &mut Keys<'_>, names: PairKeys) -> Option<CertificateFiles> {
+    let certificate = keys.text(names.certificate, "a file", |text| Some(PathBuf::from(text)));
+    let key = keys.text(names.key, "a file", |text| Some(PathBuf::from(text)));
+    if certificate.is_some() != key.is_some() {
+        keys.errors.push(format!("{}, {}: give both or neither", names.certificate, names.key));
+    }
+    Some(CertificateFiles { certificate: certificate?, key: key? })
 }
 
 /// What a node of several needs.
@@ -405,6 +431,7 @@ mod tests {
     fn all_keys_are_parsed() {
         let given = "listen = \"[::1]:8443\"\nadmin_listen = \"127.0.0.1:1\"\nadmin_hosts = [\"a.example\"]\n\
                      tls_certificate = \"c\"\ntls_key = \"k\"\n\
+                     admin_tls_certificate = \"ac\"\nadmin_tls_key = \"ak\"\n\
                      hand_over = \"never\"\nlog_format = \"json\"\nworkers = 5\nburst = 7\nrefill_per_minute = 8\n\
                      trusted_proxies = [\"10.0.0.0/8\", \"192.0.2.1\", \"2001:db8::/32\", \"fd00::1\"]\n\
                      token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
@@ -417,6 +444,8 @@ mod tests {
         assert_eq!(config.admin_hosts, ["a.example"]);
         let CertificateSource::Files { certificate, key } = config.certificate else { panic!() };
         assert_eq!((certificate, key), (PathBuf::from("c"), PathBuf::from("k")));
+        let admin = CertificateFiles { certificate: "ac".into(), key: "ak".into() };
+        assert_eq!(config.admin_certificate, Some(admin));
         assert_eq!((config.hand_over, config.log_format), (HandOver::Never, LogFormat::Json));
         assert_eq!(config.default_rate, Rate::new(7, 8).unwrap());
         let blocks = ["10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32", "fd00::1/128"];
@@ -436,7 +465,7 @@ mod tests {
     #[test]
     fn all_mistakes_are_reported_with_their_keys() {
         let text = "region = \"EU\"\ndata_dir = 5\nworkers = -1\nburst = \"many\"\nlisten = \"443\"\n\
-                    hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
+                    hand_over = \"often\"\nadmin_hosts = [\"a b\"]\ntls_key = \"k\"\nadmin_tls_key = \"k\"\ncolour = 1\nagent_mtls = \"yes\"\n\
                     trusted_proxies = [\"10.0.0.0/8\", \"10.0.0.0/40\", 7, \"proxy.example.com\"]\n\
                     token_requests_per_minute = 0\nenrollment_requests_per_minute = 1000001\n\
                     auth_failures_per_minute = 4294967297\nconnections_per_address = 0\nagent_certificate_hours = 721\n\
@@ -452,6 +481,8 @@ mod tests {
                 "data_dir",
                 "listen",
                 "admin_hosts",
+                "tls_certificate, tls_key",
+                "admin_tls_certificate, admin_tls_key",
                 "hand_over",
                 "trusted_proxies",
                 "trusted_proxies",
@@ -468,7 +499,6 @@ mod tests {
                 "signing_key_days",
                 "traces.endpoint",
                 "traces.sample_ratio",
-                "tls_certificate, tls_key",
                 "colour",
                 "traces.colour",
             ]
@@ -479,7 +509,7 @@ mod tests {
             "trusted_proxies: \"proxy.example.com\" is not an address or a block such as \"10.0.0.0/8\"",
             "workers: -1 is not a whole number from 0 to 1024",
         ];
-        assert_eq!(errors[6..10], expected);
+        assert_eq!(errors[8..12], expected);
         assert!(errors.contains(&"agent_mtls: \"yes\" is not true or false".to_owned()));
     }
 
@@ -509,6 +539,24 @@ mod tests {
     #[test]
     fn toml_syntax_errors_name_the_line() {
         assert!(parse("region = ").unwrap_err().to_string().contains("line 1"));
+    }
+
+    #[test]
+    fn an_admin_listener_that_others_reach_without_tls_is_warned_about() {
+        let warnings = |listen: &str| {
+            let text = format!("{MINIMAL}admin_listen = \"{listen}\"\n");
+            Config::check(&text, |_| None).unwrap().1
+        };
+        for loopback in ["127.0.0.1:9080", "127.9.9.9:1", "[::1]:9080", "[::ffff:127.0.0.1]:9080"] {
+            assert!(warnings(loopback).is_empty(), "{loopback}");
+        }
+        for reachable in ["0.0.0.0:9080", "[::]:9080", "10.0.0.1:9080"] {
+            let warnings = warnings(reachable);
+            assert!(warnings.len() == 1 && warnings[0].contains("admin_tls_certificate"), "{reachable}: {warnings:?}");
+        }
+        let admin = CertificateFiles { certificate: "c".into(), key: "k".into() };
+        let config = Config { admin_certificate: Some(admin), ..parse(MINIMAL).unwrap() };
+        assert_eq!(config.open_admin_listener("0.0.0.0:1".parse().unwrap()), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! The path of a request: `ingress` → `downstream` → `relay` → `auth` → `upstream` → `rate_limit` → `tunnel`, and back.
 
 mod admin;
+pub mod admin_client;
 mod apex;
 pub mod auth;
 mod client_address;
@@ -52,4 +53,4 @@ pub use control::{Control, ControlError};
 pub use process::gateway::{Gateway, StartError};
 pub use process::signals::Signals;
 pub use process::takeover::{Predecessor, Program};
-pub use tls::CertificateSource;
+pub use tls::{CertificateFiles, CertificateSource};

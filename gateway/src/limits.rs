@@ -187,6 +187,16 @@ pub(crate) const CLUSTER_BODY_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const CLUSTER_DEAD_AFTER: Duration = Duration::from_secs(30);
 /// Bytes of a response of another control plane.
 pub(crate) const CLUSTER_RESPONSE: usize = 64 * MIB;
+/// Connections to the admin listener. More wait in the backlog of the kernel.
+pub(crate) const ADMIN_CONNECTIONS: usize = 1024;
+/// Connections to it of one client address. More are closed.
+pub(crate) const ADMIN_CONNECTIONS_PER_ADDRESS: usize = 256;
+/// Bytes of a request head to it.
+pub(crate) const ADMIN_HEAD: usize = 32 * KIB;
+/// Time from a request head to it to the last byte of the body.
+pub(crate) const ADMIN_BODY_WITHIN: Duration = Duration::from_secs(60);
+/// Time after which a connection to it ends whose client acknowledges nothing, or takes no byte of what is sent.
+pub(crate) const ADMIN_DEAD_AFTER: Duration = Duration::from_secs(300);
 /// Questions of the apex to other nodes that wait to be sent. Further ones are not sent.
 pub(crate) const NODE_CHARGES: usize = 1024;
 /// Idle connections to the control plane of one node that are kept.

@@ -21,6 +21,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "demo",
             "process",
             "admin",
+            "admin_client",
             "worker",
             "ingress",
             "downstream",

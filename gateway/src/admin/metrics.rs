@@ -260,7 +260,7 @@ fn agents(out: &mut Exposition, inventory: &Inventory) {
         out.single("gw_agent_certificate_first_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
     }
     if let Some(expiry) = inventory.server_certificate_expiry {
-        let help = "Expiry of the server certificate or of an authority in its chain, whichever is first, since the Unix epoch.";
+        let help = "First expiry of the server certificate, of the admin listener's, or of an authority in their chains, since the Unix epoch.";
         out.single("gw_server_certificate_expiry_timestamp_seconds", Kind::Gauge, help, expiry.0);
     }
 }

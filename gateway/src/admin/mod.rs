@@ -5,9 +5,8 @@ mod console;
 mod metrics;
 mod nodes;
 mod problem;
+mod serve;
 
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +27,7 @@ use crate::telemetry::request_log::{LogError, RequestLog, RequestView};
 use crate::telemetry::timeseries::Series;
 use console::Console;
 use problem::Problem;
+pub(crate) use serve::serve;
 
 /// State of the request handlers.
 #[derive(Clone)]
@@ -124,14 +124,9 @@ fn not_logged(id: RequestId) -> ControlError {
     ControlError::NotFound { kind: "request", id: format!("{id} in the log: it was not logged, or is too old") }
 }
 
-/// Serves the admin listener until `stopped` resolves, then finishes running requests.
-pub(crate) async fn serve(
-    listener: std::net::TcpListener,
-    admin: Admin,
-    stopped: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let router = Router::new()
+/// All paths of the admin listener.
+fn router(admin: Admin) -> Router {
+    Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
@@ -139,8 +134,6 @@ pub(crate) async fn serve(
         .merge(console::router(&admin))
         .layer(from_fn_with_state(admin.clone(), nodes::await_other_nodes))
         .with_state(admin)
-        .into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(tokio::net::TcpListener::from_std(listener)?, router).with_graceful_shutdown(stopped).await
 }
 
 /// Routes for the control planes of other nodes.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use gw_gateway::admin_client::is_of_tls_listener;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, Method, Request, StatusCode};
 use serde::de::DeserializeOwned;
@@ -37,6 +38,10 @@ pub(crate) enum ApiError {
         "no response from {url}: {error}; check that the gateway runs and that --admin-url names its admin listener"
     )]
     Unreachable { url: String, error: Box<ureq::Error> },
+    #[error("{0}")]
+    Tls(String),
+    #[error("{url} speaks https, not plain HTTP: use https:// in the URL (--admin-url)")]
+    NotPlain { url: String },
     #[error("the gateway at {url} refuses the admin token (from {token_source})")]
     Unauthorized { url: String, token_source: String },
     #[error("{0}")]
@@ -93,9 +98,8 @@ impl Api {
             .http_status_as_error(false)
             // No redirects: the token must not be sent to another server.
             .max_redirects(0)
-            .max_redirects_will_error(false)
-            .proxy(None);
-        Self { http: config.build().new_agent(), endpoint }
+            .max_redirects_will_error(false);
+        Self { http: endpoint.address.agent(config), endpoint }
     }
 
     /// Sends a request without a body to `path`, for example `/accounts/acme`.
@@ -168,7 +172,8 @@ impl Api {
         body: Option<&Value>,
         timeout: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
-        let AdminEndpoint { url, token, token_source } = &self.endpoint;
+        let AdminEndpoint { address, token, token_source } = &self.endpoint;
+        let url = &address.url;
         let request = Request::builder()
             .method(method)
             .uri(format!("{url}{BASE_PATH}{path}"))
@@ -185,10 +190,15 @@ impl Api {
             let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
             Ok((response.status(), response.headers().clone(), bytes))
         });
-        let (status, headers, bytes) =
-            answer.map_err(|error| ApiError::Unreachable { url: url.clone(), error: Box::new(error) })?;
+        let (status, headers, bytes) = answer.map_err(|error| match address.explain(&error) {
+            Some(explanation) => ApiError::Tls(explanation),
+            None => ApiError::Unreachable { url: url.clone(), error: Box::new(error) },
+        })?;
         if status == StatusCode::UNAUTHORIZED {
             return Err(ApiError::Unauthorized { url: url.clone(), token_source: token_source.clone() });
+        }
+        if status == StatusCode::BAD_REQUEST && is_of_tls_listener(&bytes) {
+            return Err(ApiError::NotPlain { url: url.clone() });
         }
         if !status.is_success() {
             return Err(serde_json::from_slice(&bytes)

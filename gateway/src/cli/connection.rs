@@ -1,18 +1,16 @@
 //! Address and token of the admin listener.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use gw_gateway::admin_client::{AdminAddress, URL_DEFAULT};
 use gw_gateway::config::Config;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
-use http::Uri;
 
 use super::api::Api;
 use super::output::Output;
 
-const URL_DEFAULT: &str = "http://127.0.0.1:9080";
 const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file that holds it with --admin-token-file, \
                         or the gateway's own configuration with --config";
 
@@ -20,9 +18,13 @@ const NO_TOKEN: &str = "no admin token: set GW_ADMIN_TOKEN, or name the file tha
 #[derive(Args, Default)]
 #[command(next_help_heading = "Connection to the gateway")]
 pub(crate) struct AdminConnection {
-    /// URL of the admin listener [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
+    /// URL of the admin listener, http or https [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
+    /// PEM file of the authorities that the certificate of the admin listener may be of [env: GW_ADMIN_CA] [default: those
+    /// of the system].
+    #[arg(long, global = true, value_name = "FILE")]
+    admin_ca: Option<PathBuf>,
     /// File with the admin token [env: GW_ADMIN_TOKEN_FILE, or GW_ADMIN_TOKEN for the token itself].
     #[arg(long, global = true, value_name = "FILE")]
     admin_token_file: Option<PathBuf>,
@@ -37,8 +39,7 @@ pub(crate) struct AdminConnection {
 /// An admin listener and its token.
 #[derive(Debug)]
 pub(crate) struct AdminEndpoint {
-    /// `http://…`, without a trailing slash.
-    pub(crate) url: String,
+    pub(crate) address: AdminAddress,
     pub(crate) token: Secret,
     /// Source of the token, for errors.
     pub(crate) token_source: String,
@@ -54,11 +55,14 @@ impl AdminConnection {
         let variable = |name| environment(name).filter(|value| !value.is_empty());
         let config = self.config.as_deref().map(|path| load_config(path, &environment)).transpose()?;
 
-        let url = match (&self.admin_url, &config) {
-            (Some(url), _) => url.clone(),
-            (None, Some(config)) => url_of(config.admin_listen).map_err(Failure::Usage)?,
-            (None, None) => variable("GW_ADMIN_URL").unwrap_or_else(|| URL_DEFAULT.to_owned()),
+        let authorities = self.admin_ca.clone().or_else(|| variable("GW_ADMIN_CA").map(PathBuf::from));
+        let authorities = authorities.as_deref();
+        let address = match (&self.admin_url, &config) {
+            (Some(url), _) => AdminAddress::at(url, authorities),
+            (None, Some(config)) => AdminAddress::of(config, authorities),
+            (None, None) => AdminAddress::at(variable("GW_ADMIN_URL").as_deref().unwrap_or(URL_DEFAULT), authorities),
         };
+        let address = address.map_err(Failure::Usage)?;
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
             (Some(file), ..) => read_token(file),
             (None, Some(config), _) => read_token(&config.data_dir.join("admin.token")),
@@ -74,38 +78,13 @@ impl AdminConnection {
             let message = format!("{token_source} holds no admin token: a token is one line of printable ASCII");
             return Err(Failure::Usage(message));
         }
-        Ok(AdminEndpoint { url: checked_url(&url).map_err(Failure::Usage)?, token, token_source })
+        Ok(AdminEndpoint { address, token, token_source })
     }
 }
 
 pub(super) fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
-}
-
-fn checked_url(text: &str) -> Result<String, String> {
-    let url: Uri = text.parse().map_err(|_| format!("{text:?} is not a URL such as {URL_DEFAULT}"))?;
-    match url.scheme_str() {
-        Some("http") if url.query().is_none() => Ok(text.trim_end_matches('/').to_owned()),
-        Some("https") => Err(format!(
-            "{text}: the admin listener speaks plain HTTP on loopback, such as {URL_DEFAULT}; from elsewhere, \
-             forward its port (ssh -L 9080:127.0.0.1:9080)"
-        )),
-        _ => Err(format!("{text:?} is not a URL such as {URL_DEFAULT}")),
-    }
-}
-
-/// The URL of a listener on this machine.
-fn url_of(listen: SocketAddr) -> Result<String, String> {
-    if listen.port() == 0 {
-        return Err("admin_listen has port 0, so the port is not known; give the address with --admin-url".to_owned());
-    }
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip => ip,
-    };
-    Ok(format!("http://{}", SocketAddr::new(ip, listen.port())))
 }
 
 /// The token and its source.
@@ -147,6 +126,7 @@ mod tests {
         );
         let mut options = AdminConnection {
             admin_url: Some("http://option:1/".to_owned()),
+            admin_ca: None,
             admin_token_file: Some(file("option", "of-option\n")),
             config: Some(file("gateway.toml", &config)),
             json: false,
@@ -158,8 +138,8 @@ mod tests {
             ("GW_ADMIN_TOKEN_FILE", of_variable.to_str().unwrap()),
         ];
         let found = |options: &AdminConnection, variables: &[(&str, &str)]| {
-            let AdminEndpoint { url, token, .. } = endpoint(options, variables).unwrap();
-            (url, token.reveal().to_owned())
+            let AdminEndpoint { address, token, .. } = endpoint(options, variables).unwrap();
+            (address.url, token.reveal().to_owned())
         };
         let expect = |url: &str, token: &str| (url.to_owned(), token.to_owned());
 
@@ -176,17 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn invalid_addresses_and_tokens_are_refused_by_name() {
-        let with_url = |url: &str| {
-            let connection = AdminConnection { admin_url: Some(url.to_owned()), ..AdminConnection::default() };
-            endpoint(&connection, &[("GW_ADMIN_TOKEN", "t")]).unwrap_err()
-        };
-        assert!(with_url("https://127.0.0.1:9080").contains("speaks plain HTTP"));
-        for wrong in ["127.0.0.1:9080", "localhost", "ftp://localhost", "http://", "http://localhost/?a=b", ""] {
-            assert_eq!(with_url(wrong), format!("{wrong:?} is not a URL such as {URL_DEFAULT}"));
-        }
-        assert!(url_of(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap_err().contains("--admin-url"));
-
+    fn invalid_tokens_and_authorities_are_refused_by_name() {
+        let error = endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", "t"), ("GW_ADMIN_CA", "/nowhere/ca")]);
+        assert!(error.unwrap_err().starts_with("--admin-ca /nowhere/ca: "));
         let token = |token| endpoint(&AdminConnection::default(), &[("GW_ADMIN_TOKEN", token)]).unwrap_err();
         for wrong in [" ", "two words", "line\nline", "caf\u{e9}"] {
             assert!(token(wrong).starts_with("GW_ADMIN_TOKEN holds no admin token"), "{wrong}");

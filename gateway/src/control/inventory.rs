@@ -19,7 +19,7 @@ pub struct Inventory {
     pub agents: BTreeMap<&'static str, u64>,
     /// The first expiry among the certificates of agents with a tunnel.
     pub first_agent_expiry: Option<Timestamp>,
-    /// Expiry of the server certificate or of an authority in its chain, whichever comes first.
+    /// First expiry among the server certificate, that of the admin listener, and the authorities in their chains.
     pub server_certificate_expiry: Option<Timestamp>,
     pub(crate) store: StoreStatus,
 }
@@ -56,7 +56,10 @@ impl Control {
             services,
             agents,
             first_agent_expiry: connected.filter_map(|agent| agent.certificate_not_after).min(),
-            server_certificate_expiry: self.tls.not_after(),
+            server_certificate_expiry: [self.tls.not_after(), self.admin_tls().and_then(|tls| tls.not_after())]
+                .into_iter()
+                .flatten()
+                .min(),
             store,
         }
     }

@@ -71,6 +71,8 @@ use crate::store::{
 };
 use crate::telemetry::counters::WorkerReport;
 use crate::telemetry::request_log::LogError;
+use crate::tls::admin::AdminTls;
+use crate::tls::certificate::Mistakes;
 use crate::tls::node::NodeTls;
 use crate::tls::pki::{Authority, NodeIdentity, PkiError};
 use crate::tls::{ServerConfigs, TlsError, TlsMaterial};
@@ -93,6 +95,8 @@ pub struct Control {
     state: Mutex<ControlState>,
     agents: Authority,
     tls: TlsMaterial,
+    /// TLS of the admin listener; `None` if it speaks plain HTTP.
+    admin_tls: Option<Arc<AdminTls>>,
     /// Node that has a certificate for links to other nodes.
     certified_node: Mutex<Option<NodeIdentity>>,
     /// Calls the control planes of other nodes.
@@ -291,6 +295,10 @@ impl Control {
 
     pub fn admin_token(&self) -> &Secret {
         &self.admin_token
+    }
+
+    pub(crate) fn admin_tls(&self) -> Option<&Arc<AdminTls>> {
+        self.admin_tls.as_ref()
     }
 
     /// Additional host names by which browsers reach the console.
@@ -495,11 +503,15 @@ impl Control {
         self.store().is_some()
     }
 
-    /// Reloads the server certificate. On failure the old one stays in use.
+    /// Reloads the server certificate and that of the admin listener. One that cannot be used stays as it was, and the
+    /// other is replaced all the same.
     pub fn reload_certificates(&self) -> Result<(), ControlError> {
-        let certificates = Arc::new(self.tls.reload()?);
-        self.workers.publish_certificates(&certificates);
-        Ok(())
+        let server = self.tls.reload().map(|certificates| self.workers.publish_certificates(&Arc::new(certificates)));
+        let admin = self.admin_tls.as_ref().map_or(Ok(()), |tls| tls.reload());
+        Ok(match (server, admin) {
+            (Err(server), Err(admin)) => Err(Mistakes(vec![server.to_string(), admin.to_string()]).into()),
+            (server, admin) => server.and(admin),
+        }?)
     }
 
     /// Makes every worker use this view of the region from now on. Issues a certificate for this node first if its slot

@@ -16,6 +16,7 @@ use crate::cluster::{LocalNode, NodeClient};
 use crate::config::{Config, StoreSettings};
 use crate::region::RegionKey;
 use crate::store::{PostgresSettings, PostgresSource, PostgresStore, Snapshot, Store, StoreError, StoreSource};
+use crate::tls::admin::AdminTls;
 use crate::tls::pki::{self, Authority};
 use crate::tls::{CertificateSource, TlsMaterial};
 
@@ -48,6 +49,7 @@ impl Control {
             store: Mutex::new(Some(store)),
             agents,
             tls,
+            admin_tls: config.admin_certificate.clone().map(AdminTls::load).transpose()?.map(Arc::new),
             admin_token: admin_token(&config.data_dir.join(ADMIN_TOKEN_FILE))?,
             admin_hosts: config.admin_hosts.clone(),
             certified_node: Mutex::default(),

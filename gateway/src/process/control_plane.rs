@@ -19,6 +19,7 @@ use crate::apex;
 use crate::cluster::{self, LocalNode, ServerLimits, WaitingConnections};
 use crate::control::JobQueue;
 use crate::members;
+use crate::tls::admin::AdminTls;
 
 /// Longest wait for running requests when the control plane stops.
 const REQUESTS_END_WITHIN: Duration = Duration::from_secs(2);
@@ -47,6 +48,7 @@ impl Gateway {
     pub(super) fn serve_administration(&mut self) -> Result<(), StartError> {
         let Some(listeners) = &self.listeners else { return Ok(()) };
         let listener = listeners.admin.try_clone().map_err(ListenError::from)?;
+        let tls = self.control.admin_tls().cloned();
         let (control, request_log) = (Arc::clone(&self.control), Arc::clone(&self.request_log));
         let (spans, series) = (self.span_counts().cloned(), Arc::clone(&self.series));
         let draining = Arc::clone(&self.draining);
@@ -54,7 +56,7 @@ impl Gateway {
         let admin = Admin::new(control, request_log, spans, series, draining, region, self.address.port());
         self.serve_nodes(&admin)?;
         let (stop, stopped) = oneshot::channel();
-        let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, admin, stopped));
+        let thread = spawn("gw-control".to_owned(), move || serve_admin(listener, tls, admin, stopped));
         let thread = thread.map_err(StartError::Thread)?;
         self.admin = Some(AdminThread { stop, thread });
         Ok(())
@@ -106,9 +108,9 @@ impl NodesThread {
 }
 
 /// Serves the admin listener until `stopped` resolves, and then finishes running requests.
-fn serve_admin(listener: TcpListener, admin: Admin, stopped: oneshot::Receiver<()>) {
+fn serve_admin(listener: TcpListener, tls: Option<Arc<AdminTls>>, admin: Admin, stopped: oneshot::Receiver<()>) {
     let stopped = stopped.map(drop).shared();
-    let served = run_until(stopped.clone(), async { admin::serve(listener, admin, stopped).await });
+    let served = run_until(stopped.clone(), async { admin::serve(listener, tls, admin, stopped).await });
     if let Err(error) = served.and_then(Option::transpose) {
         tracing::error!(%error, "the admin listener failed");
     }

@@ -18,8 +18,8 @@ use crate::config::{Config, StoreSettings};
 use crate::hostname::Region;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
-use crate::tls::CertificateSource;
-use crate::tls::certificate::{self, TENANT, Validity};
+use crate::tls::certificate::{self, PairKeys, TENANT, Validity};
+use crate::tls::{CertificateFiles, CertificateSource};
 
 /// Open files that a busy gateway needs.
 const OPEN_FILES: u64 = 65_536;
@@ -91,7 +91,10 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
         archive::examine(out, config, settings);
     }
     // Without the admin listener, the listener for callers may belong to another configuration.
-    let runs = is_admin_listener(config.admin_listen);
+    let runs = match &config.admin_certificate {
+        None => is_admin_listener(config.admin_listen),
+        Some(_) => is_listener(config.admin_listen).unwrap_or(false),
+    };
     let belongs = |address| runs && is_listener(address).unwrap_or(false);
     let ports =
         [("listen", config.listen, belongs(config.listen)), ("admin_listen", config.admin_listen, runs)].into_iter();
@@ -102,16 +105,7 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     }
     match &config.certificate {
         CertificateSource::Files { certificate, key } => {
-            match (certificate::read_chain(certificate), certificate::read_key(key)) {
-                (Ok(chain), Ok(key)) => server_certificate(out, &chain, &key, &config.region, Timestamp::now()),
-                (chain, private_key) => {
-                    let chain = chain.err().map(|error| format!("{}: {error}", certificate.display()));
-                    let private_key = private_key.err().map(|error| format!("{}: {error}", key.display()));
-                    let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
-                    let advice = "tls_certificate and tls_key name PEM files that the gateway's user can read";
-                    out.failed("certificate", errors.join("; "), advice);
-                }
-            }
+            pair_of_files(out, "certificate", PairKeys::CALLERS, certificate, key, Some(&config.region));
         }
         CertificateSource::Development { .. } => out.warning(
             "certificate",
@@ -119,11 +113,45 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
             "set tls_certificate and tls_key: callers and agents trust this one only if configured to",
         ),
     }
+    admin_listener(out, config);
     for (check, name) in [
         ("name of the apex", config.region.apex().to_owned()),
         ("names of tenants", format!("{TENANT}.{}", config.region.apex())),
     ] {
         dns(out, check, &name, config.listen.port());
+    }
+}
+
+/// Checks what protects the admin listener.
+fn admin_listener(out: &mut Examination, config: &Config) {
+    const CHECK: &str = "admin certificate";
+    if let Some(CertificateFiles { certificate, key }) = &config.admin_certificate {
+        pair_of_files(out, CHECK, PairKeys::ADMIN, certificate, key, None);
+    } else if config.open_admin_listener(config.admin_listen).is_some() {
+        let found = format!("none, and other machines can reach {}", config.admin_listen);
+        out.warning(CHECK, found, "set admin_tls_certificate and admin_tls_key, or listen on loopback");
+    }
+}
+
+/// Checks the files of a certificate and its key.
+fn pair_of_files(
+    out: &mut Examination,
+    check: &str,
+    keys: PairKeys,
+    certificate: &Path,
+    key: &Path,
+    region: Option<&Region>,
+) {
+    match (certificate::read_chain(certificate), certificate::read_key(key)) {
+        (Ok(chain), Ok(key)) => server_certificate(out, check, keys, &chain, &key, region, Timestamp::now()),
+        (chain, private_key) => {
+            let chain = chain.err().map(|error| format!("{}: {error}", certificate.display()));
+            let private_key = private_key.err().map(|error| format!("{}: {error}", key.display()));
+            let errors: Vec<String> = chain.into_iter().chain(private_key).collect();
+            let advice =
+                format!("{} and {} name PEM files that the gateway's user can read", keys.certificate, keys.key);
+            out.failed(check, errors.join("; "), advice);
+        }
     }
 }
 
@@ -166,39 +194,46 @@ fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&
     }
 }
 
-/// Checks that callers accept the certificate: key, names, order of the chain, and validity at `now`.
+/// Checks that clients accept the certificate: key, names of the region if it must have them, order of the chain, and
+/// validity at `now`.
 fn server_certificate(
     out: &mut Examination,
+    check: &str,
+    keys: PairKeys,
     chain: &[CertificateDer<'static>],
     key: &PrivateKeyDer<'static>,
-    region: &Region,
+    region: Option<&Region>,
     now: Timestamp,
 ) {
-    let (key_check, names_check, order_check, time_check) =
-        ("certificate: key", "certificate: names", "certificate: chain", "certificate: time");
+    let [key_check, names_check, order_check, time_check] =
+        ["key", "names", "chain", "time"].map(|part| format!("{check}: {part}"));
     match certificate::check_key(chain, key) {
-        Ok(()) => out.ok(key_check, "the key matches the certificate"),
-        Err(error) => out.failed(key_check, error, "set tls_key to the key of the first certificate"),
+        Ok(()) => out.ok(&key_check, "the key matches the certificate"),
+        Err(error) => {
+            out.failed(&key_check, error, format!("set {} to the key of the first certificate", keys.key));
+        }
     }
-    let missing = certificate::missing_names(chain, region);
-    if missing.is_empty() {
-        out.ok(names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
-    } else {
+    let missing = region.map(|region| certificate::missing_names(chain, region)).unwrap_or_default();
+    if !missing.is_empty() {
         out.failed(
-            names_check,
+            &names_check,
             format!("not valid for {}", missing.join(" and ")),
             "have it issued for the apex and the wildcard below it",
         );
+    } else if let Some(region) = region {
+        out.ok(&names_check, format!("valid for {}", certificate::wanted_names(region).join(" and ")));
+    } else {
+        out.ok(&names_check, format!("valid for {}", certificate::names(&chain[0]).join(", ")));
     }
     match certificate::first_out_of_order(chain) {
         None if chain.len() == 1 => out.warning(
-            order_check,
+            &order_check,
             "one certificate",
             "enough if callers trust its issuer; otherwise append the intermediate certificates",
         ),
-        None => out.ok(order_check, format!("{} certificates, each issued by the next", chain.len())),
+        None => out.ok(&order_check, format!("{} certificates, each issued by the next", chain.len())),
         Some(at) => out.failed(
-            order_check,
+            &order_check,
             format!("certificate {at} of the file is not issued by the one after it"),
             "order the file: the certificate of the server first, then each issuer; the root may be omitted",
         ),
@@ -206,16 +241,16 @@ fn server_certificate(
     const RENEW: &str = "renew it, then send SIGHUP (systemctl reload) to the gateway";
     match certificate::validity(chain, now) {
         Validity::Unreadable => {
-            out.failed(time_check, "cannot be parsed", "tls_certificate must be X.509 in PEM");
+            out.failed(&time_check, "cannot be parsed", format!("{} must be X.509 in PEM", keys.certificate));
         }
-        Validity::Expired { at } => out.failed(time_check, format!("expired on {at}"), RENEW),
+        Validity::Expired { at } => out.failed(&time_check, format!("expired on {at}"), RENEW),
         Validity::NotYet { from } => {
-            out.failed(time_check, format!("not valid before {from}"), "set the clock, or wait until then");
+            out.failed(&time_check, format!("not valid before {from}"), "set the clock, or wait until then");
         }
         Validity::Until(until) if until.since(now) < EXPIRES_SOON => {
-            out.warning(time_check, format!("expires on {until}"), RENEW);
+            out.warning(&time_check, format!("expires on {until}"), RENEW);
         }
-        Validity::Until(until) => out.ok(time_check, format!("valid until {until}")),
+        Validity::Until(until) => out.ok(&time_check, format!("valid until {until}")),
     }
 }
 
@@ -282,7 +317,9 @@ mod tests {
         let (chain, key) = chain(&NAMES);
         let region = Region::new("eu1", "example.com");
         let of = |chain: &[CertificateDer<'static>], region: &Region, now| {
-            verdicts(|out| server_certificate(out, chain, &key, region, now)).into_values().collect::<Vec<_>>()
+            verdicts(|out| server_certificate(out, "certificate", PairKeys::CALLERS, chain, &key, Some(region), now))
+                .into_values()
+                .collect::<Vec<_>>()
         };
         use Verdict::{Failed, Ok, Warning};
         // Chain, key, names, time.
@@ -296,7 +333,9 @@ mod tests {
         // Certificates of rcgen are valid from 1975.
         assert_eq!(of(&chain, &region, Timestamp(0)), [Ok, Ok, Ok, Failed]);
         let other = PrivateKeyDer::from(KeyPair::generate().unwrap());
-        let found = verdicts(|out| server_certificate(out, &chain, &other, &region, IN_2029));
+        let found = verdicts(|out| {
+            server_certificate(out, "certificate", PairKeys::CALLERS, &chain, &other, Some(&region), IN_2029);
+        });
         assert_eq!(found["certificate: key"], Failed);
     }
 
@@ -304,7 +343,8 @@ mod tests {
     fn a_certificate_must_be_valid_for_the_apex_and_its_wildcard() {
         let (chain, key) = chain(&NAMES[..1]);
         let mut out = Examination::default();
-        server_certificate(&mut out, &chain, &key, &Region::new("eu1", "example.com"), IN_2029);
+        let region = Region::new("eu1", "example.com");
+        server_certificate(&mut out, "certificate", PairKeys::CALLERS, &chain, &key, Some(&region), IN_2029);
         let names = out.checks().iter().find(|finding| finding.check == "certificate: names").unwrap();
         assert_eq!((names.verdict, names.found.as_str()), (Verdict::Failed, "not valid for *.eu1.example.com"));
     }

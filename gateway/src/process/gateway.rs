@@ -279,6 +279,9 @@ impl Gateway {
 
     fn log_start(&self, config: &Config) {
         let Self { address, admin_address, .. } = self;
+        if let Some(warning) = config.open_admin_listener(*admin_address) {
+            tracing::warn!("{warning}");
+        }
         tracing::info!(%address, %admin_address, workers = config.workers, region = config.region.apex(), "gateway started");
     }
 
@@ -317,7 +320,7 @@ impl Gateway {
     pub(super) fn reload_certificates(&self) {
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),
-            Err(error) => tracing::error!(%error, "cannot reload certificates: the old ones stay in use"),
+            Err(error) => tracing::error!(%error, "cannot reload a certificate: the old one stays in use"),
         }
     }
 }

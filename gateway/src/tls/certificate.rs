@@ -1,6 +1,7 @@
 //! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 
 use rustls::client::verify_server_name;
@@ -17,6 +18,20 @@ use crate::hostname::Region;
 
 /// An example of a tenant label.
 pub(crate) const TENANT: &str = "doctor--doctor";
+
+/// Names of the configuration keys of a certificate and its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PairKeys {
+    pub(crate) certificate: &'static str,
+    pub(crate) key: &'static str,
+}
+
+impl PairKeys {
+    /// The pair of the listener for callers and agents.
+    pub(crate) const CALLERS: Self = Self { certificate: "tls_certificate", key: "tls_key" };
+    /// The pair of the admin listener.
+    pub(crate) const ADMIN: Self = Self { certificate: "admin_tls_certificate", key: "admin_tls_key" };
+}
 
 /// A certificate chain, the server's certificate first, and its key.
 pub(crate) struct Pair {
@@ -45,28 +60,35 @@ pub(crate) enum Validity {
     Until(Timestamp),
 }
 
-/// Reads `tls_certificate` and `tls_key`, and checks that a gateway of `region` can serve them. Without a region, does
-/// not check names.
-pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>) -> Result<Pair, Mistakes> {
+/// Reads the files that `keys` name, and checks that a gateway of `region` can serve them. Without a region, does not
+/// check names.
+pub(crate) fn read_pair(
+    keys: PairKeys,
+    certificate: &Path,
+    key: &Path,
+    region: Option<&Region>,
+) -> Result<Pair, Mistakes> {
     let (chain, private_key) = (read_chain(certificate), read_key(key));
     let mut mistakes = Vec::new();
     if let Err(error) = &chain {
-        mistakes.push(format!("tls_certificate: {}: {error}", certificate.display()));
+        mistakes.push(format!("{}: {}: {error}", keys.certificate, certificate.display()));
     }
     if let Err(error) = &private_key {
-        mistakes.push(format!("tls_key: {}: {error}", key.display()));
+        mistakes.push(format!("{}: {}: {error}", keys.key, key.display()));
     }
     if let Ok(chain) = &chain {
         let first = ParsedCertificate::try_from(&chain[0]);
         match (&first, &private_key) {
             (Err(error), _) => mistakes.push(format!(
-                "tls_certificate: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
+                "{}: {}: the first certificate cannot be read: {error}; it must be X.509 in PEM",
+                keys.certificate,
                 certificate.display()
             )),
             (Ok(_), Ok(private_key)) => {
                 if let Err(error) = check_key(chain, private_key) {
                     mistakes.push(format!(
-                        "tls_key: {}: {error}; it must be the key of the first certificate in {}",
+                        "{}: {}: {error}; it must be the key of the first certificate in {}",
+                        keys.key,
                         key.display(),
                         certificate.display()
                     ));
@@ -77,8 +99,8 @@ pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>)
         let missing = region.map(|region| missing_names(chain, region)).unwrap_or_default();
         if !missing.is_empty() && first.is_ok() {
             mistakes.push(format!(
-                "tls_certificate: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every \
-                 name below it",
+                "{}: {}: valid for {}, but not for {}; it must be valid for the apex of the region and every name below it",
+                keys.certificate,
                 certificate.display(),
                 names(&chain[0]).join(", "),
                 missing.join(" and ")
@@ -92,13 +114,13 @@ pub(crate) fn read_pair(certificate: &Path, key: &Path, region: Option<&Region>)
 }
 
 impl Pair {
-    /// Defects that some callers refuse although the certificate can be served. `certificate` is its file.
-    pub(crate) fn warnings(&self, certificate: &Path, now: Timestamp) -> Vec<String> {
+    /// Defects that some clients refuse although the certificate can be served. `certificate` is its file.
+    pub(crate) fn warnings(&self, keys: PairKeys, certificate: &Path, now: Timestamp) -> Vec<String> {
         let order = first_out_of_order(&self.chain)
             .map(|at| format!("certificate {at} of the file is not issued by the one after it"));
         let time = self.untimely(now);
         let warnings = order.into_iter().chain(time);
-        warnings.map(|warning| format!("tls_certificate: {}: {warning}", certificate.display())).collect()
+        warnings.map(|warning| format!("{}: {}: {warning}", keys.certificate, certificate.display())).collect()
     }
 
     /// Why the chain is not valid at `now`, if it is not.
@@ -165,23 +187,28 @@ pub(crate) fn missing_names(chain: &[CertificateDer<'_>], region: &Region) -> Ve
     missing.map(|(wanted, _)| wanted).collect()
 }
 
-/// The DNS names of a certificate (RFC 5280 §4.2.1.6); `no name` if there is none.
-fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+/// Names and addresses that a certificate is valid for (RFC 5280 §4.2.1.6); `no name` if there is none.
+pub(crate) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     const MOST: usize = 10;
     let mut names = Vec::new();
     if let Ok((_, certificate)) = X509Certificate::from_der(certificate)
         && let Ok(Some(extension)) = certificate.subject_alternative_name()
     {
-        let dns = extension.value.general_names.iter().filter_map(|name| match name {
+        let known = extension.value.general_names.iter().filter_map(|name| match name {
             GeneralName::DNSName(name) => Some((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => ip_address(bytes).map(|address| address.to_string()),
             _ => None,
         });
-        names.extend(dns.take(MOST));
+        names.extend(known.take(MOST));
     }
     if names.is_empty() {
         names.push("no name".to_owned());
     }
     names
+}
+
+fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
+    <[u8; 4]>::try_from(bytes).map(IpAddr::from).or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
 /// The number, counted from 1, of the first certificate that is not issued by the one after it.

@@ -1,5 +1,7 @@
-//! TLS configurations: for callers and for tunnels, with the same server certificate; between the nodes of a region.
+//! TLS configurations: for callers and for tunnels, with the same server certificate; for the admin listener; between the
+//! nodes of a region.
 
+pub(crate) mod admin;
 pub(crate) mod certificate;
 pub(crate) mod node;
 pub(crate) mod pki;
@@ -14,7 +16,7 @@ use rustls::{RootCertStore, ServerConfig, crypto};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use self::certificate::{Mistakes, Pair};
+use self::certificate::{Mistakes, Pair, PairKeys};
 use self::pki::{Issued, PkiError};
 use crate::clock::Timestamp;
 use crate::hostname::Region;
@@ -38,6 +40,13 @@ pub(crate) struct ServerConfigs {
 pub enum CertificateSource {
     Files { certificate: PathBuf, key: PathBuf },
     Development { data_dir: PathBuf },
+}
+
+/// The files of a certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +98,7 @@ impl TlsMaterial {
     pub(crate) fn load(&self) -> Result<ServerConfigs, TlsError> {
         let pair = self.read()?;
         if let CertificateSource::Files { certificate, .. } = &self.source {
-            for warning in pair.warnings(certificate, Timestamp::now()) {
+            for warning in pair.warnings(PairKeys::CALLERS, certificate, Timestamp::now()) {
                 tracing::warn!("{warning}");
             }
         }
@@ -150,7 +159,7 @@ impl TlsMaterial {
     fn read(&self) -> Result<Pair, TlsError> {
         match &self.source {
             CertificateSource::Files { certificate, key } => {
-                Ok(certificate::read_pair(certificate, key, Some(&self.region))?)
+                Ok(certificate::read_pair(PairKeys::CALLERS, certificate, key, Some(&self.region))?)
             }
             CertificateSource::Development { data_dir } => {
                 let Issued { certificate_pem, key_pem } = pki::development_certificate(data_dir, &self.region)?;

@@ -210,7 +210,8 @@ fn unknown_variable(word: &str) -> Option<String> {
     let name = &word[..word.find(|it| !is_part(it)).unwrap_or(word.len())];
     let read =
         || configuration::all_variables().contains(name) || texts(&repository().join("packaging")).contains(name);
-    let by_commands = ["GW_ADMIN_URL", "GW_ADMIN_TOKEN", "GW_ADMIN_TOKEN_FILE", "GW_ENROLLMENT_TOKEN"].contains(&name);
+    let by_commands =
+        ["GW_ADMIN_URL", "GW_ADMIN_CA", "GW_ADMIN_TOKEN", "GW_ADMIN_TOKEN_FILE", "GW_ENROLLMENT_TOKEN"].contains(&name);
     (name.starts_with("GW_") && !by_commands && !read()).then(|| format!("no program reads {name}"))
 }
 

@@ -204,6 +204,8 @@ fn the_example_of_the_gateway_has_every_key_and_its_default() {
     let without = [
         "access_key_id",
         "admin_hosts",
+        "admin_tls_certificate",
+        "admin_tls_key",
         "bandwidth_mib_per_second",
         "ca",
         "endpoint",

@@ -11,7 +11,7 @@ use crate::{assert_same, fetch, read};
 const PAGE: &str = "docs/administration.md";
 
 /// Options of every command; the page describes them once.
-const OF_EVERY_COMMAND: [&str; 5] = ["--json", "--help", "--admin-url", "--admin-token-file", "--config"];
+const OF_EVERY_COMMAND: [&str; 6] = ["--json", "--help", "--admin-url", "--admin-ca", "--admin-token-file", "--config"];
 
 fn help(words: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_gw-gateway")).args(words).arg("-h").output().unwrap();

@@ -490,9 +490,9 @@ fn invalid_arguments_exit_with_2() {
     usage(gw_gateway("account create ACME"), "3 to 15 characters of a-z and 0-9");
     usage(gw_gateway("account list --config nowhere.toml"), "nowhere.toml: ");
     usage(gw_gateway("account list --admin-token-file nowhere"), "cannot read the admin token: nowhere: ");
-    let mut https = gw_gateway("account list --admin-url https://eu1.example.com");
-    https.env("GW_ADMIN_TOKEN", "t0ken");
-    usage(https, "speaks plain HTTP");
+    let mut ftp = gw_gateway("account list --admin-url ftp://eu1.example.com");
+    ftp.env("GW_ADMIN_TOKEN", "t0ken");
+    usage(ftp, "is not a URL such as http://127.0.0.1:9080 or https://");
     let mut nothing = gw_gateway("service change acme api");
     nothing.env("GW_ADMIN_TOKEN", "t0ken");
     usage(nothing, "nothing to change");

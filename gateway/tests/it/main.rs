@@ -4,6 +4,7 @@
 
 mod access_tokens;
 mod admin;
+mod admin_tls;
 mod agent_abuse;
 mod agent_http;
 mod agent_responses;

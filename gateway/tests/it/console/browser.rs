@@ -1,7 +1,9 @@
 //! A browser without scripts: cookies, forms and the fields that browsers send.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use gw_gateway::admin_client::AdminAddress;
 use gw_gateway::demo::Demo;
 
 /// A response.
@@ -37,6 +39,8 @@ impl Reply {
 /// A browser with its cookies.
 pub(crate) struct Browser {
     base: String,
+    /// File of the authority that it trusts.
+    pub(crate) authority: Option<PathBuf>,
     pub(crate) cookies: BTreeMap<String, String>,
     /// Fields sent with each request.
     pub(crate) extra: Vec<(&'static str, String)>,
@@ -49,7 +53,7 @@ impl Browser {
 
     /// A browser for the admin listener at this URL.
     pub(crate) fn at(base: String) -> Self {
-        Self { base, cookies: BTreeMap::new(), extra: Vec::new() }
+        Self { base, authority: None, cookies: BTreeMap::new(), extra: Vec::new() }
     }
 
     /// A browser that has signed in.
@@ -81,12 +85,11 @@ impl Browser {
     }
 
     pub(crate) fn send(&mut self, method: &str, path: &str, body: Option<String>) -> Reply {
-        let agent: ureq::Agent = ureq::Agent::config_builder()
+        let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            .timeout_global(Some(crate::support::SOON))
-            .build()
-            .into();
+            .timeout_global(Some(crate::support::SOON));
+        let agent = AdminAddress::at(&self.base, self.authority.as_deref()).unwrap().agent(config);
         let mut request = http::Request::builder().method(method).uri(format!("{}{path}", self.base));
         if !self.cookies.is_empty() {
             let pairs: Vec<String> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();

@@ -1,0 +1,175 @@
+//! The admin listener: accepts connections, does the TLS handshake where a certificate is configured, and serves HTTP/1.1.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{ConnectInfo, Request};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::map_request;
+use axum::{Extension, Router};
+use gw_shared::net::tls::SPEAK_TLS;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::{self, JoinError, JoinSet};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::{Admin, router};
+use crate::http_server;
+use crate::limits;
+use crate::rate_limit::AddressKey;
+use crate::tls::admin::AdminTls;
+
+/// First byte of a TLS handshake (RFC 8446 §5.1: ContentType).
+const TLS_HANDSHAKE: u8 = 22;
+/// Pause after a connection could not be accepted, for example for lack of descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
+
+/// What connections are served with.
+#[derive(Clone)]
+struct Serving {
+    router: Router,
+    tls: Option<Arc<AdminTls>>,
+    /// Becomes `true` when connections are to end after their running request.
+    closing: watch::Receiver<bool>,
+}
+
+/// Why a connection has no session.
+#[derive(Debug, thiserror::Error)]
+enum NotServed {
+    #[error("plain HTTP on a listener with TLS")]
+    PlainHttp,
+    #[error("no handshake in time")]
+    TimedOut,
+    #[error("handshake: {0}")]
+    Handshake(#[from] io::Error),
+}
+
+/// Serves the admin listener until `stopped` resolves, then finishes running requests.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<AdminTls>>,
+    admin: Admin,
+    stopped: impl Future<Output = ()>,
+) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut router = http_server::with_timed_bodies(router(admin), limits::ADMIN_BODY_WITHIN);
+    if tls.is_some() {
+        router = router.layer(map_request(over_https));
+    }
+    let (close, closing) = watch::channel(false);
+    let serving = Serving { router, tls, closing };
+    let mut tasks = JoinSet::new();
+    let mut clients = HashMap::new();
+    let mut stopped = pin!(stopped);
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if clients.len() < limits::ADMIN_CONNECTIONS => match accepted {
+                Ok((stream, from)) => {
+                    let client = AddressKey::from(from.ip());
+                    let of_client = clients.values().filter(|other| **other == client).count();
+                    if of_client < limits::ADMIN_CONNECTIONS_PER_ADDRESS {
+                        clients.insert(tasks.spawn(serving.clone().serve(stream, from)).id(), client);
+                    } else {
+                        tracing::warn!(%from, "too many connections of this address to the admin listener");
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the admin listener cannot accept a connection");
+                    sleep(ACCEPT_AGAIN).await;
+                }
+            },
+            Some(ended) = tasks.join_next_with_id() => drop(clients.remove(&id_of(ended))),
+            () = &mut stopped => break,
+        }
+    }
+    drop(listener);
+    close.send_replace(true);
+    while let Some(ended) = tasks.join_next_with_id().await {
+        id_of(ended);
+    }
+    Ok(())
+}
+
+fn id_of(ended: Result<(task::Id, ()), JoinError>) -> task::Id {
+    match ended {
+        Ok((id, ())) => id,
+        Err(error) => {
+            tracing::error!(%error, "a connection to the admin listener panicked");
+            error.id()
+        }
+    }
+}
+
+impl Serving {
+    async fn serve(self, stream: TcpStream, from: SocketAddr) {
+        let router = self.router.layer(Extension(ConnectInfo(from)));
+        if let Err(error) = set_options(&stream) {
+            return tracing::debug!(%from, %error, "connection to the admin listener ended");
+        }
+        let (head, idle, closing) = (limits::ADMIN_HEAD, limits::IDLE, self.closing);
+        let ended = match self.tls {
+            None => http_server::serve_connection(stream, router, head, idle, closing).await,
+            Some(tls) => {
+                let mut stopping = closing.clone();
+                let accepted = tokio::select! {
+                    accepted = timeout(limits::HANDSHAKE, handshake(stream, &tls)) => accepted,
+                    _ = stopping.wait_for(|is_closing| *is_closing) => return,
+                };
+                match accepted.unwrap_or(Err(NotServed::TimedOut)) {
+                    Ok(stream) => http_server::serve_connection(stream, router, head, idle, closing).await,
+                    Err(error) => return tracing::debug!(%from, %error, "connection to the admin listener refused"),
+                }
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%from, %error, "connection to the admin listener ended");
+        }
+    }
+}
+
+fn set_options(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // Also ends a connection whose client takes no byte of a response.
+    socket2::SockRef::from(stream).set_tcp_user_timeout(Some(limits::ADMIN_DEAD_AFTER))
+}
+
+async fn handshake(mut stream: TcpStream, tls: &AdminTls) -> Result<TlsStream<TcpStream>, NotServed> {
+    let mut first = [0];
+    if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
+        refuse_plain_http(&mut stream).await?;
+        return Err(NotServed::PlainHttp);
+    }
+    Ok(TlsAcceptor::from(tls.config()).accept(stream).await?)
+}
+
+/// Answers a request in plain HTTP. Reads what the client sends before and after that, so that a TCP reset does not
+/// destroy the answer.
+async fn refuse_plain_http(stream: &mut TcpStream) -> io::Result<()> {
+    let mut discarded = vec![0; limits::ADMIN_HEAD];
+    let _ = stream.read(&mut discarded).await?;
+    stream.write_all(SPEAK_TLS).await?;
+    stream.shutdown().await?;
+    let mut left = limits::LINGER_BYTES;
+    while let Ok(read @ 1..) = stream.read(&mut discarded).await
+        && read <= left
+    {
+        left -= read;
+    }
+    Ok(())
+}
+
+/// Marks a request that came over TLS as one over https. A proxy that says what its client uses is believed: a false
+/// value only gets cookies that the browser does not return.
+async fn over_https(mut request: Request) -> Request {
+    const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+    request.headers_mut().entry(FORWARDED_PROTO).or_insert(HeaderValue::from_static("https"));
+    request
+}
