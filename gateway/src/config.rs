@@ -366,7 +366,8 @@ fn rate(burst: Option<u32>, refill_per_minute: Option<u32>, default: Rate) -> Ra
     Rate::new(burst.unwrap_or(default.burst()), refill_per_minute).unwrap_or(default)
 }
 
-fn parse_label(text: &str) -> Option<String> {
+/// Parses one label of a domain, in lower case.
+pub fn parse_label(text: &str) -> Option<String> {
     let valid = !text.is_empty()
         && text.len() <= 63
         && !text.starts_with('-')
@@ -375,7 +376,8 @@ fn parse_label(text: &str) -> Option<String> {
     valid.then(|| text.to_owned())
 }
 
-fn parse_domain(text: &str) -> Option<String> {
+/// Parses a domain in lower case.
+pub fn parse_domain(text: &str) -> Option<String> {
     (text.len() <= 180 && text.split('.').all(|label| parse_label(label).is_some())).then(|| text.to_owned())
 }
 

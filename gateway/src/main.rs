@@ -22,6 +22,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Init(arguments) => {
+            arguments.run(|config, started| run_gateway(config, &Program::serving(config), started))
+        }
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
         Command::Region { command } => command.run(),
@@ -44,14 +47,24 @@ fn serve(path: &Path, check: bool) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let program = Program::of_this_process();
+    run_gateway(path, &Program::of_this_process(), &|_| Ok(()))
+}
+
+/// Runs a gateway that `program` replaces. Calls `started` once it accepts connections.
+fn run_gateway(
+    path: &Path,
+    program: &Program,
+    started: &dyn Fn(&Gateway) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let signals = Signals::listen().map_err(Failure::run)?;
     let mut predecessor = Predecessor::find().map_err(Failure::run)?;
-    let started = start(path, predecessor.as_mut());
-    if let (Err(failure), Some(predecessor)) = (&started, &mut predecessor) {
+    let gateway = start(path, predecessor.as_mut());
+    if let (Err(failure), Some(predecessor)) = (&gateway, &mut predecessor) {
         predecessor.failed(failure.message());
     }
-    signals.run(started?, Some(&program)).map_err(Failure::run)
+    let gateway = gateway?;
+    started(&gateway)?;
+    signals.run(gateway, Some(program)).map_err(Failure::run)
 }
 
 /// Serves as a process that no other one replaces: the successor would outlive the demo.

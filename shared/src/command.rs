@@ -39,3 +39,13 @@ pub fn exit(program: &str, result: Result<(), Failure>) -> ExitCode {
     let _ = io::stderr().write_all(format!("{program}: {}\n", failure.message()).as_bytes());
     ExitCode::from(failure.code())
 }
+
+/// Quotes `text` as one word of a shell.
+pub fn quoted(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:=@%+".contains(&byte);
+    if !text.is_empty() && text.bytes().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}

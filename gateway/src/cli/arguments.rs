@@ -9,6 +9,7 @@ use clap::Args;
 use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
+use crate::cli::init::InitArguments;
 use crate::cli::region::RegionCommand;
 
 /// The Gw relay gateway: relays requests of callers to backends behind private networks.
@@ -21,6 +22,8 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Write the configuration of a gateway, create an account, and start the gateway as a service of systemd.
+    Init(InitArguments),
     /// Run a gateway.
     Serve {
         /// Configuration file (TOML); docs/configuration.md lists its keys.
@@ -159,6 +162,8 @@ mod tests {
             "gw-gateway agent revoke acme ag_0123456789abcdefghij",
             "gw-gateway signing-key rotate --immediately",
             "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+            "gw-gateway init",
+            "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
             "gw-gateway region status --config gateway.toml --json",
             "gw-gateway region import --config gateway.toml folder",
             "gw-gateway demo --nodes 3 --store postgres://gw@db1/gw",
@@ -176,6 +181,10 @@ mod tests {
             ("gw-gateway key create acme", ErrorKind::MissingRequiredArgument),
             ("gw-gateway enrollment-token create acme --service api --approval maybe", ErrorKind::InvalidValue),
             ("gw-gateway audit --limit 0", ErrorKind::ValueValidation),
+            ("gw-gateway init --domain EXAMPLE", ErrorKind::ValueValidation),
+            ("gw-gateway init --listen 443", ErrorKind::ValueValidation),
+            ("gw-gateway init --tls-key key.pem", ErrorKind::MissingRequiredArgument),
+            ("gw-gateway init --serve --no-start", ErrorKind::ArgumentConflict),
             ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
             ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
             ("gw-gateway region init", ErrorKind::MissingRequiredArgument),

@@ -46,6 +46,11 @@ pub(crate) struct AdminEndpoint {
 }
 
 impl AdminConnection {
+    /// To the gateway on this machine with this configuration file.
+    pub(crate) fn of(config: &Path) -> Self {
+        Self { config: Some(config.to_owned()), ..Self::default() }
+    }
+
     pub(crate) fn open(&self) -> Result<Output, Failure> {
         let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
         Ok(Output::new(Api::new(endpoint), self.json))

@@ -11,6 +11,7 @@ mod audit;
 mod caller_secret;
 mod connection;
 mod enrollment_token;
+pub(crate) mod init;
 mod output;
 pub(crate) mod region;
 mod request;

@@ -1,10 +1,11 @@
-//! The process: start, signals, drain, listeners, takeover, `doctor`, the
-//! commands on a region.
+//! The process: start, signals, drain, listeners, takeover, `doctor`, `init`,
+//! the commands on a region.
 
 mod control_plane;
 pub mod doctor;
 mod drain;
 pub(crate) mod gateway;
+pub mod init;
 mod listeners;
 mod membership;
 pub mod region;

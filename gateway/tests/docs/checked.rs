@@ -244,9 +244,10 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 33] = [
+const NOT_RUN: [(&str, &str, &str); 34] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
+    ("docs/deployment.md", "sudo gw-gateway init", "systemd; gateway/tests/packages boots it"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),
     ("docs/packages.md", "packaging/build deb", "release builds; gateway/tests/packages builds packages"),

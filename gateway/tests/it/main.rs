@@ -24,6 +24,7 @@ mod flow_control;
 mod framing;
 mod header_lists;
 mod http2_callers;
+mod init;
 mod input_validation;
 mod interim_responses;
 mod intermediary;

@@ -28,12 +28,18 @@ replaced() {
     test "$(main_process)" != "$before" && test ! -e "/proc/$before"
 }
 
-# The installed example with a name that needs no DNS, and without one of the files that it refers to.
-sed -i -e 's/^domain = .*/domain = "gw.localhost"/' /etc/gw/gateway.toml
+# Units are enabled by the administrator only: here by `init`, which puts its answers into the installed example, and runs
+# the installed unit. A second run changes nothing.
+systemctl is-enabled gw-gateway gw-agent && exit 1
+gw-gateway init --account acme </dev/null
+test "$(systemctl is-enabled gw-gateway)" = enabled
+test ! -e /etc/systemd/system/gw-gateway.service
+before=$(main_process)
+gw-gateway init --account acme </dev/null | grep "^/etc/gw/gateway.toml: exists with these settings, unchanged.$"
+test "$(main_process)" = "$before"
 driver=$(gw-gateway doctor --config /etc/gw/gateway.toml | sed -n 's/^ok *reactor *\([a-z_]*\).*/\1/p')
 
 # The gateway listens on port 443 as its own user.
-systemctl start gw-gateway
 test "$(stat --format %U "/proc/$(main_process)")" = gw-gateway
 grep -q "^CapEff:.0000000000000400$" "/proc/$(main_process)/status"
 grep -q "^NoNewPrivs:.1$" "/proc/$(main_process)/status"
@@ -42,7 +48,6 @@ grep -q "^Seccomp:.2$" "/proc/$(main_process)/status"
 journalctl --no-pager --unit gw-gateway | grep "reactor driver=${driver:?}"
 
 # The agent enrolls with a token that its own user cannot read, and relays to the gateway's admin listener.
-gw-gateway account create acme
 gw-gateway service create acme api
 key=$(gw-gateway key create acme --service api --json | sed 's/.*"service_key":"\([^"]*\)".*/\1/')
 install -m 644 /var/lib/gw-gateway/dev-ca.crt $SSL_CERT_FILE
@@ -74,12 +79,41 @@ systemctl stop gw-agent gw-gateway.socket gw-gateway-admin.socket gw-gateway
 test "$(systemctl show --property Result --value gw-gateway)" = success
 test "$(systemctl show --property Result --value gw-agent)" = success
 
-# Units are enabled by the administrator only; removal stops them, and a purge leaves the keys.
-systemctl is-enabled gw-gateway gw-agent && exit 1
-systemctl enable --now gw-gateway
+# Removal stops the units, and a purge leaves the keys.
+install /usr/bin/gw-gateway /usr/local/bin/gw-gateway
+systemctl start gw-gateway
 apt-get purge -y gw-gateway gw-agent
 test "$(systemctl is-active gw-gateway)" != active
 test ! -e /etc/gw/gateway.toml
 test ! -e /etc/systemd/system/multi-user.target.wants/gw-gateway.service
 test -e /var/lib/gw-gateway/admin.token
+
+# For a program that was installed by hand, `init` makes the user and the unit, too.
+hash -r
+userdel gw-gateway
+init=(gw-gateway init --account acme --data-dir /srv/gw --listen 127.0.0.1:8443)
+"${init[@]}" </dev/null
+test "$(systemctl show --property FragmentPath --value gw-gateway)" = /etc/systemd/system/gw-gateway.service
+test "$(systemctl is-enabled gw-gateway)" = enabled
+test "$(stat --format '%a %U' /srv/gw)" = "700 gw-gateway"
+test "$(stat --format %U "/proc/$(main_process)")" = gw-gateway
+gw-gateway account show acme --config /etc/gw/gateway.toml
+before=$(main_process)
+"${init[@]}" </dev/null
+test "$(main_process)" = "$before"
+
+# It refuses files that the service would not see, and shows the journal of a service that does not start.
+cp /usr/local/bin/gw-gateway /root/gw-gateway
+said=$(/root/gw-gateway init --account acme </dev/null 2>&1) && exit 1
+grep "services do not see /root" <<<"$said"
+other=(gw-gateway init --account acme --data-dir /srv/gw --listen 192.0.2.1:443)
+said=$("${other[@]}" </dev/null 2>&1) && exit 1
+grep "/etc/gw/gateway.toml exists with other settings; --force replaces it" <<<"$said"
+said=$("${other[@]}" --force </dev/null 2>&1) && exit 1
+grep "The journal of gw-gateway ends with:" <<<"$said"
+grep "cannot listen on 192.0.2.1:443" <<<"$said"
+systemctl stop gw-gateway
+gw-gateway init --account other --data-dir /srv/gw --force --no-start </dev/null
+test "$(systemctl is-active gw-gateway)" != active
+test "$(find /srv/gw ! -user gw-gateway)" = ""
 touch /root/passed

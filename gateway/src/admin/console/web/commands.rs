@@ -1,5 +1,7 @@
 //! Shell commands that pages suggest.
 
+use gw_shared::command::quoted;
+
 use crate::admin::Admin;
 
 /// The address of the gateway for callers, as far as the gateway knows it.
@@ -49,16 +51,6 @@ impl GatewayAddress {
     fn curl(&self) -> String {
         let ca_file = self.ca_file.as_ref().map_or_else(String::new, |file| format!(" --cacert {}", quoted(file)));
         format!("curl -sS{ca_file}")
-    }
-}
-
-/// Quotes `text` as one word of a shell.
-fn quoted(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-:=@%+".contains(&byte);
-    if !text.is_empty() && text.bytes().all(plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

@@ -1,0 +1,166 @@
+//! What `init` prints at its end: the next commands, and what names and certificate need.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use gw_gateway::CertificateSource;
+use gw_gateway::config::Config;
+use gw_shared::command::quoted;
+
+use super::answers::Answers;
+
+/// Where the gateway is when the text is printed.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage {
+    /// To be started by a command.
+    Stopped,
+    /// Runs in this process, at these addresses.
+    Foreground { listen: SocketAddr, admin_listen: SocketAddr },
+    /// Runs as the service of systemd.
+    Service,
+    /// To be started as the service of systemd.
+    StoppedService,
+}
+
+/// The text, with commands that work as they are.
+pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> String {
+    let name = std::env::args().next().unwrap_or_else(|| "gw-gateway".to_owned());
+    let program = format!("{}{}", sudo(), quoted(&name));
+    let file = quoted(&answers.config.display().to_string());
+    let start = match stage {
+        Stage::Stopped => {
+            format!("Start the gateway:\n\n  {program} serve --config {file}\n\nThen, in another terminal:\n")
+        }
+        Stage::StoppedService => {
+            format!("Start the gateway:\n\n  {}systemctl enable --now gw-gateway\n\nThen:\n", sudo())
+        }
+        Stage::Foreground { .. } => "The gateway runs until Ctrl-C. In another terminal:\n".to_owned(),
+        Stage::Service => "The gateway runs. Next:\n".to_owned(),
+    };
+    let (listen, admin_listen) = match stage {
+        Stage::Foreground { listen, admin_listen } => (listen, admin_listen),
+        _ => (config.listen, config.admin_listen),
+    };
+    let connection = if config.admin_listen.port() == 0 {
+        let token = quoted(&config.data_dir.join("admin.token").display().to_string());
+        format!("--admin-url http://{admin_listen} --admin-token-file {token}")
+    } else {
+        format!("--config {file}")
+    };
+    let account = &answers.account;
+    let create = [
+        "service create ACCOUNT api",
+        "key create ACCOUNT --service api",
+        "enrollment-token create ACCOUNT --service api",
+    ]
+    .map(|command| format!("  {program} {} {connection}\n", command.replace("ACCOUNT", account.as_str())))
+    .concat();
+    let port = if listen.port() == 443 { String::new() } else { format!(":{}", listen.port()) };
+    let gateway = format!("https://{}{port}", config.region.apex());
+    let authority = development_authority(config)
+        .map_or_else(String::new, |file| format!(" --ca-file {}", quoted(&file.display().to_string())));
+    format!(
+        "{}\n{start}\n{create}\nWith the token of the last one, beside a program on port 3000:\n\n  \
+         gw-agent http 3000 --gateway {gateway}{authority} --token …",
+        names_and_certificate(answers, config)
+    )
+}
+
+/// The certificate of the development CA, if the gateway uses it.
+fn development_authority(config: &Config) -> Option<PathBuf> {
+    matches!(config.certificate, CertificateSource::Development { .. }).then(|| config.data_dir.join("dev-ca.crt"))
+}
+
+/// `sudo` before a command, if `init` was called with it.
+fn sudo() -> &'static str {
+    if std::env::var_os("SUDO_USER").is_some() { "sudo " } else { "" }
+}
+
+fn names_and_certificate(answers: &Answers, config: &Config) -> String {
+    let apex = config.region.apex();
+    let mut text = String::new();
+    if !answers.is_local() {
+        text += &format!(
+            "\nDNS records, both with the public address of the gateway:\n\n  {apex}.    A  ADDRESS\n  *.{apex}.  A  ADDRESS\n"
+        );
+    }
+    let Some(authority) = development_authority(config) else { return text };
+    let authority = authority.display();
+    text += &if answers.is_local() {
+        format!("\nCertificate: of a development CA. Callers trust it with curl --cacert {authority}\n")
+    } else {
+        format!(
+            "\nCertificate: of a development CA, {authority}, which callers and agents have to be given.\n\
+             For one of a public CA:\n\n  \
+             {}certbot certonly --manual --preferred-challenges dns -d {apex} -d '*.{apex}'\n\n\
+             Then set tls_certificate and tls_key in {} to files that the user of the gateway can read, and restart it.\n",
+            sudo(),
+            answers.config.display()
+        )
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use gw_shared::id::AccountId;
+
+    use super::*;
+    use crate::cli::arguments::Arguments;
+
+    fn text(domain: &str, admin_listen: &str, stage: Stage) -> String {
+        let answers = Answers {
+            domain: domain.to_owned(),
+            region: "eu1".to_owned(),
+            account: AccountId::new("acme").unwrap(),
+            config: "/etc/gw/gateway.toml".into(),
+            data_dir: "/var/lib/gw-gateway".into(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 8443)),
+            admin_listen: admin_listen.parse().unwrap(),
+            tls: None,
+        };
+        let toml = format!(
+            "region = \"eu1\"\ndomain = \"{domain}\"\ndata_dir = \"/var/lib/gw-gateway\"\nlisten = \"127.0.0.1:8443\"\n\
+             admin_listen = \"{admin_listen}\"\n"
+        );
+        next_steps(&answers, &Config::parse(&toml, |_| None).unwrap(), stage)
+    }
+
+    /// The commands of this program, without its name.
+    fn commands(text: &str) -> Vec<Vec<&str>> {
+        let verbs = ["service", "key", "enrollment-token", "serve"];
+        let lines = text.lines().filter_map(|line| line.strip_prefix("  "));
+        let words = lines.map(|line| line.split(' ').skip_while(|word| !verbs.contains(word)).collect::<Vec<_>>());
+        words.filter(|words| !words.is_empty()).collect()
+    }
+
+    #[test]
+    fn printed_commands_are_understood() {
+        let at = |text: &str| text.parse().unwrap();
+        let foreground = Stage::Foreground { listen: at("127.0.0.1:7777"), admin_listen: at("127.0.0.1:8888") };
+        for (stage, count) in [(Stage::Stopped, 4), (Stage::Service, 3), (Stage::StoppedService, 3), (foreground, 3)] {
+            let text = text("gw.localhost", "127.0.0.1:9080", stage);
+            let commands = commands(&text);
+            assert_eq!(commands.len(), count, "{text}");
+            for words in commands {
+                let parsed = Arguments::try_parse_from(std::iter::once("gw-gateway").chain(words.iter().copied()));
+                assert!(parsed.is_ok(), "{words:?}: {:?}", parsed.err());
+                assert!(words.ends_with(&["--config", "/etc/gw/gateway.toml"]), "{words:?}");
+            }
+        }
+        let text = text("gw.localhost", "127.0.0.1:0", foreground);
+        let connection = "--admin-url http://127.0.0.1:8888 --admin-token-file /var/lib/gw-gateway/admin.token\n";
+        assert!(text.contains(connection) && text.contains("--gateway https://eu1.gw.localhost:7777 "), "{text}");
+        assert!(text.contains("curl --cacert /var/lib/gw-gateway/dev-ca.crt") && !text.contains("certbot"), "{text}");
+    }
+
+    #[test]
+    fn public_names_need_records_and_a_certificate_for_both() {
+        let text = text("example.com", "127.0.0.1:9080", Stage::Service);
+        for part in ["  eu1.example.com.    A", "  *.eu1.example.com.  A", "-d eu1.example.com -d '*.eu1.example.com'"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Records that `gw-gateway init` makes without a running gateway.
+
+use gw_shared::id::AccountId;
+
+use crate::config::Config;
+use crate::control::{Actor, Control, ControlError, NewAccount};
+use crate::worker::Peers;
+
+/// Creates an account in the records of a gateway that does not run, with the data folder if that is missing. Returns
+/// whether the account did not exist.
+pub fn create_account(config: &Config, account: &AccountId) -> Result<bool, ControlError> {
+    let control = Control::open(config, Peers::new(Vec::new()))?;
+    let (_, created) =
+        control.create_account(&Actor::Admin, &NewAccount { id: account.to_string(), capture_allowed: None })?;
+    Ok(created)
+}
