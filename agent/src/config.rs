@@ -13,6 +13,7 @@ use gw_shared::tunnel::endpoint::STREAMS_MAX;
 use crate::backend::Backends;
 use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
+use crate::proxy::ProxySettings;
 
 /// Environment variable that overrides `metrics_listen`.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
@@ -23,6 +24,8 @@ pub struct Config {
     pub(crate) state: StateDir,
     /// The enrollment at start; the gateway may have changed the services since.
     pub(crate) enrollment: Enrollment,
+    /// Proxy of connections to the gateway.
+    pub(crate) proxies: ProxySettings,
     pub(crate) backends: ServiceBackends,
     /// `Err` contains the default that replaced an invalid setting; [`warn`](Self::warn) logs it.
     pub(crate) slots: Result<u32, u32>,
@@ -75,6 +78,7 @@ impl Config {
         let mut keys = Keys::new(file.map(read).transpose()?.unwrap_or_default(), &environment);
         let of_state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let proxies = ProxySettings::take(&mut keys);
         let traces = Settings::take(&mut keys);
         let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
         let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
@@ -108,7 +112,7 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self { state, enrollment, backends, slots, traces, metrics_listen, log_format })
+            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
@@ -122,6 +126,7 @@ impl Config {
         Self {
             state: StateDir::new("unused"),
             enrollment: Enrollment { agent_id, gateway_name, gateway_host, gateway_port: 443, services },
+            proxies: ProxySettings::default(),
             backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
             slots: Ok(slots),
             traces: None,

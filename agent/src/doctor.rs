@@ -139,14 +139,21 @@ const NETWORK_ADVICE: &str = "check firewalls and proxies between here and the g
 /// Checks the gateway, the tunnels and the backends.
 async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
     let Enrollment { gateway_name, gateway_host, gateway_port, services, .. } = &config.enrollment;
-    match within(async { resolve::resolve(gateway_host, *gateway_port).await.map_err(GatewayError::Connect) }).await {
-        Ok(addresses) => {
-            let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
-            out.ok("gateway's name", format!("{gateway_host} resolves to {}", addresses.join(", ")));
+    match config.proxies.for_host(gateway_host, *gateway_port) {
+        Some(proxy) => {
+            let source = &proxy.source;
+            out.ok(
+                "proxy",
+                format!("{proxy}, from {source}; it resolves {gateway_host}, and the checks below go through it"),
+            );
         }
-        Err(error) => {
-            let advice = "check this machine's DNS; agent.json in the state folder contains the gateway's host";
-            return out.failed("gateway's name", format!("{gateway_host}: {error}"), advice);
+        None => {
+            if let Some(proxy) = config.proxies.proxy() {
+                out.ok("proxy", format!("{proxy}, from {}, is not used for {gateway_host}", proxy.source));
+            }
+            if !resolves(out, gateway_host, *gateway_port).await {
+                return;
+            }
         }
     }
     match gateway_date(config).await {
@@ -178,13 +185,30 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
     }
 }
 
+/// Checks that this machine resolves the gateway's name.
+async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
+    const CHECK: &str = "gateway's name";
+    match within(async { resolve::resolve(host, port).await.map_err(GatewayError::Connect) }).await {
+        Ok(addresses) => {
+            let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
+            out.ok(CHECK, format!("{host} resolves to {}", addresses.join(", ")));
+            true
+        }
+        Err(error) => {
+            let advice = "check this machine's DNS; agent.json in the state folder contains the gateway's host";
+            out.failed(CHECK, format!("{host}: {error}"), advice);
+            false
+        }
+    }
+}
+
 /// Reads the gateway's clock.
 async fn gateway_date(config: &Config) -> Result<Option<SystemTime>, GatewayError> {
     let Enrollment { gateway_name, gateway_host, gateway_port, .. } = &config.enrollment;
     let authorities =
         config.state.gateway_authorities().map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let clock = GatewayClock::default();
-    let apex = ApexClient::new(gateway_name, gateway_host, *gateway_port, authorities, &clock)?;
+    let apex = ApexClient::new(gateway_name, gateway_host, *gateway_port, &config.proxies, authorities, &clock)?;
     within(apex.date()).await
 }
 

@@ -22,6 +22,7 @@
 //! gateway_events  messages between the gateway and the whole agent
 //! backoff         exponential backoff
 //! tls             TLS client configurations
+//! proxy           the HTTP proxy between agent and gateway
 //! ```
 
 #![recursion_limit = "256"]
@@ -38,6 +39,7 @@ mod fake_gateway;
 mod forward;
 mod gateway_events;
 pub mod identity;
+mod proxy;
 mod supervisor;
 #[cfg(feature = "bench_support")]
 #[doc(hidden)]
@@ -49,5 +51,6 @@ mod tunnel;
 pub use apex_client::error::{GatewayError, Refusal};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
+pub use proxy::ProxyError;
 pub use supervisor::{AgentHandle, StartError, start, start_announcing};
 pub use tunnel::RelayedService;

@@ -38,7 +38,8 @@ fn main() -> ExitCode {
 fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
     logging::start(LogFormat::Text, "info");
     let EnrollArguments { enrollment, state_dir, force } = arguments;
-    let enrolled = enroll(Options { force, ..enrollment.options(state_dir) }).map_err(enroll_failure)?;
+    let options = Options { force, ..enrollment.options(state_dir) };
+    let enrolled = enroll(options, |name| std::env::var(name).ok()).map_err(enroll_failure)?;
     print_next_step(&enrolled, &mut io::stdout().lock()).map_err(Failure::run)
 }
 

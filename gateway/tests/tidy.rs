@@ -83,6 +83,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "gateway_events",
             "backoff",
             "tls",
+            "proxy",
         ],
     ),
     (

@@ -57,6 +57,17 @@ impl<'a> Keys<'a> {
         self.value(key, expected, |value| parse(value.as_str()?))
     }
 
+    /// A string that may contain a password: errors do not show it. Also returns its source, the key or the variable.
+    pub fn unshown(&mut self, key: &str, expected: &str) -> Option<(String, String)> {
+        match self.take(key)? {
+            (name, toml::Value::String(text)) => Some((name, text)),
+            (name, _) => {
+                self.errors.push(format!("{name}: must be a string, {expected}"));
+                None
+            }
+        }
+    }
+
     pub fn boolean(&mut self, key: &str) -> Option<bool> {
         self.value(key, "true or false", |value| value.as_bool().or_else(|| value.as_str()?.parse().ok()))
     }

@@ -18,6 +18,7 @@ use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::error::{GatewayError, Refusal};
+use crate::proxy::ProxySettings;
 use crate::tls::{self, ClientAuth};
 
 /// Longest pause that a gateway can request with `Retry-After`.
@@ -30,8 +31,10 @@ pub(crate) struct Reply {
     body: Vec<u8>,
 }
 
-/// Opens a TLS connection to the server `name` at `host` and `port`. Every call resolves `host` again.
+/// Opens a TLS connection to the server `name` at `host` and `port`, through the proxy for that host if there is one.
+/// Every call resolves `host`, or the proxy's host, again.
 pub(crate) async fn open(
+    proxies: &ProxySettings,
     host: &str,
     port: u16,
     name: &str,
@@ -41,8 +44,13 @@ pub(crate) async fn open(
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
     let session =
         UnbufferedClientConnection::new(config, name).map_err(|error| GatewayError::Certificates(error.to_string()))?;
-    let addresses = resolve::resolve(host, port).await.map_err(GatewayError::Connect)?;
-    let socket = resolve::connect_any(&addresses, None).await.map_err(GatewayError::Connect)?;
+    let socket = match proxies.for_host(host, port) {
+        Some(proxy) => proxy.connect(host, port).await?,
+        None => {
+            let addresses = resolve::resolve(host, port).await.map_err(GatewayError::Connect)?;
+            resolve::connect_any(&addresses, None).await.map_err(GatewayError::Connect)?
+        }
+    };
     let stream = TlsStream::new(socket, session);
     stream.handshake().await.map_err(GatewayError::tls)?;
     Ok(stream)

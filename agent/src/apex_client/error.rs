@@ -11,6 +11,7 @@ use gw_shared::tunnel::text::error_line;
 use http::StatusCode;
 use rustls::{AlertDescription, CertificateError};
 
+use crate::proxy::ProxyError;
 use crate::tls::rustls_error;
 
 /// Why an exchange with the gateway failed.
@@ -18,6 +19,8 @@ use crate::tls::rustls_error;
 pub enum GatewayError {
     #[error("the gateway cannot be reached: {0}")]
     Connect(io::Error),
+    #[error("the gateway cannot be reached: {0}")]
+    Proxy(#[from] ProxyError),
     #[error(
         "the gateway's certificate is not trusted: {0}; if a private authority issued it, pass that authority's \
          certificate to `gw-agent enroll` with --ca-file"
@@ -103,6 +106,7 @@ impl GatewayError {
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Tls(_) | Self::Closed | Self::TimedOut(_) => true,
+            Self::Proxy(error) => error.is_transient(),
             Self::Refused(refusal) => refusal.is_overload() || refusal.status.is_server_error(),
             _ => false,
         }

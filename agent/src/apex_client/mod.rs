@@ -23,6 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::clock::{self, GatewayClock};
+use crate::proxy::ProxySettings;
 use connection::Reply;
 use error::GatewayError;
 
@@ -36,6 +37,7 @@ pub(crate) struct ApexClient<'a> {
     /// Host and port to connect to.
     host: String,
     port: u16,
+    proxies: &'a ProxySettings,
     tls: Arc<ClientConfig>,
     /// Set from the `Date` of each answer.
     clock: &'a GatewayClock,
@@ -47,11 +49,12 @@ impl<'a> ApexClient<'a> {
         name: &str,
         host: &str,
         port: u16,
+        proxies: &'a ProxySettings,
         authorities: Option<Vec<CertificateDer<'static>>>,
         clock: &'a GatewayClock,
     ) -> Result<Self, GatewayError> {
         let tls = connection::client_config(authorities, None, b"http/1.1")?;
-        Ok(Self { name: name.to_owned(), host: host.to_owned(), port, tls, clock })
+        Ok(Self { name: name.to_owned(), host: host.to_owned(), port, proxies, tls, clock })
     }
 
     pub(crate) async fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, GatewayError> {
@@ -122,7 +125,8 @@ impl<'a> ApexClient<'a> {
         head::write_request(&mut request, method, target, self.name.as_bytes(), headers, framing, Connection::Close);
         request.extend_from_slice(body);
         let exchange = async {
-            let stream = connection::open(&self.host, self.port, &self.name, Arc::clone(&self.tls)).await?;
+            let stream =
+                connection::open(self.proxies, &self.host, self.port, &self.name, Arc::clone(&self.tls)).await?;
             let reply = connection::exchange(&stream, &request, &mut BytesMut::new()).await;
             // The reactor may end before it closes a socket that is only dropped.
             drop(stream.close().await);

@@ -34,7 +34,7 @@ impl HttpArguments {
             let message = "--state-dir: missing; HOME and XDG_STATE_HOME are not set, so there is no default folder";
             Failure::Usage(message.to_owned())
         })?;
-        ensure_enrolled(self.enrollment.options(state_dir.clone())).map_err(enroll_failure)?;
+        ensure_enrolled(self.enrollment.options(state_dir.clone()), environment).map_err(enroll_failure)?;
         Ok(RunArguments {
             config: None,
             state_dir: Some(state_dir),

@@ -10,12 +10,14 @@ use crate::clock::GatewayClock;
 use crate::gateway_events::GatewayEvents;
 use crate::identity::issuance::Issuance;
 use crate::identity::state::{Enrollment, StateDir};
+use crate::proxy::ProxySettings;
 
 /// Replaces the certificate in the state folder: [`keep_fresh`](Self::keep_fresh) through the tunnels,
 /// [`recover`](Self::recover) through the apex.
 pub(crate) struct CertificateManager {
     pub(super) state: StateDir,
     pub(super) enrollment: Enrollment,
+    pub(super) proxies: ProxySettings,
     pub(super) clock: Rc<GatewayClock>,
     pub(super) gateway_events: Rc<GatewayEvents>,
     pub(super) issuance: Issuance,
@@ -31,12 +33,14 @@ impl CertificateManager {
     pub(crate) fn new(
         state: StateDir,
         enrollment: Enrollment,
+        proxies: ProxySettings,
         clock: Rc<GatewayClock>,
         gateway_events: Rc<GatewayEvents>,
     ) -> Self {
         Self {
             state,
             enrollment,
+            proxies,
             clock,
             gateway_events,
             issuance: Issuance::default(),

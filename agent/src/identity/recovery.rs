@@ -48,7 +48,8 @@ impl CertificateManager {
         let key = identity.key_pair()?;
         let csr = certificate::certificate_request(&key).map_err(UnfitIdentity::Key)?;
         let authorities = state.gateway_authorities()?;
-        let apex = ApexClient::new(&to.gateway_name, &to.gateway_host, to.gateway_port, authorities, &self.clock)?;
+        let (name, host, port) = (&to.gateway_name, &to.gateway_host, to.gateway_port);
+        let apex = ApexClient::new(name, host, port, &self.proxies, authorities, &self.clock)?;
         let request = CsrRequest { csr, agent_id: Some(to.agent_id.clone()) };
         let reply = apex.sign(&request, None).await.map_err(|error| match error {
             GatewayError::Refused(refusal) if refusal.is_final() => RecoveryError::Refused(refusal),

@@ -66,7 +66,7 @@ pub(crate) async fn open(
     let (state, to) = (&config.state, &config.enrollment);
     let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
     let opened = async {
-        let stream = connection::open(&to.gateway_host, to.gateway_port, hostname, tls).await?;
+        let stream = connection::open(&config.proxies, &to.gateway_host, to.gateway_port, hostname, tls).await?;
         upgrade(&stream, hostname, identity, clock).await?;
         Ok(stream)
     };

@@ -56,6 +56,7 @@ impl Agent {
         let certificates = CertificateManager::new(
             config.state.clone(),
             config.enrollment.clone(),
+            config.proxies.clone(),
             Rc::clone(&clock),
             Rc::clone(&gateway_events),
         );

@@ -175,7 +175,7 @@ fn enroll(region: &Region, port: u16, ca_file: &Path, state_dir: &Path, token: S
         force: true,
         connect_to: Some((Ipv4Addr::LOCALHOST.to_string(), port)),
     };
-    gw_agent::identity::enroll::enroll(options)?;
+    gw_agent::identity::enroll::enroll(options, |_| None)?;
     Ok(())
 }
 
@@ -259,6 +259,8 @@ fn start_agent(options: &Options, state_dir: &Path) -> Result<AgentHandle, DemoE
         let said = match name {
             gw_agent::SLOTS_VARIABLE => options.slots.map(|slots| slots.to_string()),
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" => options.traces.as_ref().map(|traces| traces.endpoint.to_string()),
+            // The gateway is in this process: no proxy.
+            "GW_PROXY" => Some(String::new()),
             "OTEL_TRACES_SAMPLER_ARG" => options.traces.as_ref().map(|traces| traces.sample_ratio.to_string()),
             _ => None,
         };

@@ -7,6 +7,7 @@ mod admin;
 mod admin_tls;
 mod agent_abuse;
 mod agent_http;
+mod agent_proxy;
 mod agent_responses;
 mod backend_transports;
 mod caller_abuse;

@@ -5,11 +5,11 @@ use super::{EnrollError, Options, enroll};
 use crate::identity::state::{Enrollment, StateDir};
 
 /// Enrolls an agent, or resumes an interrupted enrollment, unless the state folder contains an enrolled agent. That agent
-/// must be enrolled at `options.gateway`, if given; the token is not used then.
-pub fn ensure_enrolled(options: Options) -> Result<(), EnrollError> {
+/// must be enrolled at `options.gateway`, if given; the token is not used then. `environment` is that of [`enroll`].
+pub fn ensure_enrolled(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<(), EnrollError> {
     let state = StateDir::new(&options.state_dir);
     if !state.is_enrolled() {
-        return enroll(options).map(drop);
+        return enroll(options, environment).map(drop);
     }
     let Enrollment { agent_id, gateway_name, gateway_host, gateway_port, .. } = state.enrollment()?;
     if let Some(url) = &options.gateway {

@@ -24,6 +24,7 @@ use crate::backoff::{Backoff, random};
 use crate::clock::GatewayClock;
 use crate::identity::certificate::{self, UnfitIdentity};
 use crate::identity::state::{Enrollment, PendingEnrollment, StateDir, StateError};
+use crate::proxy::ProxySettings;
 
 /// Longest pause between two polls of the status, whatever the gateway requests.
 const POLL_MAX: Duration = Duration::from_secs(300);
@@ -76,20 +77,21 @@ pub enum EnrollError {
 /// Enrolls an agent, or resumes an interrupted enrollment. Returns when the enrollment is complete, which usually means
 /// after an administrator has approved it; logs while it waits for that.
 ///
-/// Runs a reactor on the calling thread: see [`Driver::block_on`].
-pub fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
-    let (state, _lock, start) = options.check()?;
-    Driver::choose()?.block_on(run(&state, start)).map_err(EnrollError::Reactor)?
+/// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see [`Driver::block_on`].
+pub fn enroll(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<Enrolled, EnrollError> {
+    let proxies = ProxySettings::of_environment(&environment).map_err(EnrollError::Usage)?;
+    let (state, _lock, start) = options.check(&proxies)?;
+    Driver::choose()?.block_on(run(&state, &proxies, start)).map_err(EnrollError::Reactor)?
 }
 
-async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
+async fn run(state: &StateDir, proxies: &ProxySettings, start: Start) -> Result<Enrolled, EnrollError> {
     let clock = GatewayClock::default();
     let pending = match start {
-        Start::New(new) => begin(state, new, &clock).await?,
+        Start::New(new) => begin(state, *new, &clock).await?,
         Start::Resume(pending) => *pending,
     };
     let PendingEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, .. } = &pending;
-    let apex = apex_client(gateway_name, gateway_host, *gateway_port, gateway_ca_pem, &clock)?;
+    let apex = apex_client(gateway_name, gateway_host, *gateway_port, proxies, gateway_ca_pem, &clock)?;
     let obtained = async {
         wait_for_approval(&apex, &pending).await?;
         let key = KeyPair::from_pem(&pending.key_pem).map_err(UnfitIdentity::Key)?;
@@ -124,7 +126,8 @@ async fn run(state: &StateDir, start: Start) -> Result<Enrolled, EnrollError> {
 /// Exchanges the token, which is valid once, for an enrollment, and stores it so that it can be resumed.
 async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<PendingEnrollment, EnrollError> {
     let key_pem = KeyPair::generate().map_err(UnfitIdentity::Key)?.serialize_pem();
-    let apex = apex_client(&new.gateway_name, &new.gateway_host, new.gateway_port, &new.gateway_ca_pem, clock)?;
+    let (name, host, port) = (&new.gateway_name, &new.gateway_host, new.gateway_port);
+    let apex = apex_client(name, host, port, &new.proxies, &new.gateway_ca_pem, clock)?;
     let request = EnrollRequest { token: new.token.reveal().to_owned(), name: new.name, version: VERSION.to_owned() };
     let reply = retry(RetryOn::Overload, async || apex.enroll(&request).await).await;
     let reply = reply.map_err(|error| match error {
@@ -174,13 +177,14 @@ fn apex_client<'a>(
     name: &str,
     host: &str,
     port: u16,
+    proxies: &'a ProxySettings,
     ca_pem: &Option<String>,
     clock: &'a GatewayClock,
 ) -> Result<ApexClient<'a>, GatewayError> {
     let parse = |pem: &String| CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let authorities = ca_pem.as_ref().map(parse).transpose();
     let authorities = authorities.map_err(|error| GatewayError::Certificates(format!("gateway-ca.crt: {error}")))?;
-    ApexClient::new(name, host, port, authorities, clock)
+    ApexClient::new(name, host, port, proxies, authorities, clock)
 }
 
 /// Errors after which a request is repeated.

@@ -12,6 +12,7 @@ use rustls_pki_types::ServerName;
 
 use super::EnrollError;
 use crate::identity::state::{PendingEnrollment, StateDir, StateLock};
+use crate::proxy::ProxySettings;
 use crate::tls;
 
 /// Options of an enrollment. To resume one, the state folder is enough.
@@ -40,7 +41,7 @@ pub enum TokenSource {
 
 /// The step to start with.
 pub(super) enum Start {
-    New(NewEnrollment),
+    New(Box<NewEnrollment>),
     Resume(Box<PendingEnrollment>),
 }
 
@@ -50,6 +51,7 @@ pub(super) struct NewEnrollment {
     pub(super) gateway_host: String,
     pub(super) gateway_port: u16,
     pub(super) gateway_ca_pem: Option<String>,
+    pub(super) proxies: ProxySettings,
     pub(super) token: Secret,
     pub(super) token_id: EnrollmentTokenId,
     pub(super) name: String,
@@ -60,7 +62,7 @@ const NAME_MAX: usize = 100;
 
 impl Options {
     /// Locks the state folder and decides where to start, or reports all mistakes.
-    pub(super) fn check(self) -> Result<(StateDir, StateLock, Start), EnrollError> {
+    pub(super) fn check(self, proxies: &ProxySettings) -> Result<(StateDir, StateLock, Start), EnrollError> {
         let mut mistakes = Mistakes::default();
         let state = StateDir::new(self.state_dir);
         let folder = state.path().display();
@@ -112,8 +114,10 @@ impl Options {
             return Err(EnrollError::Usage(Vec::new()));
         };
         let (gateway_host, gateway_port) = self.connect_to.unwrap_or_else(|| (gateway_name.clone(), port));
-        let new = NewEnrollment { gateway_name, gateway_host, gateway_port, gateway_ca_pem, token, token_id, name };
-        Ok((state, lock, Start::New(new)))
+        let proxies = proxies.clone();
+        let new =
+            NewEnrollment { proxies, gateway_name, gateway_host, gateway_port, gateway_ca_pem, token, token_id, name };
+        Ok((state, lock, Start::New(Box::new(new))))
     }
 }
 
@@ -196,7 +200,7 @@ mod tests {
     }
 
     fn mistakes(options: Options) -> Vec<String> {
-        match options.check() {
+        match options.check(&ProxySettings::default()) {
             Err(EnrollError::Usage(mistakes)) => mistakes,
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("no mistake found"),
@@ -217,14 +221,18 @@ mod tests {
     #[test]
     fn new_enrollment_is_checked_and_completed_with_defaults() {
         let directory = tempfile::tempdir().unwrap();
-        let (_, _lock, Start::New(new)) = options(&directory.path().join("new")).check().unwrap() else {
+        let (_, _lock, Start::New(new)) =
+            options(&directory.path().join("new")).check(&ProxySettings::default()).unwrap()
+        else {
             panic!("nothing to resume");
         };
         assert_eq!((new.gateway_name.as_str(), new.gateway_port), ("eu1.example.com", 443));
         assert_eq!((new.gateway_host.as_str(), new.token.reveal()), ("eu1.example.com", TOKEN));
         assert!(!new.name.is_empty());
         let elsewhere = Options { connect_to: Some(("127.0.0.1".into(), 1)), ..options(directory.path()) };
-        let (_, _lock, Start::New(new)) = elsewhere.check().unwrap() else { panic!("nothing to resume") };
+        let (_, _lock, Start::New(new)) = elsewhere.check(&ProxySettings::default()).unwrap() else {
+            panic!("nothing to resume")
+        };
         assert_eq!((new.gateway_name.as_str(), new.gateway_host.as_str()), ("eu1.example.com", "127.0.0.1"));
     }
 
@@ -245,7 +253,7 @@ mod tests {
         assert_eq!(mistakes(Options { gateway: None, token: None, ..options(directory.path()) }).len(), 2);
         fs::write(directory.path().join("agent.json"), "{}").unwrap();
         assert!(mistakes(options(directory.path()))[0].contains("--force"));
-        assert!(Options { force: true, ..options(directory.path()) }.check().is_ok());
+        assert!(Options { force: true, ..options(directory.path()) }.check(&ProxySettings::default()).is_ok());
         // A running agent is not replaced.
         let _running = StateDir::new(directory.path()).lock().unwrap();
         let found = mistakes(Options { force: true, ..options(directory.path()) });

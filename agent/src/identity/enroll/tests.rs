@@ -10,6 +10,14 @@ use crate::fake_gateway::{self, APEX, Authority, HOSTNAME, NOW, Request, json, r
 
 const TOKEN: &str = "gw_et_0123456789abcdef.secret";
 
+fn enroll(options: Options) -> Result<Enrolled, EnrollError> {
+    super::enroll(options, |_| None)
+}
+
+fn ensure_enrolled(options: Options) -> Result<(), EnrollError> {
+    super::ensure_enrolled(options, |_| None)
+}
+
 /// A gateway on loopback, the requests it received, and its authority in a file.
 struct Region {
     directory: tempfile::TempDir,

@@ -23,6 +23,7 @@ pub(crate) mod region;
 pub(crate) mod request_log;
 pub(crate) mod setup;
 pub(crate) mod successor;
+pub(crate) mod tinyproxy;
 pub(crate) mod tunnel_frames;
 
 use std::time::{Duration, Instant};

@@ -113,15 +113,39 @@ pub(crate) struct Served {
 pub(crate) struct Log(Receiver<Value>);
 
 impl Log {
+    /// Keeps reading the log: a full pipe would block the program.
+    fn of(lines: impl Iterator<Item = String> + Send + 'static) -> Self {
+        let (sender, log) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines {
+                // Fails when the test has dropped the receiver.
+                let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::String(line)));
+            }
+        });
+        Self(log)
+    }
+
+    /// The first of the following lines that contains `part`.
+    pub(crate) fn line_with(&self, part: &str) -> String {
+        self.find(|line| Some(line.to_string()).filter(|line| line.contains(part)))
+    }
+
     /// The first result of `pick` over the following lines.
     pub(crate) fn find<T>(&self, mut pick: impl FnMut(&Value) -> Option<T>) -> T {
         loop {
-            let line = self.0.recv_timeout(SOON).expect("the gateway logs the expected line");
+            let line = self.0.recv_timeout(SOON).expect("the program logs the expected line");
             if let Some(found) = pick(&line) {
                 return found;
             }
         }
     }
+}
+
+/// Starts a program. Returns it with the lines of its standard error.
+pub(crate) fn start_logged(command: &mut Command) -> (Running, Log) {
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    (Running(child), Log::of(lines.map_while(Result::ok)))
 }
 
 /// Starts a gateway, directly or through another program, and waits until it logs its addresses.
@@ -135,13 +159,5 @@ pub(crate) fn serve(command: &mut Command) -> Served {
         Some((address("address")?, address("admin_address")?))
     });
     let (address, admin_address) = addresses.expect("the gateway logs its addresses");
-    let (sender, log) = mpsc::channel();
-    // Keeps reading the log: a full pipe would block the gateway.
-    std::thread::spawn(move || {
-        for line in lines.map_while(Result::ok) {
-            // Fails when the test has dropped the receiver.
-            let _ = sender.send(serde_json::from_str(&line).unwrap_or(Value::String(line)));
-        }
-    });
-    Served { process: Running(child), address, admin_address, log: Log(log) }
+    Served { process: Running(child), address, admin_address, log: Log::of(lines.map_while(Result::ok)) }
 }
