@@ -8,7 +8,7 @@ use gw_shared::http::Fields;
 use http::header;
 
 /// Smallest clock difference, or change of it, that is logged.
-const WARN_FROM: Duration = Duration::from_secs(30);
+pub(crate) const WARN_FROM: Duration = Duration::from_secs(30);
 
 /// The gateway's time, extrapolated from its last answer.
 #[derive(Default)]
@@ -38,13 +38,13 @@ impl GatewayClock {
                 _ if ahead.unsigned_abs() < WARN_FROM.as_secs() => {
                     tracing::info!("this machine's clock agrees with the gateway's again");
                 }
-                0.. => tracing::warn!(
-                    "this machine's clock is {ahead} seconds ahead of the gateway's; synchronise it with NTP"
-                ),
-                _ => tracing::warn!(
-                    "this machine's clock is {} seconds behind the gateway's; synchronise it with NTP",
-                    ahead.unsigned_abs()
-                ),
+                _ => {
+                    let side = if ahead > 0 { "ahead of" } else { "behind" };
+                    let difference = in_words(Duration::from_secs(ahead.unsigned_abs()));
+                    tracing::warn!(
+                        "this machine's clock is {difference} {side} the gateway's; synchronise it with NTP"
+                    );
+                }
             }
         }
     }
@@ -65,11 +65,22 @@ pub(crate) fn date(headers: &Fields) -> Option<SystemTime> {
     httpdate::parse_http_date(headers.get(header::DATE)?.to_str().ok()?).ok()
 }
 
-fn seconds_ahead(local: SystemTime, gateway: SystemTime) -> i64 {
+/// Seconds by which `local` is ahead of `gateway`; negative if it is behind.
+pub(crate) fn seconds_ahead(local: SystemTime, gateway: SystemTime) -> i64 {
     let seconds = |difference: Duration| i64::try_from(difference.as_secs()).unwrap_or(i64::MAX);
     match local.duration_since(gateway) {
         Ok(ahead) => seconds(ahead),
         Err(behind) => -seconds(behind.duration()),
+    }
+}
+
+/// A difference of clocks, in its largest unit of which there are two at least.
+pub(crate) fn in_words(difference: Duration) -> String {
+    let seconds = difference.as_secs();
+    let units = [(86_400, "days"), (3600, "hours"), (60, "minutes")];
+    match units.into_iter().find(|(unit, _)| seconds >= 2 * unit) {
+        Some((unit, word)) => format!("{} {word}", seconds / unit),
+        None => format!("{seconds} seconds"),
     }
 }
 
@@ -97,5 +108,7 @@ mod tests {
         let now = SystemTime::now();
         assert_eq!(seconds_ahead(now + Duration::from_secs(90), now), 90);
         assert_eq!(seconds_ahead(now, now + Duration::from_secs(90)), -90);
+        let words = [0, 119, 120, 7199, 7200, 172_799, 172_800].map(|seconds| in_words(Duration::from_secs(seconds)));
+        assert_eq!(words, ["0 seconds", "119 seconds", "2 minutes", "119 minutes", "2 hours", "47 hours", "2 days"]);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use gw_shared::config::{ConfigErrors, Keys};
+use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
@@ -52,8 +52,8 @@ pub enum ConfigError {
     #[error("{path}: {error}")]
     Read { path: String, error: std::io::Error },
     #[error("{path}: {error}")]
-    Toml { path: String, error: toml::de::Error },
-    #[error("not enrolled: {0}")]
+    Toml { path: String, error: String },
+    #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
     Invalid(ConfigErrors),
@@ -137,6 +137,9 @@ impl Config {
 
     /// Logs warnings about settings that are probably mistakes.
     pub(crate) fn warn(&self) {
+        for unknown in unknown_in_environment() {
+            tracing::warn!("{unknown}");
+        }
         match self.slots {
             Err(default) => tracing::warn!("{} is not a positive number: using {default}", slots::VARIABLE),
             Ok(slots) if slots as usize > STREAMS_MAX => tracing::warn!(
@@ -176,7 +179,7 @@ fn listen_address(
 fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: name(), error })?;
-    text.parse().map_err(|error| ConfigError::Toml { path: name(), error })
+    parse_table(&text).map_err(|error| ConfigError::Toml { path: name(), error })
 }
 
 /// Parses the backend on a command line: a port of this machine, `HOST:PORT`, or a URL as in `--backend`. Returns the URL.

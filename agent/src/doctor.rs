@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use gw_shared::config::unknown_in_environment;
 use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::resolve;
 use gw_shared::runtime::{self, Driver};
@@ -14,7 +15,7 @@ use crate::apex_client::error::GatewayError;
 use crate::clock::GatewayClock;
 use crate::config::{Config, ConfigError};
 use crate::identity::Identity;
-use crate::identity::state::{self, Enrollment, StateDir};
+use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::tunnel::dial;
 
 /// Open files of a busy agent: one per slot of its tunnels, and as many backend connections.
@@ -41,6 +42,9 @@ pub struct DoctorOptions {
 pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<String>) -> Examination {
     let mut out = Examination::default();
     machine::examine(&mut out, OPEN_FILES);
+    for unknown in unknown_in_environment() {
+        out.warning("environment", unknown.to_string(), "correct the name or unset the variable");
+    }
     let config = Config::load(options.config.as_deref(), options.state_dir.clone(), &options.backends, &environment);
     let state = match &config {
         Ok(config) => config.state.clone(),
@@ -58,12 +62,14 @@ pub fn examine(options: &DoctorOptions, environment: impl Fn(&str) -> Option<Str
             );
             config
         }
-        Err(error @ ConfigError::State(_)) => {
-            out.failed(
-                "enrollment",
-                error.to_string(),
-                "run `gw-agent enroll` with a token from the gateway's administrator",
-            );
+        Err(ConfigError::State(error)) => {
+            let advice = match error {
+                StateError::Permission { .. } => {
+                    "run it as the user of the agent, such as `sudo -u gw-agent gw-agent doctor`"
+                }
+                _ => "run `gw-agent enroll` with a token from the gateway's administrator",
+            };
+            out.failed("enrollment", error.to_string(), advice);
             return out;
         }
         Err(error) => {
@@ -188,7 +194,10 @@ async fn network(out: &mut Examination, config: &Config, identity: &Identity) {
 /// Checks that this machine resolves the gateway's name.
 async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
     const CHECK: &str = "gateway's name";
-    match within(async { resolve::resolve(host, port).await.map_err(GatewayError::Connect) }).await {
+    let resolved = async {
+        resolve::resolve(host, port).await.map_err(|error| GatewayError::Resolve { host: host.to_owned(), error })
+    };
+    match within(resolved).await {
         Ok(addresses) => {
             let addresses: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
             out.ok(CHECK, format!("{host} resolves to {}", addresses.join(", ")));
@@ -196,7 +205,7 @@ async fn resolves(out: &mut Examination, host: &str, port: u16) -> bool {
         }
         Err(error) => {
             let advice = "check this machine's DNS; agent.json in the state folder contains the gateway's host";
-            out.failed(CHECK, format!("{host}: {error}"), advice);
+            out.failed(CHECK, error.to_string(), advice);
             false
         }
     }

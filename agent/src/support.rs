@@ -38,7 +38,7 @@ pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io
     let mut mistakes = Vec::new();
     let backends = Backends::from_urls("backend", &["http://127.0.0.1:9".to_owned()], &mut mistakes)
         .ok_or_else(|| io::Error::other(mistakes.concat()))?;
-    let pool = Rc::new(Pool::new(&backends, backend.connections));
+    let pool = Rc::new(Pool::new("bench", &backends, backend.connections));
     for _ in 0..backend.connections {
         pool.add_idle(Stream::Canned(Canned::new(idle_socket()?, backend.response.clone(), backend.body_length)));
     }

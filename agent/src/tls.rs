@@ -5,9 +5,10 @@ use std::io;
 use std::sync::{Arc, LazyLock, Weak};
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use rustls::time_provider::TimeProvider;
+use rustls::{CertificateError, ClientConfig, RootCertStore, SupportedProtocolVersion};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
 /// A client's certificate chain, leaf first, and its private key.
 pub(crate) struct ClientAuth {
@@ -72,6 +73,25 @@ pub(crate) fn parse_certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'stati
         Ok(certificates) if certificates.is_empty() => Err("contains no certificate in PEM format".to_owned()),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A clock that stands still.
+#[derive(Debug)]
+pub(crate) struct FixedTime(UnixTime);
+
+impl TimeProvider for FixedTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(self.0)
+    }
+}
+
+/// A time at which a certificate is valid that is refused for `reason`, a time before or after its validity.
+pub(crate) fn time_of_validity(reason: &CertificateError) -> Option<FixedTime> {
+    match reason {
+        CertificateError::ExpiredContext { not_after, .. } => Some(FixedTime(*not_after)),
+        CertificateError::NotValidYetContext { not_before, .. } => Some(FixedTime(*not_before)),
+        _ => None,
     }
 }
 

@@ -1,7 +1,14 @@
 //! Configuration files: keys are checked one by one, and all mistakes are reported together.
 
+mod suggestion;
+mod variables;
+
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
+
+pub use suggestion::{did_you_mean, suggestion};
+pub use variables::{UnknownVariable, VARIABLES, unknown_in_environment, unknown_variables};
 
 /// Every mistake in a configuration.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,11 +23,21 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
+/// Parses a configuration file. The error has the line's number and not its text, which may contain a password.
+pub fn parse_table(text: &str) -> Result<toml::Table, String> {
+    text.parse::<toml::Table>().map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+    })
+}
+
 /// Keys of a TOML file, taken one by one.
 ///
 /// A variable overrides the key of its name: `GW_` and the key in capitals, with `_` for the dot of a key in a table.
 pub struct Keys<'a> {
     table: toml::Table,
+    /// Keys that were asked for.
+    known: BTreeSet<String>,
     environment: &'a dyn Fn(&str) -> Option<String>,
     /// Mistakes found so far, each with the key or variable that it is about.
     pub errors: Vec<String>,
@@ -29,12 +46,12 @@ pub struct Keys<'a> {
 impl<'a> Keys<'a> {
     /// Parses the text of a configuration file.
     pub fn parse(text: &str, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
-        let table = text.parse::<toml::Table>().map_err(|error| ConfigErrors(vec![error.to_string()]))?;
+        let table = parse_table(text).map_err(|error| ConfigErrors(vec![error]))?;
         Ok(Self::new(table, environment))
     }
 
     pub fn new(table: toml::Table, environment: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self { table, environment, errors: Vec::new() }
+        Self { table, known: BTreeSet::new(), environment, errors: Vec::new() }
     }
 
     /// Looks variables up.
@@ -91,7 +108,7 @@ impl<'a> Keys<'a> {
 
     /// Turns the keys of the table `name` into keys `name.key`.
     pub fn open_table(&mut self, name: &str) {
-        match self.table.remove(name) {
+        match self.in_file(name) {
             Some(toml::Value::Table(entries)) => {
                 self.table.extend(entries.into_iter().map(|(key, value)| (format!("{name}.{key}"), value)));
             }
@@ -131,12 +148,13 @@ impl<'a> Keys<'a> {
 
     /// Removes a key that no variable overrides and returns its value.
     pub fn in_file(&mut self, key: &str) -> Option<toml::Value> {
+        self.known.insert(key.to_owned());
         self.table.remove(key)
     }
 
     /// Value in force and its source: the key or the variable.
     fn take(&mut self, key: &str) -> Option<(String, toml::Value)> {
-        let in_file = self.table.remove(key);
+        let in_file = self.in_file(key);
         let variable = format!("GW_{}", key.to_ascii_uppercase().replace('.', "_"));
         match (self.environment)(&variable) {
             Some(text) => Some((variable, toml::Value::String(text))),
@@ -144,10 +162,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Reports every key that was not taken.
+    /// Reports every key that was not taken, with the key that was probably meant.
     pub fn refuse_unknown(&mut self) {
-        let unknown: Vec<String> = self.table.keys().map(|key| format!("{key}: no such key")).collect();
-        self.errors.extend(unknown);
+        for key in self.table.keys() {
+            let known = self.known.iter().map(String::as_str);
+            self.errors.push(format!("{key}: no such key{}", did_you_mean(key, known)));
+        }
     }
 }
 
@@ -160,13 +180,19 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_syntax_have_a_line_and_not_its_text() {
+        let error = parse_table("a = 1\nproxy = 'http://u:hunter2@h\nb = 2").unwrap_err();
+        assert!(error.starts_with("line 2: ") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
     fn a_variable_overrides_its_key_and_every_mistake_names_its_source() {
         let environment = |name: &str| match name {
             "GW_PORT" => Some("7".to_owned()),
             "GW_T_PORT" => Some("x".to_owned()),
             _ => None,
         };
-        let text = "port = '1'\nlist = ['1', 'x']\ncount = 4\nshare = 1\nother = 2\n[t]\nport = '1'\n";
+        let text = "port = '1'\nlits = 1\nlist = ['1', 'x']\ncount = 4\nshare = 1\nother = 2\n[t]\nport = '1'\n";
         let mut keys = Keys::parse(text, &environment).unwrap();
         keys.open_table("t");
         keys.open_table("no_table");
@@ -180,7 +206,8 @@ mod tests {
         assert_eq!(
             ConfigErrors(keys.errors).to_string(),
             "configuration:\n  count: 4 is not a table\n  GW_T_PORT: \"x\" is not a port\n  \
-             list: \"x\" is not a port\n  missing: missing; it must be a port\n  other: no such key"
+             list: \"x\" is not a port\n  missing: missing; it must be a port\n  lits: no such key; did you mean `list`?\n  \
+             other: no such key"
         );
     }
 }

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use futures_util::future::join_all;
 use gw_shared::http::{Connection, Fields, Framing, HeadLimits, HeadScanner, head};
 use gw_shared::net::{Listener, Socket};
 use gw_shared::runtime;
@@ -57,15 +58,18 @@ impl AdminListener {
 pub(crate) async fn serve(agent: Rc<Agent>, listener: AdminListener) {
     let AdminListener { address, mut listener } = listener;
     let listener = loop {
-        match listener.take().map_or_else(|| TcpListener::bind(address), Ok).and_then(Listener::new) {
-            Ok(listener) => break listener,
+        let bound = listener.take().map_or_else(|| TcpListener::bind(address), Ok);
+        match bound.and_then(|bound| Ok((bound.local_addr()?, Listener::new(bound)?))) {
+            Ok((address, listener)) => {
+                tracing::info!(%address, "serving metrics");
+                break listener;
+            }
             Err(error) => {
                 tracing::debug!(%address, %error, "cannot bind the address of the metrics");
                 runtime::sleep(BIND_INTERVAL).await;
             }
         }
     };
-    tracing::info!(%address, "serving metrics");
     let connections = Rc::new(Cell::new(0));
     loop {
         if connections.get() >= CONNECTIONS {
@@ -105,6 +109,13 @@ impl Drop for CountedConnection {
     }
 }
 
+/// Looks whether every service can be served, with a new attempt at backends that are down.
+async fn ready(agent: &Agent) -> Result<(), String> {
+    let services = agent.registry.services();
+    join_all(services.values().map(|service| service.pool.recheck())).await;
+    page::readiness(agent, agent.clock.now())
+}
+
 async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
     let (mut buffer, mut scanner) = (BytesMut::new(), HeadScanner::default());
     let request = loop {
@@ -125,7 +136,7 @@ async fn answer(agent: &Agent, socket: &Socket) -> io::Result<()> {
         }
         Ok(request) => match request.target.path() {
             "/healthz" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
-            "/readyz" => match page::readiness(agent, agent.clock.now()) {
+            "/readyz" => match ready(agent).await {
                 Ok(()) => (StatusCode::OK, TEXT, "ready\n".to_owned()),
                 Err(missing) => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{missing}\n")),
             },

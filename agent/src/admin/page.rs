@@ -110,7 +110,8 @@ fn certificate(out: &mut Exposition, certificates: &CertificateManager) {
     family.sample(&[("result", "failed")], certificates.failed_renewals.get());
 }
 
-/// Checks that every service can receive requests; the error names the reason or the services without a tunnel.
+/// Checks that every service has a tunnel and a backend that is not known to be down. The error names the reason, or the
+/// services and backends.
 pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
     if agent.registry.stopping.get() {
         return Err("stopping".to_owned());
@@ -119,7 +120,7 @@ pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
         return Err("the agent's certificate has expired".to_owned());
     }
     let services = agent.registry.services();
-    let missing: Vec<String> = agent
+    let without_tunnel: Vec<String> = agent
         .gateway_events
         .services()
         .borrow()
@@ -130,5 +131,15 @@ pub(super) fn readiness(agent: &Agent, now: SystemTime) -> Result<(), String> {
             None => Some(format!("{hostname} (it has no backend)")),
         })
         .collect();
-    if missing.is_empty() { Ok(()) } else { Err(format!("no tunnel: {}", missing.join(", "))) }
+    let without_backend = services.iter().filter(|(_, service)| service.pool.is_down()).map(|(hostname, service)| {
+        let backends: Vec<String> = service.pool.states().map(|backend| backend.name).collect();
+        format!("{hostname} ({})", backends.join(", "))
+    });
+    let lists = [("no tunnel", without_tunnel), ("all backends down", without_backend.collect())];
+    let reasons: Vec<String> = lists
+        .iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(reason, names)| format!("{reason}: {}", names.join(", ")))
+        .collect();
+    if reasons.is_empty() { Ok(()) } else { Err(reasons.join("; ")) }
 }

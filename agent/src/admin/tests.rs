@@ -72,7 +72,7 @@ fn only_get_and_head_are_allowed() {
 fn metrics_contain_the_counters() {
     let prepare = |agent: &Agent| {
         let backends = Backends::from_urls("test", &["http://127.0.0.1:1".to_owned()], &mut Vec::new()).unwrap();
-        let service = agent.registry.add(HOSTNAME, &Rc::new(Pool::new(&backends, 1)));
+        let service = agent.registry.add(HOSTNAME, &Rc::new(Pool::new(HOSTNAME, &backends, 1)));
         service.failed();
         service.counts.arrived();
         service.counts.failed("GW_BACKEND_RESET");

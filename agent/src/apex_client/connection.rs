@@ -1,15 +1,16 @@
 //! TLS connections to the gateway and HTTP/1.1 exchanges on them, for requests to the apex and for opening tunnels.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
 use gw_shared::error_body::ErrorBody;
 use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{BodyDecoder, Fields, HeadScanner, Part, head};
 use gw_shared::identity::enrollment;
-use gw_shared::net::{TlsStream, resolve};
+use gw_shared::net::{Socket, TlsStream, resolve};
+use gw_shared::runtime;
 use gw_shared::tunnel::handshake::HEAD_LIMITS;
 use http::header;
 use http::{Method, StatusCode};
@@ -18,6 +19,8 @@ use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
 
 use super::error::{GatewayError, Refusal};
+use super::{CONNECT_LIMIT, RESOLVE_LIMIT};
+use crate::clock;
 use crate::proxy::ProxySettings;
 use crate::tls::{self, ClientAuth};
 
@@ -40,20 +43,71 @@ pub(crate) async fn open(
     name: &str,
     config: Arc<ClientConfig>,
 ) -> Result<TlsStream, GatewayError> {
+    let at = format!("{host}:{port}");
+    let error = match connect(proxies, host, port, name, &config).await {
+        Ok(stream) => return Ok(stream),
+        Err(OpenError::Gateway(error)) => return Err(error),
+        Err(OpenError::Handshake(error)) => error,
+    };
+    let mut error = GatewayError::handshake(&at, error);
+    if let GatewayError::NotValidNow { reason, ahead, .. } = &mut error
+        && let Some(valid_at) = tls::time_of_validity(reason)
+    {
+        // The same server again, with a clock by which its certificate is valid. It only tells its time.
+        let mut config = (*config).clone();
+        config.time_provider = Arc::new(valid_at);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if let Ok(stream) = connect(proxies, host, port, name, &Arc::new(config)).await {
+            let request = format!("GET /.well-known/jwks.json HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
+            let reply = exchange(&stream, request.as_bytes(), &mut BytesMut::new()).await;
+            let date = reply.ok().and_then(|reply| clock::date(&reply.headers));
+            *ahead = date.map(|date| clock::seconds_ahead(SystemTime::now(), date));
+        }
+    }
+    Err(error)
+}
+
+/// Why there is no TLS connection.
+enum OpenError {
+    Gateway(GatewayError),
+    Handshake(io::Error),
+}
+
+impl From<GatewayError> for OpenError {
+    fn from(error: GatewayError) -> Self {
+        Self::Gateway(error)
+    }
+}
+
+async fn connect(
+    proxies: &ProxySettings,
+    host: &str,
+    port: u16,
+    name: &str,
+    config: &Arc<ClientConfig>,
+) -> Result<TlsStream, OpenError> {
     let name = ServerName::try_from(name.to_owned())
         .map_err(|error| GatewayError::Certificates(format!("{name}: {error}")))?;
-    let session =
-        UnbufferedClientConnection::new(config, name).map_err(|error| GatewayError::Certificates(error.to_string()))?;
+    let session = UnbufferedClientConnection::new(Arc::clone(config), name)
+        .map_err(|error| GatewayError::Certificates(error.to_string()))?;
     let socket = match proxies.for_host(host, port) {
-        Some(proxy) => proxy.connect(host, port).await?,
-        None => {
-            let addresses = resolve::resolve(host, port).await.map_err(GatewayError::Connect)?;
-            resolve::connect_any(&addresses, None).await.map_err(GatewayError::Connect)?
-        }
+        Some(proxy) => proxy.connect(host, port).await.map_err(GatewayError::Proxy)?,
+        None => connect_directly(host, port).await?,
     };
     let stream = TlsStream::new(socket, session);
-    stream.handshake().await.map_err(GatewayError::tls)?;
+    stream.handshake().await.map_err(OpenError::Handshake)?;
     Ok(stream)
+}
+
+async fn connect_directly(host: &str, port: u16) -> Result<Socket, GatewayError> {
+    let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {RESOLVE_LIMIT:?}")));
+    let addresses = runtime::timeout(RESOLVE_LIMIT, resolve::resolve(host, port)).await.unwrap_or_else(late);
+    let addresses = addresses.map_err(|error| GatewayError::Resolve { host: host.to_owned(), error })?;
+    let at = format!("{host}:{port}");
+    match runtime::timeout(CONNECT_LIMIT, resolve::connect_any(&addresses, None)).await {
+        Ok(connected) => connected.map_err(|error| GatewayError::Connect { at, error }),
+        Err(_) => Err(GatewayError::ConnectTimedOut { at }),
+    }
 }
 
 /// Builds a TLS 1.3 configuration that trusts `authorities`, or the system's roots if `None`, and presents `auth` to a
@@ -76,8 +130,8 @@ pub(crate) fn client_config(
 /// Sends a complete request and reads the final response, skipping interim responses other than 101. Bytes after the
 /// response stay in `buffer`.
 pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut BytesMut) -> Result<Reply, GatewayError> {
-    stream.write_all(&mut [IoSlice::new(request)]).await.map_err(GatewayError::tls)?;
-    stream.flush().await.map_err(GatewayError::tls)?;
+    stream.write_all(&mut [IoSlice::new(request)]).await.map_err(GatewayError::Tls)?;
+    stream.flush().await.map_err(GatewayError::Tls)?;
     let mut scanner = HeadScanner::default();
     let head = loop {
         let Some(end) = scanner.find_end(buffer, HEAD_LIMITS)? else {
@@ -112,7 +166,7 @@ pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut By
 
 async fn read_more(stream: &TlsStream, buffer: &mut BytesMut) -> Result<usize, GatewayError> {
     // With TLS 1.3 the alert for a refused client certificate arrives on the first read.
-    std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await.map_err(GatewayError::tls)
+    std::future::poll_fn(|cx| stream.poll_read_buf(cx, buffer)).await.map_err(GatewayError::Tls)
 }
 
 impl Reply {

@@ -9,28 +9,64 @@ use gw_shared::http::{InvalidBody, InvalidHead};
 use gw_shared::identity::enrollment;
 use gw_shared::tunnel::text::error_line;
 use http::StatusCode;
-use rustls::{AlertDescription, CertificateError};
+use rustls::{AlertDescription, CertificateError, InvalidMessage};
 
+use super::CONNECT_LIMIT;
+use crate::clock::{WARN_FROM, in_words};
 use crate::proxy::ProxyError;
 use crate::tls::rustls_error;
 
 /// Why an exchange with the gateway failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
-    #[error("the gateway cannot be reached: {0}")]
-    Connect(io::Error),
+    #[error(
+        "the gateway cannot be reached: the name {host} cannot be resolved: {error}; check that name and this machine's DNS"
+    )]
+    Resolve { host: String, error: io::Error },
+    /// `at` is HOST:PORT, here and below.
+    #[error("the gateway cannot be reached: {at}: {error}; {}", connect_advice(.error))]
+    Connect { at: String, error: io::Error },
+    #[error(
+        "the gateway cannot be reached: {at} did not accept a connection within {CONNECT_LIMIT:?}; check the address, and \
+         firewalls between here and the gateway"
+    )]
+    ConnectTimedOut { at: String },
     #[error("the gateway cannot be reached: {0}")]
     Proxy(#[from] ProxyError),
     #[error(
-        "the gateway's certificate is not trusted: {0}; if a private authority issued it, pass that authority's \
-         certificate to `gw-agent enroll` with --ca-file"
+        "the gateway's certificate at {at} is not trusted: {reason}; if a private authority issued it, pass that authority's \
+         certificate to `gw-agent enroll` with --ca-file (it is kept as gateway-ca.crt in the state folder)"
     )]
-    Untrusted(CertificateError),
+    Untrusted { at: String, reason: CertificateError },
     #[error(
-        "the gateway's certificate is not valid at the time of this machine's clock: {0}; set the clock (NTP), or renew \
-         that certificate"
+        "the server at {at} is not the gateway that was asked for: {reason}; check host and port of the gateway, and that \
+         its certificate has that name"
     )]
-    NotValidNow(CertificateError),
+    WrongName { at: String, reason: CertificateError },
+    #[error(
+        "the gateway's certificate at {at} is not valid at the time of this machine's clock: {reason}; {}",
+        clock_advice(*.ahead)
+    )]
+    NotValidNow {
+        at: String,
+        reason: CertificateError,
+        /// Seconds by which this machine's clock is ahead of the gateway's, if the gateway has answered.
+        ahead: Option<i64>,
+    },
+    #[error(
+        "{at} does not speak TLS: it is a port for plain HTTP, or of another program; use the HTTPS port of the gateway \
+         (`listen` in gateway.toml)"
+    )]
+    NotTls { at: String },
+    #[error(
+        "{at} is not a Gw gateway: its TLS does not know the protocol of agents; check host and port of the gateway"
+    )]
+    NotAGateway { at: String },
+    #[error(
+        "TLS with {at} failed: {error}; check that it is the HTTPS port of the gateway, and that nothing in between intercepts \
+         TLS"
+    )]
+    Handshake { at: String, error: io::Error },
     #[error("TLS with the gateway failed: {0}")]
     Tls(io::Error),
     #[error("the gateway closed the connection before it answered")]
@@ -43,9 +79,12 @@ pub enum GatewayError {
     Body(#[from] InvalidBody),
     #[error("the gateway's answer is longer than {} bytes", enrollment::BODY_MAX)]
     TooLong,
-    #[error("this version of the agent does not understand the gateway's answer: {}", error_line(.0))]
+    #[error(
+        "this version of the agent does not understand the gateway's answer: {}; check that the server is a Gw gateway",
+        error_line(.0)
+    )]
     NotUnderstood(#[from] serde_json::Error),
-    #[error("the gateway refused the request: {0}")]
+    #[error("{}", refused(.0))]
     Refused(Refusal),
     /// The identity, the authorities or the server name cannot be used for TLS.
     #[error("TLS with the gateway cannot be configured: {0}")]
@@ -65,15 +104,27 @@ pub struct Refusal {
 }
 
 impl GatewayError {
-    /// Sorts an error of the TLS stream by its remedy.
-    pub(super) fn tls(error: io::Error) -> Self {
-        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    /// Sorts an error of the handshake with `at` by its remedy.
+    pub(super) fn handshake(at: &str, error: io::Error) -> Self {
+        use CertificateError::{
+            Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet, NotValidYetContext,
+        };
+        let at = at.to_owned();
         match rustls_error(&error) {
-            Some(rustls::Error::InvalidCertificate(
-                reason @ (Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. }),
-            )) => Self::NotValidNow(reason.clone()),
-            Some(rustls::Error::InvalidCertificate(reason)) => Self::Untrusted(reason.clone()),
-            _ => Self::Tls(error),
+            Some(rustls::Error::InvalidCertificate(reason)) => {
+                let reason = reason.clone();
+                match reason {
+                    Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
+                        Self::NotValidNow { at, reason, ahead: None }
+                    }
+                    NotValidForName | NotValidForNameContext { .. } => Self::WrongName { at, reason },
+                    _ => Self::Untrusted { at, reason },
+                }
+            }
+            // The beginning of a plain text, read as a TLS record.
+            Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Self::NotTls { at },
+            Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => Self::NotAGateway { at },
+            _ => Self::Handshake { at, error },
         }
     }
 
@@ -94,7 +145,7 @@ impl GatewayError {
     pub(crate) fn is_certificate_expired(&self) -> bool {
         match self {
             Self::Refused(refusal) => refusal.code == Some(ErrorCode::AgentCertificateExpired),
-            Self::Tls(error) => {
+            Self::Tls(error) | Self::Handshake { error, .. } => {
                 let expired = rustls::Error::AlertReceived(AlertDescription::CertificateExpired);
                 rustls_error(error).is_some_and(|error| *error == expired)
             }
@@ -105,12 +156,51 @@ impl GatewayError {
     /// Whether the same request may succeed later without any intervention.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Tls(_) | Self::Closed | Self::TimedOut(_) => true,
+            Self::Resolve { .. }
+            | Self::Connect { .. }
+            | Self::ConnectTimedOut { .. }
+            | Self::Handshake { .. }
+            | Self::Tls(_)
+            | Self::Closed
+            | Self::TimedOut(_) => true,
             Self::Proxy(error) => error.is_transient(),
             Self::Refused(refusal) => refusal.is_overload() || refusal.status.is_server_error(),
             _ => false,
         }
     }
+}
+
+fn connect_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "check the port, and that the gateway runs there",
+        io::ErrorKind::TimedOut => "check the address, and firewalls between here and the gateway",
+        _ => "check the address and this machine's network",
+    }
+}
+
+/// What to do about a certificate that is not valid now.
+fn clock_advice(ahead: Option<i64>) -> String {
+    match ahead {
+        None => "set this machine's clock (NTP), or renew that certificate at the gateway".to_owned(),
+        Some(ahead) if ahead.unsigned_abs() < WARN_FROM.as_secs() => {
+            "the gateway's clock shows the same time, so renew that certificate at the gateway".to_owned()
+        }
+        Some(ahead) => {
+            let side = if ahead > 0 { "ahead of" } else { "behind" };
+            let difference = in_words(Duration::from_secs(ahead.unsigned_abs()));
+            format!("this machine's clock is {difference} {side} the gateway's: synchronise both with NTP")
+        }
+    }
+}
+
+fn refused(refusal: &Refusal) -> String {
+    if refusal.text.is_empty() {
+        return format!(
+            "the server at the gateway's address answered {refusal}, and not as a Gw gateway does; check host and port of the \
+             gateway, and proxies in front of it"
+        );
+    }
+    format!("the gateway refused the request: {refusal}")
 }
 
 impl Refusal {
@@ -144,12 +234,24 @@ mod tests {
     use super::*;
 
     fn tls_error(error: rustls::Error) -> GatewayError {
-        GatewayError::tls(io::Error::new(io::ErrorKind::InvalidData, error))
+        GatewayError::handshake("gw:443", io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
     fn refused(status: u16, code: Option<ErrorCode>) -> GatewayError {
         let status = StatusCode::from_u16(status).unwrap();
         GatewayError::Refused(Refusal { status, code, text: String::new(), retry_after: None })
+    }
+
+    #[test]
+    fn advice_about_certificates_depends_on_the_difference_of_the_clocks() {
+        for (ahead, expected) in [
+            (None, "or renew"),
+            (Some(-29), "the same time, so renew"),
+            (Some(90), "clock is 90 seconds ahead of the gateway's"),
+            (Some(-3 * 86_400), "clock is 3 days behind the gateway's"),
+        ] {
+            assert!(clock_advice(ahead).contains(expected), "{ahead:?}: {}", clock_advice(ahead));
+        }
     }
 
     #[test]
@@ -161,8 +263,17 @@ mod tests {
             assert!(error.to_string().contains("clock") && !error.to_string().contains("--ca-file"), "{error}");
             assert!(!error.is_certificate_expired(), "the expired certificate is the gateway's");
         }
-        assert!(tls_error(rustls::Error::AlertReceived(AlertDescription::CertificateExpired)).is_certificate_expired());
-        assert!(!tls_error(rustls::Error::AlertReceived(AlertDescription::BadCertificate)).is_certificate_expired());
+        // The alert for a refused client certificate arrives after the handshake.
+        let alert = |alert| {
+            let error = rustls::Error::AlertReceived(alert);
+            GatewayError::Tls(io::Error::new(io::ErrorKind::InvalidData, error))
+        };
+        assert!(alert(AlertDescription::CertificateExpired).is_certificate_expired());
+        assert!(!alert(AlertDescription::BadCertificate).is_certificate_expired());
+        let wrong_name = tls_error(rustls::Error::InvalidCertificate(CertificateError::NotValidForName)).to_string();
+        assert!(wrong_name.contains("gw:443") && !wrong_name.contains("--ca-file"), "{wrong_name}");
+        let plain = tls_error(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType));
+        assert!(plain.to_string().starts_with("gw:443 does not speak TLS") && !plain.is_transient(), "{plain}");
         assert!(refused(401, Some(ErrorCode::AgentCertificateExpired)).is_certificate_expired());
         for (status, transient) in [(429, true), (503, true), (500, true), (401, false), (404, false)] {
             assert_eq!(refused(status, None).is_transient(), transient, "{status}");

@@ -30,6 +30,11 @@ use error::GatewayError;
 /// Time limit from name resolution to the end of the answer.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
+/// Time limits of name resolution and of a TCP connection. Together shorter than those of whole exchanges, so that the error
+/// says which step has failed.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(10);
+const CONNECT_LIMIT: Duration = Duration::from_secs(9);
+
 /// The apex of a region.
 pub(crate) struct ApexClient<'a> {
     /// Host name of the apex, which its certificate must have.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use gw_shared::config::did_you_mean;
 use http::Uri;
 use http::uri::Authority;
 use rustls::{ClientConfig, RootCertStore};
@@ -110,7 +111,8 @@ impl Backends {
                         "client_certificate" => &mut table.client_certificate,
                         "client_key" => &mut table.client_key,
                         _ => {
-                            mistakes.push(format!("{key}: unknown key; the keys are {KEYS}"));
+                            let suggestion = did_you_mean(name, KEYS.split(", "));
+                            mistakes.push(format!("{key}: no such key{suggestion}; the keys are {KEYS}"));
                             continue;
                         }
                     };

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use gw_shared::http::{BodyDecoder, Framing, RequestHead, UpgradeProtocol};
 use gw_shared::runtime;
 use http::Method;
@@ -25,8 +26,13 @@ const IDLE_FOR: Duration = Duration::from_secs(4);
 /// Time limit of a connection attempt while there is another backend to try. The last attempt has no time limit.
 const FAILOVER_AFTER: Duration = Duration::from_secs(3);
 
+/// Time limit of a connection attempt without a request.
+const RECHECK_WITHIN: Duration = Duration::from_secs(2);
+
 /// The backends of one service.
 pub(crate) struct Pool {
+    /// Hostname of the service, for log lines.
+    service: String,
     backends: Box<[Backend]>,
     host: HostHeader,
     /// Number of requests, so that equally loaded backends take turns.
@@ -89,7 +95,7 @@ impl Drop for ActiveRequest<'_> {
 }
 
 impl Pool {
-    pub(crate) fn new(backends: &Backends, idle_max: u32) -> Self {
+    pub(crate) fn new(service: &str, backends: &Backends, idle_max: u32) -> Self {
         let idle_max = usize::try_from(idle_max).unwrap_or(usize::MAX);
         let backend = |endpoint: &Endpoint| Backend {
             endpoint: endpoint.clone(),
@@ -102,7 +108,12 @@ impl Pool {
             shared: Http2Connections::default(),
             speaks_http1: Cell::new(matches!(endpoint.protocol, BackendProtocol::Http1)),
         };
-        Self { backends: backends.endpoints.iter().map(backend).collect(), host: backends.host, turn: Cell::default() }
+        Self {
+            service: service.to_owned(),
+            backends: backends.endpoints.iter().map(backend).collect(),
+            host: backends.host,
+            turn: Cell::default(),
+        }
     }
 
     /// Leases an open connection to the backend that the load balancing selects, if there is one.
@@ -124,8 +135,7 @@ impl Pool {
         while let Some(selected) = self.select(|at| tried[at]) {
             tried[selected] = true;
             let backend = &self.backends[selected];
-            backend.health.set(backend.health.get().attempting(Instant::now()));
-            backend.connects.set(backend.connects.get() + 1);
+            backend.attempting();
             // Counts as load while the attempt runs.
             let active = ActiveRequest::new(&backend.requests);
             let connecting = backend.connect(offer);
@@ -138,19 +148,44 @@ impl Pool {
             drop(active);
             match connected {
                 Ok(connection) => {
-                    backend.health.set(Health::default());
+                    backend.connected(&self.service);
                     return Ok(self.lease(backend, false, connection));
                 }
                 Err(error) => {
                     let (request_id, trace_id) = (scope.request_id(), scope.trace_id());
                     tracing::debug!(request_id, trace_id, backend = %backend.endpoint, %error, "cannot connect to the backend");
-                    backend.health.set(backend.health.get().failed(Instant::now()));
-                    backend.failed_connects.set(backend.failed_connects.get() + 1);
+                    backend.failed(&self.service, &error);
                     failure = error.at(&backend.endpoint);
                 }
             }
         }
         Err(failure)
+    }
+
+    /// Connects to the backends that are down and whose pause has ended, so that one that is up again counts without a
+    /// request.
+    pub(crate) async fn recheck(&self) {
+        let due = |backend: &&Backend| {
+            let health = backend.health.get();
+            health.is_failing() && health.is_available(Instant::now())
+        };
+        join_all(self.backends.iter().filter(due).map(async |backend| {
+            backend.attempting();
+            let late = |_| Err(ConnectError::Unreachable(format!("no connection within {RECHECK_WITHIN:?}")));
+            match runtime::timeout(RECHECK_WITHIN, connect::dial(&backend.endpoint, Offer::Any))
+                .await
+                .unwrap_or_else(late)
+            {
+                Ok(_) => backend.connected(&self.service),
+                Err(error) => backend.failed(&self.service, &error),
+            }
+        }))
+        .await;
+    }
+
+    /// Whether the last attempts to connect to every backend failed.
+    pub(crate) fn is_down(&self) -> bool {
+        self.backends.iter().all(|backend| backend.health.get().is_failing())
     }
 
     /// Selects the least loaded backend that is not `tried`; an ejected one only if no other is left.
@@ -212,6 +247,31 @@ impl Backend {
             failures: self.failed_connects.get(),
             in_use: if self.speaks_http1.get() { requests } else { self.shared.in_use() },
             idle: self.idle_connections(),
+        }
+    }
+
+    fn attempting(&self) {
+        self.health.set(self.health.get().attempting(Instant::now()));
+        self.connects.set(self.connects.get() + 1);
+    }
+
+    /// Records a successful attempt. Logs it if the last one failed.
+    fn connected(&self, service: &str) {
+        if self.health.replace(Health::default()).is_failing() {
+            tracing::info!(service, backend = %self.endpoint, "the backend is up again");
+        }
+    }
+
+    /// Records a failed attempt. Logs it unless the last one failed, too.
+    fn failed(&self, service: &str, error: &ConnectError) {
+        let before = self.health.get();
+        self.health.set(before.failed(Instant::now()));
+        self.failed_connects.set(self.failed_connects.get() + 1);
+        if !before.is_failing() {
+            tracing::warn!(
+                service, backend = %self.endpoint, %error,
+                "the backend is down: check that it runs and that its address is correct; it is tried again"
+            );
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
@@ -77,6 +78,14 @@ impl Drop for StateLock {
 pub enum StateError {
     #[error("{path}: {error}")]
     Io { path: String, error: io::Error },
+    #[error(
+        "{path}: permission denied: this process runs as user {user}, and {folder} belongs to user {owner} (mode {mode:04o}); \
+         run gw-agent as that user, such as `sudo -u gw-agent gw-agent …`, or choose another folder with --state-dir"
+    )]
+    Permission { path: String, folder: String, user: u32, owner: u32, mode: u32 },
+    /// There is no agent in the folder.
+    #[error("not enrolled: {path} does not exist; run `gw-agent enroll` with a token from the gateway's administrator")]
+    NotEnrolled { path: String },
     #[error("{path}: {error}")]
     Json { path: String, error: serde_json::Error },
     #[error("{path}: {error}")]
@@ -84,10 +93,38 @@ pub enum StateError {
     #[error("{path}: {error}")]
     Identity { path: String, error: UnfitIdentity },
     #[error(
-        "{path} is in use by another gw-agent process, `run` or `enroll`: stop that process first; a second agent needs \
-         its own folder (--state-dir) and enrollment"
+        "{path} is in use by another gw-agent process{}, `run` or `enroll`: stop that process first; a second agent needs \
+         its own folder (--state-dir) and enrollment", pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
-    InUse { path: String },
+    InUse { path: String, pid: Option<u32> },
+}
+
+impl StateError {
+    /// Names the users where permission is denied.
+    fn io(path: &Path, error: io::Error) -> Self {
+        let path_of = name(path);
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return Self::Io { path: path_of, error };
+        }
+        // The nearest folder or file that this process can see decides.
+        let seen = path.ancestors().find_map(|it| Some((it, fs::metadata(it).ok()?)));
+        let Some((seen, about)) = seen else { return Self::Io { path: path_of, error } };
+        let user = rustix::process::geteuid().as_raw();
+        let (owner, mode) = (about.uid(), about.mode() & 0o7777);
+        Self::Permission { path: path_of, folder: name(seen), user, owner, mode }
+    }
+}
+
+/// The process that has locked `folder` (flock(2)), by /proc/locks. `None` if it is in another PID namespace.
+fn locked_by(folder: &File) -> Option<u32> {
+    let inode = format!(":{}", folder.metadata().ok()?.ino());
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    // "1: FLOCK  ADVISORY  WRITE 4711 fd:01:131074 0 EOF". The device may be another one than that of the folder.
+    let mut holders = locks.lines().map(|line| line.split_ascii_whitespace().collect::<Vec<_>>()).filter_map(|words| {
+        let is_held = words.get(1) == Some(&"FLOCK") && words.get(5)?.ends_with(&inode);
+        if is_held { words.get(4)?.parse().ok() } else { None }
+    });
+    holders.next().filter(|pid| *pid > 0 && holders.next().is_none())
 }
 
 const ENROLLMENT: &str = "agent.json";
@@ -108,7 +145,7 @@ impl StateDir {
     /// Creates the folder unless it exists, and checks that it is writable.
     pub(crate) fn create(&self) -> Result<(), StateError> {
         let created = files::create_private_dir(&self.0);
-        created.map_err(|error| StateError::Io { path: name(&self.0), error })?;
+        created.map_err(|error| StateError::io(&self.0, error))?;
         self.replace("probe", b"")?;
         self.remove("probe")
     }
@@ -116,10 +153,10 @@ impl StateDir {
     /// Locks the folder, or fails if another process has locked it: two processes with one identity would replace each
     /// other's tunnels. The kernel releases the lock however the process ends. Writes nothing.
     pub(crate) fn lock(&self) -> Result<StateLock, StateError> {
-        let folder = File::open(&self.0).map_err(|error| StateError::Io { path: name(&self.0), error })?;
+        let folder = File::open(&self.0).map_err(|error| StateError::io(&self.0, error))?;
         match folder.try_lock() {
             Ok(()) => Ok(StateLock { folder: Some(folder) }),
-            Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0) }),
+            Err(TryLockError::WouldBlock) => Err(StateError::InUse { path: name(&self.0), pid: locked_by(&folder) }),
             Err(TryLockError::Error(error)) => {
                 tracing::warn!(folder = %self.0.display(), %error, "the state folder cannot be locked; make sure that only one agent uses it");
                 Ok(StateLock { folder: None })
@@ -128,7 +165,12 @@ impl StateDir {
     }
 
     pub fn enrollment(&self) -> Result<Enrollment, StateError> {
-        self.read_json(ENROLLMENT)
+        self.read_json(ENROLLMENT).map_err(|error| match error {
+            StateError::Io { path, error } if error.kind() == io::ErrorKind::NotFound => {
+                StateError::NotEnrolled { path }
+            }
+            error => error,
+        })
     }
 
     pub(crate) fn is_enrolled(&self) -> bool {
@@ -142,7 +184,7 @@ impl StateDir {
     /// Reads the identity. Called for every connection, because renewal replaces the file while the agent runs.
     pub fn identity(&self) -> Result<Identity, StateError> {
         let path = self.0.join(IDENTITY);
-        let text = fs::read(&path).map_err(|error| StateError::Io { path: name(&path), error })?;
+        let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
         Identity::from_pem(&text).map_err(|error| StateError::Identity { path: name(&path), error })
     }
 
@@ -196,7 +238,7 @@ impl StateDir {
 
     fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, StateError> {
         let path = self.0.join(file);
-        let text = fs::read(&path).map_err(|error| StateError::Io { path: name(&path), error })?;
+        let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
         serde_json::from_slice(&text).map_err(|error| StateError::Json { path: name(&path), error })
     }
 
@@ -209,12 +251,12 @@ impl StateDir {
     /// Replaces a file atomically.
     fn replace(&self, file: &str, contents: &[u8]) -> Result<(), StateError> {
         let path = self.0.join(file);
-        files::write_private(&path, contents).map_err(|error| StateError::Io { path: name(&path), error })
+        files::write_private(&path, contents).map_err(|error| StateError::io(&path, error))
     }
 
     fn remove(&self, file: &str) -> Result<(), StateError> {
         let path = self.0.join(file);
-        files::remove_if_there(&path).map_err(|error| StateError::Io { path: name(&path), error })
+        files::remove_if_there(&path).map_err(|error| StateError::io(&path, error))
     }
 }
 
@@ -277,7 +319,12 @@ mod tests {
         let lock = state.lock().unwrap();
         let error = state.lock().unwrap_err();
         assert!(matches!(error, StateError::InUse { .. }));
-        assert!(error.to_string().contains(directory.path().to_str().unwrap()), "{error}");
+        let by = format!(
+            "{} is in use by another gw-agent process (pid {})",
+            directory.path().display(),
+            std::process::id()
+        );
+        assert!(error.to_string().starts_with(&by), "{error}");
         // Under the lock, files can still be replaced and read.
         state.write_enrollment(&enrollment()).unwrap();
         assert!(state.enrollment().is_ok() && state.lock().is_err());

@@ -24,7 +24,7 @@ const SUCCESSOR_WITHIN: Duration = Duration::from_millis(500);
 
 /// Keeps a tunnel for the service at `hostname` until `stop` is true; returns when the last request has ended.
 pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Backends, stop: watch::Receiver<bool>) {
-    let pool = Rc::new(Pool::new(&backends, agent.config.slots()));
+    let pool = Rc::new(Pool::new(&hostname, &backends, agent.config.slots()));
     let mut service = Service {
         unannounced: Some(agent.relayed_service(&hostname, &backends)),
         registered: agent.registry.add(&hostname, &pool),

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gw_gateway::config::Config;
+use gw_shared::config::VARIABLES;
 
 use crate::markdown::{code, rows, section, split};
 use crate::{assert_same, read, repository};
@@ -143,6 +144,19 @@ fn the_page_has_every_variable_that_configures() {
     {
         let otel = name.starts_with("OTEL_") && text.contains("`OTEL_*`");
         assert!(otel || text.contains(&format!("`{name}`")), "{PAGE} lacks {name}");
+    }
+}
+
+/// The list by which the programs find misspelt variables.
+#[test]
+fn every_variable_of_the_programs_is_known() {
+    let page = read(PAGE);
+    let documented = page.split('`').filter(|text| {
+        let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        text.strip_prefix("GW_").is_some_and(|rest| !rest.is_empty() && is_name(rest))
+    });
+    for name in all_variables().iter().map(String::as_str).chain(documented).filter(|name| name.starts_with("GW_")) {
+        assert!(VARIABLES.contains(&name), "gw_shared::config::VARIABLES lacks {name}");
     }
 }
 

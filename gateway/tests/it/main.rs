@@ -6,6 +6,7 @@ mod access_tokens;
 mod admin;
 mod admin_tls;
 mod agent_abuse;
+mod agent_errors;
 mod agent_http;
 mod agent_proxy;
 mod agent_responses;

@@ -21,7 +21,7 @@ pub(super) fn with_tunnel_to<F: Future<Output = ()>>(backends: &Backends, test: 
     let run = async {
         let (gateway, agent) = (Tunnel::new(Endpoint::gateway()), Tunnel::new(Endpoint::agent(128)));
         runtime::spawn(carry(gateway.clone(), agent.clone()));
-        runtime::spawn(serve(agent, Rc::new(Pool::new(backends, 128))));
+        runtime::spawn(serve(agent, Rc::new(Pool::new("test", backends, 128))));
         gateway.hello().await.unwrap();
         test(Gateway(gateway)).await;
     };

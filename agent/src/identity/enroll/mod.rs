@@ -6,6 +6,7 @@ mod options;
 use std::io;
 use std::time::Duration;
 
+use gw_shared::config::unknown_in_environment;
 use gw_shared::identity::enrollment::{CsrRequest, EnrollRequest, EnrollmentStatus};
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::version::VERSION;
@@ -79,6 +80,9 @@ pub enum EnrollError {
 ///
 /// `environment` looks up the variables of the proxy. Runs a reactor on the calling thread: see [`Driver::block_on`].
 pub fn enroll(options: Options, environment: impl Fn(&str) -> Option<String>) -> Result<Enrolled, EnrollError> {
+    for unknown in unknown_in_environment() {
+        tracing::warn!("{unknown}");
+    }
     let proxies = ProxySettings::of_environment(&environment).map_err(EnrollError::Usage)?;
     let (state, _lock, start) = options.check(&proxies)?;
     Driver::choose()?.block_on(run(&state, &proxies, start)).map_err(EnrollError::Reactor)?
@@ -131,7 +135,9 @@ async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Re
     let request = EnrollRequest { token: new.token.reveal().to_owned(), name: new.name, version: VERSION.to_owned() };
     let reply = retry(RetryOn::Overload, async || apex.enroll(&request).await).await;
     let reply = reply.map_err(|error| match error {
-        GatewayError::Refused(refusal) if refusal.status == StatusCode::UNAUTHORIZED => EnrollError::Token(refusal),
+        GatewayError::Refused(refusal) if refusal.status == StatusCode::UNAUTHORIZED && !refusal.text.is_empty() => {
+            EnrollError::Token(refusal)
+        }
         error => error.into(),
     })?;
     let pending = PendingEnrollment {

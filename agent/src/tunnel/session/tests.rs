@@ -77,7 +77,7 @@ fn with_session(gateway: impl AsyncFnOnce(&Tunnel, &Session, watch::Sender<bool>
         let (stop, stopped) = watch::channel(false);
         let session = Rc::new(Session {
             agent: Rc::new(agent),
-            pool: Rc::new(Pool::new(&backends, 1)),
+            pool: Rc::new(Pool::new("test", &backends, 1)),
             slots: Slots::new(1),
             counts: Rc::default(),
             phase: watch::Sender::new(Phase::Starting),

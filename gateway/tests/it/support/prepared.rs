@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use gw_gateway::demo::About;
 use gw_gateway::{CertificateSource, Gateway};
@@ -87,13 +87,19 @@ impl Prepared {
 
     /// Like [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
+        let mut command = self.agent_command(name, port, backend);
+        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// `gw-agent run` of the agent of this name, with `port` as the gateway's.
+    pub(crate) fn agent_command(&self, name: &str, port: u16, backend: &str) -> Command {
         let path = self.path(name).join("agent.json");
         let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         state["gateway_port"] = port.into();
         fs::write(&path, state.to_string()).unwrap();
         let mut command = gw_agent();
         command.arg("run").arg("--state-dir").arg(self.path(name)).args(["--backend", backend]);
-        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
+        command
     }
 
     /// Sends a request to the administration API; returns the status.

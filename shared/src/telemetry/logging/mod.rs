@@ -2,6 +2,7 @@
 
 mod repeats;
 
+use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use serde::Deserialize;
@@ -34,11 +35,15 @@ impl std::str::FromStr for LogFormat {
 /// Starts logging. Limits repeated lines. Only the first call of a process has an effect.
 ///
 /// `GW_LOG` is a filter of `tracing_subscriber::EnvFilter`. Without it the filter is `default`, and rustls and h2 log
-/// only errors, since they log a warning for every malformed message of an unauthenticated peer.
+/// only errors, since they log a warning for every malformed message of an unauthenticated peer. Colours are for
+/// terminals only, and not where `NO_COLOR` is set.
 pub fn start(format: LogFormat, default: &str) {
     let filter = EnvFilter::try_from_env("GW_LOG")
         .unwrap_or_else(|_| EnvFilter::new(format!("{default},rustls=error,h2=error")));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // https://no-color.org: any text but the empty one turns colours off.
+    let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let has_colours = io::stderr().is_terminal() && !no_colour;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(has_colours);
     // Fails only if logging has already started.
     drop(match format {
         LogFormat::Text => {
