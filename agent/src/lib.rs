@@ -9,7 +9,7 @@
 //! cli             command-line arguments
 //! support         entry points of benchmarks, behind a feature
 //! doctor          checks whether the agent can serve
-//! supervisor      life cycle: starts and stops services, drains
+//! lifecycle       life cycle: starts and stops services, drains
 //! admin           endpoints for metrics and health
 //! tunnel          one tunnel per service: dial, session, control messages, reconnects
 //! config          configuration file, options, environment
@@ -39,8 +39,8 @@ mod fake_gateway;
 mod forward;
 mod gateway_events;
 pub mod identity;
+mod lifecycle;
 mod proxy;
-mod supervisor;
 #[cfg(feature = "bench_support")]
 #[doc(hidden)]
 pub mod support;
@@ -51,6 +51,6 @@ mod tunnel;
 pub use apex_client::error::{GatewayError, Refusal};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
+pub use lifecycle::{AgentHandle, StartError, start, start_announcing};
 pub use proxy::ProxyError;
-pub use supervisor::{AgentHandle, StartError, start, start_announcing};
 pub use tunnel::RelayedService;
