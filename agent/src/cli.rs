@@ -2,6 +2,7 @@
 
 mod http;
 
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -24,7 +25,13 @@ pub(crate) enum Command {
     /// Enroll this machine as an agent, with a token from the gateway's administrator. Run it again to resume.
     Enroll(EnrollArguments),
     /// Connect to the gateway and forward requests until stopped. SIGTERM finishes running requests first.
-    Run(RunArguments),
+    Run {
+        #[command(flatten)]
+        run: RunArguments,
+        /// Be a worker of the supervisor on standard input.
+        #[arg(long, hide = true)]
+        supervised: bool,
+    },
     /// Relay requests to one backend: enroll if necessary, run, and print the public address of each service.
     Http(HttpArguments),
     /// Check whether this agent can run and report problems. Changes nothing; exits with 1 if a check failed.
@@ -115,6 +122,19 @@ pub(crate) struct RunArguments {
     #[arg(long)]
     pub(crate) backend: Vec<String>,
     /// Print the public address of each service once it is relayed.
-    #[arg(skip)]
+    #[arg(long, hide = true)]
     pub(crate) print_addresses: bool,
+}
+
+impl RunArguments {
+    /// Arguments of a worker with the same configuration.
+    pub(crate) fn of_worker(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["run".into(), "--supervised".into()];
+        let mut add = |name: &str, value: &OsStr| arguments.extend([name.into(), value.to_owned()]);
+        self.config.iter().for_each(|path| add("--config", path.as_os_str()));
+        self.state_dir.iter().for_each(|path| add("--state-dir", path.as_os_str()));
+        self.backend.iter().for_each(|url| add("--backend", url.as_ref()));
+        arguments.extend(self.print_addresses.then(|| "--print-addresses".into()));
+        arguments
+    }
 }

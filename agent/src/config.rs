@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use gw_shared::config::{ConfigErrors, Keys, parse_table, unknown_in_environment};
+use gw_shared::identity::program::ReleaseKey;
 use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace::Settings;
 use gw_shared::tunnel::endpoint::STREAMS_MAX;
@@ -14,6 +15,9 @@ use crate::backend::Backends;
 use crate::forward::slots;
 use crate::identity::state::{self, Enrollment, StateDir, StateError};
 use crate::proxy::ProxySettings;
+
+/// Release key of the builds that set this variable of the build.
+const BUILT_IN_KEY: Option<&str> = option_env!("GW_RELEASE_KEY");
 
 /// Environment variable that overrides `metrics_listen`.
 const METRICS_VARIABLE: &str = "GW_AGENT_METRICS_LISTEN";
@@ -31,6 +35,8 @@ pub struct Config {
     pub(crate) slots: Result<u32, u32>,
     /// `None` without a trace collector.
     pub(crate) traces: Option<Settings>,
+    /// Release key of the agent's updates; `None` if it does not update itself.
+    pub(crate) update: Option<ReleaseKey>,
     /// Address of `/metrics`, `/readyz` and `/healthz`, if they are served.
     pub(crate) metrics_listen: Option<SocketAddr>,
     pub log_format: LogFormat,
@@ -80,6 +86,7 @@ impl Config {
         let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
         let proxies = ProxySettings::take(&mut keys);
         let traces = Settings::take(&mut keys);
+        let update = update_key(&mut keys);
         let metrics_listen = listen_address(keys.in_file("metrics_listen"), &environment, &mut keys.errors);
         let (named, fallback) = (keys.in_file("backends"), keys.in_file("backend"));
         keys.refuse_unknown();
@@ -112,7 +119,7 @@ impl Config {
         }
         if errors.is_empty() {
             let log_format = log_format.unwrap_or_default();
-            Ok(Self { state, enrollment, proxies, backends, slots, traces, metrics_listen, log_format })
+            Ok(Self { state, enrollment, proxies, backends, slots, traces, update, metrics_listen, log_format })
         } else {
             Err(ConfigError::Invalid(ConfigErrors(errors)))
         }
@@ -130,6 +137,7 @@ impl Config {
             backends: ServiceBackends { of_all: None, named: BTreeMap::new(), fallback: None },
             slots: Ok(slots),
             traces: None,
+            update: None,
             metrics_listen: None,
             log_format: LogFormat::default(),
         }
@@ -154,6 +162,27 @@ impl Config {
             tracing::warn!("backends.{hostname}: not a service of this agent; its services are {services}");
         }
     }
+}
+
+/// The release key, if the agent is to update itself.
+fn update_key(keys: &mut Keys<'_>) -> Option<ReleaseKey> {
+    let is_on = keys.text("update", "\"off\" or \"auto\"", |text| match text {
+        "off" => Some(false),
+        "auto" => Some(true),
+        _ => None,
+    });
+    let key = keys.text("update_key", "a release key: 32 bytes in base64", |text| text.parse().ok());
+    if is_on != Some(true) {
+        return None;
+    }
+    let key = key.or_else(|| BUILT_IN_KEY.and_then(|key| key.parse().ok()));
+    if key.is_none() {
+        keys.errors.push(
+            "update_key: missing; update = \"auto\" needs the public half of the release key, because this build has none"
+                .to_owned(),
+        );
+    }
+    key
 }
 
 /// The address of the admin endpoints. The environment variable takes precedence; an empty one turns them off.

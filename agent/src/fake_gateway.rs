@@ -152,5 +152,5 @@ pub(crate) fn agent(state_dir: &Path, authority: &Authority, identity_pem: &str,
     };
     state.complete(&enrollment, identity_pem, Some(&authority.pem)).unwrap();
     let config = Config::load(None, Some(state_dir.into()), &["http://backend.invalid".to_owned()], |_| None).unwrap();
-    Agent::new(config, None)
+    Agent::alone(config)
 }

@@ -9,17 +9,21 @@
 //! cli             command-line arguments
 //! support         entry points of benchmarks, behind a feature
 //! doctor          checks whether the agent can serve
-//! lifecycle       life cycle: starts and stops services, drains
+//! process         the program's processes: a supervisor, and the worker that serves
+//! lifecycle       life cycle of an agent: starts and stops services, drains, gives way to a successor
+//! update          downloads the program that the gateway offers
 //! admin           endpoints for metrics and health
 //! tunnel          one tunnel per service: dial, session, control messages, reconnects
 //! config          configuration file, options, environment
 //! forward         a request from its tunnel stream to a backend, and the response back
 //! backend         connections to backends: pool, load balancing, HTTP/1.1, HTTP/2
 //! telemetry       counters, request scope, trace spans
+//! program         offered and stored agent programs
 //! identity        enrollment, private key and certificate, state folder, renewal
 //! apex_client     enrollment and certificate requests to the gateway
 //! clock           the gateway's clock
 //! gateway_events  messages between the gateway and the whole agent
+//! succession      messages between the agent's thread and its process
 //! backoff         exponential backoff
 //! tls             TLS client configurations
 //! proxy           the HTTP proxy between agent and gateway
@@ -40,17 +44,21 @@ mod forward;
 mod gateway_events;
 pub mod identity;
 mod lifecycle;
+pub mod process;
+mod program;
 mod proxy;
+mod succession;
 #[cfg(feature = "bench_support")]
 #[doc(hidden)]
 pub mod support;
 mod telemetry;
 mod tls;
 mod tunnel;
+mod update;
 
 pub use apex_client::error::{GatewayError, Refusal};
 pub use config::Config;
 pub use forward::slots::VARIABLE as SLOTS_VARIABLE;
-pub use lifecycle::{AgentHandle, StartError, start, start_announcing};
+pub use lifecycle::{AgentHandle, StartError, start};
 pub use proxy::ProxyError;
 pub use tunnel::RelayedService;

@@ -17,16 +17,21 @@ use tokio::sync::{mpsc, watch};
 
 use crate::admin::{self, AdminListener};
 use crate::config::Config;
-use crate::identity::state::{Enrollment, StateError};
+use crate::identity::state::{Enrollment, StateError, StateLock};
+use crate::program::Updates;
+use crate::program::stored::UpdateRecord;
+use crate::succession::{Command, Event, Events, Succession};
 use crate::telemetry::trace::Tracing;
 use crate::tunnel::service::{self, unless_stopped};
 use crate::tunnel::{Agent, RelayedService};
+use crate::update;
 
 /// A running agent. Dropping it stops the agent without waiting for its requests to end.
 pub struct AgentHandle {
     /// `None` only while draining.
     thread: Option<JoinHandle<()>>,
     stop: watch::Sender<bool>,
+    commands: mpsc::UnboundedSender<Command>,
     metrics_address: Option<SocketAddr>,
     /// Exporter of trace spans. Stopped after the agent's thread, which produces them.
     exporter: Option<Exporter>,
@@ -51,16 +56,31 @@ pub enum StartError {
 /// Starts an agent on its own thread and locks its state folder. The agent runs until [`AgentHandle::drain`], regardless
 /// of its gateway.
 pub fn start(config: Config) -> Result<AgentHandle, StartError> {
-    start_with(config, None)
-}
-
-/// As [`start`], and sends each service once its first tunnel is ready.
-pub fn start_announcing(config: Config, relayed: Sender<RelayedService>) -> Result<AgentHandle, StartError> {
-    start_with(config, Some(relayed))
-}
-
-fn start_with(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<AgentHandle, StartError> {
     let lock = config.state.lock()?;
+    let (events, _) = Events::new();
+    let (commands, link) = ProcessLink::new(events, Vec::new());
+    start_thread(config, Some(lock), commands, link)
+}
+
+/// As [`start`], for a process of which the supervisor has locked the state folder. `required` are the services for which
+/// the predecessor has tunnels. Sends each service to `relayed` once its first tunnel is ready.
+pub(crate) fn start_supervised(
+    config: Config,
+    required: Vec<String>,
+    relayed: Option<Sender<RelayedService>>,
+) -> Result<(AgentHandle, mpsc::UnboundedReceiver<Event>), StartError> {
+    let (events, received) = Events::new();
+    let (commands, link) = ProcessLink::new(events, required);
+    let link = ProcessLink { relayed, is_supervised: true, ..link };
+    start_thread(config, None, commands, link).map(|agent| (agent, received))
+}
+
+fn start_thread(
+    config: Config,
+    lock: Option<StateLock>,
+    commands: mpsc::UnboundedSender<Command>,
+    link: ProcessLink,
+) -> Result<AgentHandle, StartError> {
     let driver = Driver::choose()?;
     runtime::raise_open_file_limit();
     driver.log();
@@ -74,11 +94,11 @@ fn start_with(config: Config, relayed: Option<Sender<RelayedService>>) -> Result
         let tracing = spans
             .zip(config.traces.as_ref())
             .map(|(spans, traces)| Tracing::new(spans, traces.sample_ratio, config.enrollment.agent_id.clone()));
-        if let Err(error) = driver.block_on(run(Agent { relayed, ..Agent::new(config, tracing) }, listener, stopped)) {
+        if let Err(error) = driver.block_on(run(config, tracing, listener, link, stopped)) {
             tracing::error!(%error, "cannot start the agent's reactor");
         }
     })?;
-    Ok(AgentHandle { thread: Some(thread), stop, metrics_address, exporter })
+    Ok(AgentHandle { thread: Some(thread), stop, commands, metrics_address, exporter })
 }
 
 /// The agent as a trace collector identifies it.
@@ -92,6 +112,12 @@ impl AgentHandle {
     /// Address of `/metrics`, `/readyz` and `/healthz`; `None` if not configured or not bound.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_address
+    }
+
+    /// Tells the agent's thread about its successor.
+    pub(crate) fn command(&self, command: Command) {
+        // Fails if the thread has ended.
+        let _ = self.commands.send(command);
     }
 
     /// Stops accepting requests, finishes the running ones, closes the tunnels, then returns.
@@ -112,11 +138,29 @@ impl Drop for AgentHandle {
     }
 }
 
-async fn run(agent: Agent, listener: Option<AdminListener>, stop: watch::Receiver<bool>) {
-    agent.config.warn();
-    let agent = Rc::new(agent);
+async fn run(
+    config: Config,
+    tracing: Option<Tracing>,
+    listener: Option<AdminListener>,
+    link: ProcessLink,
+    stop: watch::Receiver<bool>,
+) {
+    config.warn();
+    let updates = updates(&config, link.is_supervised);
+    let agent = Agent::new(config, tracing, updates, link.events.clone());
+    let agent = Rc::new(Agent { relayed: link.relayed.clone(), ..agent });
     if let Some(listener) = listener {
-        runtime::spawn(admin::serve(Rc::clone(&agent), listener));
+        let agent = Rc::clone(&agent);
+        runtime::spawn(async move {
+            // A successor binds the same address.
+            let succeeded = pin!(agent.succession.wait_for(Succession::Done));
+            select(succeeded, pin!(admin::serve(Rc::clone(&agent), listener))).await;
+        });
+    }
+    runtime::spawn(obey(Rc::clone(&agent), link));
+    {
+        let agent = Rc::clone(&agent);
+        runtime::spawn(async move { update::keep_updated(&agent).await });
     }
     if agent.tracing.is_some() {
         let agent = Rc::clone(&agent);
@@ -131,6 +175,90 @@ async fn run(agent: Agent, listener: Option<AdminListener>, stop: watch::Receive
     if let Some(tracing) = &agent.tracing {
         tracing.flush();
     }
+}
+
+/// The ends of the agent's thread.
+struct ProcessLink {
+    commands: mpsc::UnboundedReceiver<Command>,
+    events: Events,
+    /// Services for which tunnels have to be ready before [`Event::Ready`].
+    required: Vec<String>,
+    /// Receives each service once its first tunnel is ready, if a receiver is interested.
+    relayed: Option<Sender<RelayedService>>,
+    /// Whether a supervisor runs programs that the agent has downloaded.
+    is_supervised: bool,
+}
+
+impl ProcessLink {
+    /// A link of a process without a supervisor, and its sender of commands.
+    fn new(events: Events, required: Vec<String>) -> (mpsc::UnboundedSender<Command>, Self) {
+        let (sender, commands) = mpsc::unbounded_channel();
+        (sender, Self { commands, events, required, relayed: None, is_supervised: false })
+    }
+}
+
+/// The agent's updates. Only a supervisor can run another program.
+fn updates(config: &Config, is_supervised: bool) -> Updates {
+    let key = config.update.filter(|_| is_supervised);
+    let record = config.state.updates().unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot read the record of updates: programs that failed before may be tried again");
+        UpdateRecord::default()
+    });
+    Updates::new(key, record)
+}
+
+/// Interval at which the state of all tunnels is compared with what the process waits for.
+const SUCCESSION_TICK: Duration = Duration::from_millis(20);
+
+/// Follows the commands of the process and reports what it waits for. Ends with the process's end of the channel.
+async fn obey(agent: Rc<Agent>, link: ProcessLink) {
+    let ProcessLink { mut commands, events, required, .. } = link;
+    let is_ready = || {
+        let services = agent.registry.services();
+        let assigned = agent.gateway_events.services();
+        let is_kept =
+            |hostname: &&String| assigned.borrow().contains(*hostname) && agent.config.backends.of(hostname).is_some();
+        let is_up = |hostname: &String| services.get(hostname).is_some_and(|service| service.is_up());
+        required.iter().filter(is_kept).all(is_up)
+    };
+    let mut awaits_ready = true;
+    let mut awaits_displacement = false;
+    loop {
+        if awaits_ready && is_ready() {
+            awaits_ready = false;
+            events.send(Event::Ready);
+        }
+        if awaits_displacement && serving(&agent).is_empty() {
+            awaits_displacement = false;
+            events.send(Event::Displaced);
+        }
+        let command = if awaits_ready || awaits_displacement {
+            runtime::timeout(SUCCESSION_TICK, commands.recv()).await
+        } else {
+            Ok(commands.recv().await)
+        };
+        match command {
+            // The time is up: look again.
+            Err(_) => {}
+            Ok(None) => return,
+            Ok(Some(Command::ExpectSuccessor)) => {
+                agent.succession.set(Succession::Expected);
+                events.send(Event::Serving { hostnames: serving(&agent) });
+                awaits_displacement = true;
+            }
+            Ok(Some(Command::Resume)) => {
+                agent.succession.set(Succession::None);
+                awaits_displacement = false;
+            }
+            Ok(Some(Command::Succeeded)) => agent.succession.set(Succession::Done),
+            Ok(Some(Command::UpdateFailed { program, error })) => agent.updates.fail(&program, &error),
+        }
+    }
+}
+
+/// Hostnames of the services that have a tunnel.
+fn serving(agent: &Agent) -> Vec<String> {
+    agent.registry.services().iter().filter(|(_, service)| service.is_up()).map(|(name, _)| name.clone()).collect()
 }
 
 /// Keeps a tunnel for each service that the gateway assigns to this agent, until the agent stops.

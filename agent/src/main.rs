@@ -5,16 +5,14 @@ mod cli;
 mod manual;
 
 use std::io::{self, Write};
-use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver};
 
 use clap::{CommandFactory, Parser};
-use futures_util::future::{Either, select};
 use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{Enrolled, Options, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::{AgentHandle, Config, RelayedService, StartError};
+use gw_agent::{Config, RelayedService, process};
 use gw_shared::command::{self, Failure};
 use gw_shared::telemetry::logging::{self, LogFormat};
 
@@ -25,14 +23,18 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
-        Command::Enroll(arguments) => run_enroll(arguments),
-        Command::Run(arguments) => run_agent(&arguments),
-        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments)),
-        Command::Doctor { run, json } => run_doctor(run, json),
+        Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
+        Command::Run { run, supervised } => run_agent(&run, supervised),
+        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments, false)),
+        Command::Doctor { run, json } => run_doctor(run, json).map(|()| 0),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
+            .map(|()| 0)
             .map_err(|error| Failure::Run(format!("{}: {error}", folder.display()))),
     };
-    command::exit("gw-agent", result)
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => command::exit("gw-agent", Err(failure)),
+    }
 }
 
 fn run_enroll(arguments: EnrollArguments) -> Result<(), Failure> {
@@ -53,24 +55,19 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
     out.flush()
 }
 
-fn run_agent(arguments: &RunArguments) -> Result<(), Failure> {
+/// Runs the agent under a supervisor, or as the worker of one.
+fn run_agent(arguments: &RunArguments, supervised: bool) -> Result<u8, Failure> {
     let RunArguments { config, state_dir, backend, print_addresses } = arguments;
     let environment = |name: &str| std::env::var(name).ok();
-    let config = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
+    let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
-    logging::start(config.log_format, "info");
-    let started = if *print_addresses {
+    logging::start(loaded.log_format, "info");
+    if supervised {
         let (sender, relayed) = mpsc::channel();
         print_each(relayed).map_err(Failure::run)?;
-        gw_agent::start_announcing(config, sender)
-    } else {
-        gw_agent::start(config)
-    };
-    let agent = started.map_err(|error| match error {
-        StartError::State(_) => Failure::Usage(error.to_string()),
-        error => Failure::run(error),
-    })?;
-    run_until_stopped(agent).map_err(Failure::run)
+        return process::work(loaded, print_addresses.then_some(sender)).map(|()| 0);
+    }
+    process::supervise(loaded, arguments.of_worker())
 }
 
 /// Prints the services that are relayed, until the agent has ended. On a thread of its own, because a reader of the
@@ -89,28 +86,4 @@ fn run_doctor(arguments: RunArguments, json: bool) -> Result<(), Failure> {
     let RunArguments { config, state_dir, backend, .. } = arguments;
     let options = DoctorOptions { config, state_dir, backends: backend };
     doctor::examine(&options, |name| std::env::var(name).ok()).print(json)
-}
-
-/// Runs the agent until a signal stops it.
-fn run_until_stopped(agent: AgentHandle) -> Result<(), Box<dyn std::error::Error>> {
-    let signals = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let result = signals.block_on(async {
-        stop_signal().await?;
-        tracing::warn!("stopping after running requests have ended; a second signal aborts them");
-        let drained = tokio::task::spawn_blocking(|| agent.drain());
-        match select(pin!(drained), pin!(stop_signal())).await {
-            Either::Left(_) => Ok(()),
-            Either::Right(_) => Err("a second signal aborted running requests".into()),
-        }
-    });
-    // Does not wait for an aborted drain.
-    signals.shutdown_background();
-    result
-}
-
-async fn stop_signal() -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    select(pin!(interrupt.recv()), pin!(terminate.recv())).await;
-    Ok(())
 }

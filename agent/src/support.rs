@@ -46,7 +46,7 @@ pub fn serve(transport: impl Transport + 'static, backend: &CannedBackend) -> io
     // Only a drain, which does not take place, looks at these channels.
     let (_, stop) = watch::channel(false);
     let session = Rc::new(Session {
-        agent: Rc::new(Agent::new(config, None)),
+        agent: Rc::new(Agent::alone(config)),
         pool,
         slots: Slots::new(backend.connections),
         counts: Rc::default(),

@@ -9,6 +9,7 @@ use gw_shared::telemetry::logging::LogFormat;
 use gw_shared::telemetry::trace;
 use ipnet::IpNet;
 
+use crate::agent_releases::ReleaseSettings;
 use crate::client_address::TrustedProxies;
 use crate::clock::Timestamp;
 use crate::hostname::Region;
@@ -59,6 +60,8 @@ pub struct Config {
     /// Whether agents authenticate tunnels with a client certificate.
     pub agent_mtls: bool,
     pub agent_certificate_lifetime: Duration,
+    /// Versions of agents that are served, and programs that are offered to them.
+    pub agent_releases: ReleaseSettings,
     pub token_lifetime: Duration,
     /// Age at which a new signing key replaces the old one; `None` disables automatic rotation.
     pub signing_key_rotation: Option<Duration>,
@@ -127,6 +130,7 @@ impl Config {
             connections_per_address: limits::CONNECTIONS_PER_ADDRESS,
             agent_mtls: true,
             agent_certificate_lifetime: 24 * HOUR,
+            agent_releases: ReleaseSettings::default(),
             token_lifetime: HOUR,
             signing_key_rotation: Some(30 * DAY),
             relay_memory: process::default_relay_memory(),
@@ -206,6 +210,7 @@ impl Config {
         let connections_per_address = keys.integer("connections_per_address", 1..=limits::CONNECTIONS_PER_WORKER);
         let agent_mtls = keys.boolean("agent_mtls");
         let agent_certificate_hours = keys.integer("agent_certificate_hours", 1..=720);
+        let agent_releases = ReleaseSettings::take(&mut keys);
         let token_lifetime = keys.integer("token_lifetime_seconds", 60..=86_400);
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
@@ -257,6 +262,7 @@ impl Config {
             agent_mtls: agent_mtls.unwrap_or(defaults.agent_mtls),
             agent_certificate_lifetime: agent_certificate_hours
                 .map_or(defaults.agent_certificate_lifetime, |hours| HOUR * hours),
+            agent_releases,
             token_lifetime: token_lifetime.map_or(defaults.token_lifetime, Duration::from_secs),
             signing_key_rotation: signing_key_days
                 .map_or(defaults.signing_key_rotation, |days| (days > 0).then(|| DAY * days)),

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
         Command::Region { command } => command.run(),
+        Command::AgentProgram { command } => command.run(),
         #[cfg(feature = "demo")]
         Command::Demo(arguments) => cli::demo::run(arguments),
         #[cfg(feature = "demo")]

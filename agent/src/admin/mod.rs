@@ -27,7 +27,7 @@ const CONNECTIONS: usize = 16;
 /// Time limit for a request and its response.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of attempts to bind an address that is in use.
-const BIND_INTERVAL: Duration = Duration::from_secs(10);
+const BIND_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after a failed accept, and while all connections are in use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

@@ -127,9 +127,19 @@ pub(crate) fn client_config(
     config.map(Arc::new).map_err(|error| GatewayError::Certificates(error.to_string()))
 }
 
-/// Sends a complete request and reads the final response, skipping interim responses other than 101. Bytes after the
-/// response stay in `buffer`.
+/// As [`exchange_up_to`], for a body of the apex.
 pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut BytesMut) -> Result<Reply, GatewayError> {
+    exchange_up_to(stream, request, enrollment::BODY_MAX, buffer).await
+}
+
+/// Sends a complete request and reads the final response, skipping interim responses other than 101. Its body may have
+/// `body_max` bytes. Bytes after the response stay in `buffer`.
+pub(crate) async fn exchange_up_to(
+    stream: &TlsStream,
+    request: &[u8],
+    body_max: usize,
+    buffer: &mut BytesMut,
+) -> Result<Reply, GatewayError> {
     stream.write_all(&mut [IoSlice::new(request)]).await.map_err(GatewayError::Tls)?;
     stream.flush().await.map_err(GatewayError::Tls)?;
     let mut scanner = HeadScanner::default();
@@ -158,7 +168,7 @@ pub(crate) async fn exchange(stream: &TlsStream, request: &[u8], buffer: &mut By
                 }
             }
         }
-        if body.len() > enrollment::BODY_MAX {
+        if body.len() > body_max {
             return Err(GatewayError::TooLong);
         }
     }

@@ -207,7 +207,7 @@ impl StateDir {
 
     /// Reads the unfinished enrollment, if any.
     pub(crate) fn pending(&self) -> Result<Option<PendingEnrollment>, StateError> {
-        if self.0.join(PENDING).exists() { self.read_json(PENDING).map(Some) } else { Ok(None) }
+        self.read_json_if_there(PENDING)
     }
 
     pub(crate) fn write_pending(&self, pending: &PendingEnrollment) -> Result<(), StateError> {
@@ -236,13 +236,17 @@ impl StateDir {
         self.remove_pending()
     }
 
+    pub(crate) fn read_json_if_there<T: DeserializeOwned>(&self, file: &str) -> Result<Option<T>, StateError> {
+        if self.0.join(file).exists() { self.read_json(file).map(Some) } else { Ok(None) }
+    }
+
     fn read_json<T: DeserializeOwned>(&self, file: &str) -> Result<T, StateError> {
         let path = self.0.join(file);
         let text = fs::read(&path).map_err(|error| StateError::io(&path, error))?;
         serde_json::from_slice(&text).map_err(|error| StateError::Json { path: name(&path), error })
     }
 
-    fn write_json(&self, file: &str, value: &impl Serialize) -> Result<(), StateError> {
+    pub(crate) fn write_json(&self, file: &str, value: &impl Serialize) -> Result<(), StateError> {
         let text = serde_json::to_vec_pretty(value)
             .map_err(|error| StateError::Json { path: name(&self.0.join(file)), error })?;
         self.replace(file, &text)

@@ -50,6 +50,10 @@ async fn receive(session: &Session, tunnel: &Tunnel) -> Result<(), InvalidMessag
                 events.answer_certificate_request(Ok(reply));
                 continue;
             }
+            ToAgent::Programs { programs } => {
+                session.agent.updates.offered(programs);
+                continue;
+            }
             ToAgent::RenewalRefused { message } => {
                 events.answer_certificate_request(Err(message));
                 continue;
@@ -66,6 +70,7 @@ async fn report(session: &Session, tunnel: &Tunnel) {
     let (mut stop, mut phase) = (session.stop.clone(), session.phase.subscribe());
     let mut closing = pin!(phase.wait_for(|phase| *phase >= Phase::Closing));
     let mut reported = None;
+    let mut reported_update = None;
     loop {
         let now = (session.slots.in_use(), session.pool.idle());
         if reported != Some(now) {
@@ -76,6 +81,11 @@ async fn report(session: &Session, tunnel: &Tunnel) {
                 backend_connections: u32::try_from(now.1).unwrap_or(u32::MAX) + now.0,
             };
             send(tunnel, &statistics);
+        }
+        let update = Some(session.agent.updates.report());
+        if reported_update != update {
+            reported_update.clone_from(&update);
+            update.iter().for_each(|update| send(tunnel, &ToGateway::Update(update.clone())));
         }
         if *session.phase.borrow() == Phase::Ready
             && let Some(csr) = session.agent.gateway_events.take_certificate_request()

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use gw_shared::error_code::ErrorCode;
+use gw_shared::identity::enrollment::BODY_MAX;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
+use gw_shared::tunnel::handshake::Proof;
 use gw_shared::tunnel::{self, handshake};
 use http::StatusCode;
 use http::header::WWW_AUTHENTICATE;
 
-use crate::apex_client::connection;
+use crate::apex_client::connection::{self, Reply};
 use crate::apex_client::error::GatewayError;
 use crate::clock::GatewayClock;
 use crate::config::Config;
@@ -80,17 +82,9 @@ async fn upgrade(
     clock: &GatewayClock,
 ) -> Result<(), DialError> {
     let mut buffer = BytesMut::new();
-    let mut answer = connection::exchange(stream, &handshake::request(hostname, None), &mut buffer).await?;
+    let request = |proof: Option<&Proof>| handshake::request(hostname, proof);
+    let answer = authenticated(stream, hostname, identity, request, BODY_MAX, &mut buffer).await?;
     clock.set_from_headers(&answer.headers);
-    // A gateway that does not request the client certificate in TLS sends a challenge here, once: a second 401 is a
-    // refusal.
-    if answer.status == StatusCode::UNAUTHORIZED
-        && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
-        && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
-    {
-        let proof = identity.prove(hostname, challenge)?;
-        answer = connection::exchange(stream, &handshake::request(hostname, Some(&proof)), &mut buffer).await?;
-    }
     if answer.status == StatusCode::SWITCHING_PROTOCOLS {
         // The gateway sends first after the upgrade, so the buffer may contain the beginning of its preface.
         stream.unread(&buffer);
@@ -101,6 +95,29 @@ async fn upgrade(
         Some(ErrorCode::AgentRevoked) => DialError::Revoked,
         _ => GatewayError::Refused(refusal).into(),
     })
+}
+
+/// Sends the request that `request` makes, and again with a proof if the gateway asks for one. The body of the answer may
+/// have `body_max` bytes.
+pub(crate) async fn authenticated(
+    stream: &TlsStream,
+    hostname: &str,
+    identity: &Identity,
+    request: impl Fn(Option<&Proof>) -> Vec<u8>,
+    body_max: usize,
+    buffer: &mut BytesMut,
+) -> Result<Reply, DialError> {
+    let answer = connection::exchange_up_to(stream, &request(None), body_max, buffer).await?;
+    // A gateway that does not request the client certificate in TLS sends a challenge here, once: a second 401 is a
+    // refusal.
+    if answer.status == StatusCode::UNAUTHORIZED
+        && let Some(field) = answer.headers.get(WWW_AUTHENTICATE)
+        && let Some(challenge) = field.to_str().ok().and_then(handshake::parse_challenge)
+    {
+        let proof = identity.prove(hostname, challenge)?;
+        return Ok(connection::exchange_up_to(stream, &request(Some(&proof)), body_max, buffer).await?);
+    }
+    Ok(answer)
 }
 
 impl DialError {

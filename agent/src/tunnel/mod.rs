@@ -16,6 +16,10 @@ use crate::clock::GatewayClock;
 use crate::config::Config;
 use crate::gateway_events::GatewayEvents;
 use crate::identity::manager::CertificateManager;
+use crate::program::Updates;
+#[cfg(any(test, feature = "bench_support"))]
+use crate::program::stored::UpdateRecord;
+use crate::succession::{Events, SuccessionWatch};
 use crate::telemetry::trace::Tracing;
 use crate::tunnel::reconnect::Reconnects;
 use crate::tunnel::registry::ServiceRegistry;
@@ -28,6 +32,10 @@ pub(crate) struct Agent {
     pub(crate) certificates: CertificateManager,
     pub(crate) reconnects: Reconnects,
     pub(crate) registry: ServiceRegistry,
+    pub(crate) updates: Updates,
+    pub(crate) succession: SuccessionWatch,
+    /// To the process.
+    pub(crate) events: Events,
     /// `None` without a trace collector.
     pub(crate) tracing: Option<Tracing>,
     /// Receives each service once its first tunnel is ready, if a receiver is interested.
@@ -50,7 +58,13 @@ impl fmt::Display for RelayedService {
 }
 
 impl Agent {
-    pub(crate) fn new(config: Config, tracing: Option<Tracing>) -> Self {
+    /// An agent in a process that nothing replaces.
+    #[cfg(any(test, feature = "bench_support"))]
+    pub(crate) fn alone(config: Config) -> Self {
+        Self::new(config, None, Updates::new(None, UpdateRecord::default()), Events::new().0)
+    }
+
+    pub(crate) fn new(config: Config, tracing: Option<Tracing>, updates: Updates, events: Events) -> Self {
         let clock = Rc::new(GatewayClock::default());
         let gateway_events = Rc::new(GatewayEvents::new(config.enrollment.services.iter().cloned()));
         let certificates = CertificateManager::new(
@@ -67,6 +81,9 @@ impl Agent {
             certificates,
             reconnects: Reconnects::default(),
             registry: ServiceRegistry::default(),
+            updates,
+            succession: SuccessionWatch::default(),
+            events,
             tracing,
             relayed: None,
         }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::backend::{Backends, Pool};
 use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
+use crate::succession::Succession;
 use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
 use crate::tunnel::registry::RegisteredService;
@@ -113,7 +114,9 @@ impl Service {
         if phase != Phase::Ended {
             self.ending.push(watched);
         }
-        if session.displaced.get() {
+        if session.displaced.get() && self.agent.succession.is_expected() {
+            Pause::Succeeded
+        } else if session.displaced.get() {
             let retry_in = displaced_pause(random());
             tracing::error!(
                 service = %self.hostname, ?retry_in,
@@ -134,6 +137,7 @@ impl Service {
     async fn wait(&mut self, pause: Pause) {
         match pause {
             Pause::For(delay) => runtime::sleep(delay).await,
+            Pause::Succeeded => self.agent.succession.wait_for(Succession::None).await,
             Pause::Unreachable { retry_in, at_least } => {
                 runtime::sleep(at_least).await;
                 let rest = retry_in.saturating_sub(at_least);
@@ -153,6 +157,8 @@ impl Service {
 /// Pause before the next attempt.
 enum Pause {
     For(Duration),
+    /// The successor of this process has replaced the tunnel: none is opened unless the successor fails.
+    Succeeded,
     /// The gateway cannot be reached or has no capacity. A [`Wake`] event ends the pause early, but not before
     /// `at_least`, which the gateway requested.
     Unreachable {

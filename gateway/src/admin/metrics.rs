@@ -344,6 +344,7 @@ mod tests {
             socket_limit: 0,
             busy_per_mille: 10,
             tunnels: Vec::new(),
+            refused_versions: Vec::new(),
             services: counters.services.report(),
         }
     }
@@ -403,6 +404,7 @@ mod tests {
             service,
             agent_id: "ag".into(),
             agent_version: "1".into(),
+            update: None,
             certificate_not_after: None,
             generation: 1,
             node: None,

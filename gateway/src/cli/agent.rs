@@ -67,19 +67,21 @@ impl Shown for AgentView {
             ("status", word(self.status)),
             ("tunnels", self.tunnels.len().to_string()),
             ("version", or_dash(self.version.as_ref())),
+            ("update", or_dash(self.update.as_ref())),
             ("certificate until", or_dash(self.certificate_not_after.as_ref())),
             ("created", self.created_at.clone()),
         ];
         let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));
         let missing = (!self.missing_nodes.is_empty())
             .then(|| ("missing", format!("tunnels at nodes that do not answer: {}", joined(&self.missing_nodes))));
-        facts.into_iter().chain(tunnels).chain(missing).collect()
+        let refused = self.refused_version.as_ref().map(|refused| ("refused", refused.to_string()));
+        facts.into_iter().chain(tunnels).chain(refused).chain(missing).collect()
     }
 }
 
 impl Listed for AgentView {
     const PLURAL: &'static str = "agents";
-    const COLUMNS: usize = 8;
+    const COLUMNS: usize = 9;
 }
 
 fn in_words(tunnel: &TunnelReport) -> String {

@@ -9,6 +9,7 @@ use clap::Args;
 use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
+use crate::cli::agent_program::AgentProgramCommand;
 use crate::cli::init::InitArguments;
 use crate::cli::region::RegionCommand;
 
@@ -47,6 +48,11 @@ pub(crate) enum Command {
     Region {
         #[command(subcommand)]
         command: RegionCommand,
+    },
+    /// Programs with which agents update themselves: make a release key, sign.
+    AgentProgram {
+        #[command(subcommand)]
+        command: AgentProgramCommand,
     },
     /// Run gateway, agent and a small backend without configuration: in one process, or a region with --nodes.
     #[cfg(feature = "demo")]

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 
 mod account;
 mod agent;
+pub(crate) mod agent_program;
 mod api;
 mod audit;
 mod caller_secret;

@@ -12,7 +12,7 @@ use super::service::{ServiceIdText, checked_list};
 use super::{Actor, Control, ControlError, Plan, account, checked_name};
 use crate::page::{Page, PageQuery};
 use crate::store::{AgentRecord, RecordId, Records, Step, StoredRecord};
-use crate::telemetry::counters::TunnelReport;
+use crate::telemetry::counters::{AgentUpdate, RefusedVersion, TunnelReport};
 
 /// A program beside a backend that keeps tunnels to the gateway.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -32,7 +32,14 @@ pub struct AgentView {
     pub services: BTreeSet<ServiceId>,
     #[schema(value_type = String, example = "approved")]
     pub status: EnrollmentStatus,
+    /// Version that runs, or that ran when the agent enrolled if it has no tunnel.
     pub version: Option<String>,
+    /// Whether the agent updates itself, and how far it is; absent without a tunnel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<AgentUpdate>,
+    /// Its last refused tunnel, if its version is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused_version: Option<RefusedVersion>,
     /// When its newest certificate expires.
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,
@@ -43,6 +50,13 @@ pub struct AgentView {
     /// Slots of nodes that do not answer, so that tunnels to them are missing; absent if all answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u16>,
+}
+
+/// What the workers of this node report of agents.
+#[derive(Default)]
+struct LiveAgents {
+    tunnels: Vec<TunnelReport>,
+    refused: Vec<RefusedVersion>,
 }
 
 /// Changes of an agent. Omitted members keep their values.
@@ -59,8 +73,8 @@ pub struct AgentChanges {
 }
 
 impl AgentView {
-    fn new(record: &AgentRecord, tunnels: &[TunnelReport]) -> Self {
-        Self {
+    fn new(record: &AgentRecord, live: &LiveAgents) -> Self {
+        let mut view = Self {
             agent_id: record.id.clone(),
             enrollment_id: record.enrollment.as_ref().map(|enrollment| enrollment.id.clone()),
             account: record.account.clone(),
@@ -68,26 +82,44 @@ impl AgentView {
             services: record.services.clone(),
             status: record.status,
             version: record.version.clone(),
+            update: None,
+            refused_version: None,
             certificate_not_after: record.certificate_not_after.map(|at| at.to_string()),
             created_at: record.created_at.to_string(),
-            tunnels: tunnels.iter().filter(|tunnel| tunnel.agent_id == record.id.as_str()).cloned().collect(),
+            tunnels: Vec::new(),
             missing_nodes: Vec::new(),
+        };
+        view.add(&live.tunnels, &live.refused);
+        view
+    }
+
+    /// Adds what a node reports of its tunnels and of agents that it refused.
+    pub(crate) fn add(&mut self, tunnels: &[TunnelReport], refused: &[RefusedVersion]) {
+        let of_agent = tunnels.iter().filter(|tunnel| tunnel.agent_id == self.agent_id.as_str());
+        self.tunnels.extend(of_agent.cloned());
+        // The newest tunnel tells the version that the agent runs now.
+        if let Some(newest) = self.tunnels.iter().min_by_key(|tunnel| tunnel.age_seconds) {
+            self.version = Some(newest.agent_version.clone());
+            self.update.clone_from(&newest.update);
         }
+        let of_agent = refused.iter().filter(|refused| refused.agent_id == self.agent_id.as_str());
+        let last = of_agent.chain(&self.refused_version).min_by_key(|refused| refused.seconds_ago).cloned();
+        self.refused_version = last;
     }
 }
 
 impl Control {
     pub fn agents(&self, account: &str, query: &PageQuery) -> Result<Page<AgentView>, ControlError> {
-        let tunnels = self.tunnels();
+        let live = self.live_agents();
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
         let agents = state.records.agents.values().filter(|record| record.account == *account);
-        Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &tunnels))?)
+        Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &live))?)
     }
 
     pub fn agent(&self, account: &str, id: &str) -> Result<AgentView, ControlError> {
-        let tunnels = self.tunnels();
-        find(&self.state().records, account, id).map(|record| AgentView::new(record, &tunnels))
+        let live = self.live_agents();
+        find(&self.state().records, account, id).map(|record| AgentView::new(record, &live))
     }
 
     pub fn change_agent(
@@ -167,12 +199,22 @@ impl Control {
                 output: edited,
             })
         })?;
-        Ok(AgentView::new(&edited, &self.tunnels()))
+        Ok(AgentView::new(&edited, &self.live_agents()))
+    }
+
+    /// All live tunnels of this node, and the agents that it refused.
+    fn live_agents(&self) -> LiveAgents {
+        let mut live = LiveAgents::default();
+        for report in self.reports() {
+            live.tunnels.extend(report.tunnels);
+            live.refused.extend(report.refused_versions);
+        }
+        live
     }
 
     /// All live tunnels of this node.
     pub fn tunnels(&self) -> Vec<TunnelReport> {
-        self.reports().into_iter().flat_map(|report| report.tunnels).collect()
+        self.live_agents().tunnels
     }
 }
 

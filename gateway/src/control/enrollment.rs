@@ -7,7 +7,6 @@ use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::enrollment::{EnrollReply, EnrollRequest, EnrollmentStatus, StatusReply};
 use gw_shared::identity::secret::{Secret, SecretHash};
-use gw_shared::version::VERSION;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -204,12 +203,9 @@ impl Control {
 
     /// Enrolls an agent and marks its token as used.
     pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
-        if request.version != VERSION {
-            let theirs: String = request.version.chars().take(40).collect();
-            let message =
-                format!("the gateway runs version {VERSION} and the agent version {theirs}; they must be equal");
-            return Err(ControlError::Refused(Error::VersionMismatch(message)));
-        }
+        self.agent_versions
+            .check(&request.version)
+            .map_err(|mismatch| ControlError::Refused(Error::VersionMismatch(mismatch.to_string())))?;
         let name = checked_name(&request.name)
             .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
         let (id, secret) = parse_token(&request.token).ok_or(ControlError::Refused(Error::EnrollmentTokenInvalid))?;

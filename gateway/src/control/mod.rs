@@ -31,6 +31,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, InvalidId, random_base62};
 use gw_shared::identity::secret::Secret;
+use gw_shared::version::AgentVersions;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 
@@ -90,6 +91,8 @@ pub struct Control {
     default_rate: Rate,
     signing_key_rotation: Option<Duration>,
     certificate_lifetime: Duration,
+    /// Agents that may enroll.
+    agent_versions: AgentVersions,
     /// Makes the changes of this process one at a time. Locked before `state`, never after it.
     store: Mutex<Option<Box<dyn Store>>>,
     state: Mutex<ControlState>,

@@ -45,6 +45,7 @@ impl Control {
             default_rate: config.default_rate,
             signing_key_rotation: config.signing_key_rotation,
             certificate_lifetime: config.agent_certificate_lifetime,
+            agent_versions: config.agent_releases.served,
             state: Mutex::new(ControlState::new(snapshot, &config.region, workers.count())),
             store: Mutex::new(Some(store)),
             agents,

@@ -15,6 +15,7 @@ use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::mask::Masker;
 use gw_shared::telemetry::trace::{Exporter, Identity, SpanCounts};
 
+use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
 use crate::cluster::{self, NodeConnections, WaitingConnections};
 use crate::config::Config;
@@ -114,6 +115,8 @@ pub enum StartError {
     RegionKey(#[from] RegionKeyError),
     #[error("a worker did not start; see the log for the reason")]
     Worker,
+    #[error(transparent)]
+    AgentPrograms(io::Error),
     #[error("membership in the region: {0}")]
     Membership(io::Error),
     #[error("cannot start a thread: {0}")]
@@ -221,6 +224,8 @@ impl Gateway {
         let peer_shares = listeners.peer_shares(config.workers).map_err(ListenError::from)?;
         let (directory, certificates) = self.control.initial_state()?;
         let shared_config = Arc::new(config.clone());
+        let agent_releases = AgentReleases::load(&config.agent_releases, &config.data_dir);
+        let agent_releases = Arc::new(agent_releases.map_err(StartError::AgentPrograms)?);
         let connection_limit = connections_per_worker(descriptors, config.workers);
         let setup = |(number, (listeners_share, peer_listeners))| Setup {
             id: WorkerId(number),
@@ -239,6 +244,7 @@ impl Gateway {
             tunnel_grace: Arc::clone(&carried.tunnel_grace),
             levels: carried.levels.clone(),
             config: Arc::clone(&shared_config),
+            agent_releases: Arc::clone(&agent_releases),
             executor: self.executor.clone(),
             log: self.request_log.queue(),
             traces: traces.cloned(),

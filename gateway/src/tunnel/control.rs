@@ -55,6 +55,9 @@ async fn exchange(tunnels: &Rc<Tunnels>, session: &Rc<Session>, opening: Opening
     session.send(&ToAgent::Ready { agent_id: session.agent.to_string(), generation: session.generation });
     session.announce_services(&tunnels.directory.get());
     session.flow.announce();
+    if let Some(offer) = tunnels.releases.offer(&session.agent, session.version) {
+        session.send(&offer);
+    }
     tracing::info!(
         agent = %session.agent, service = %session.service.label, generation = session.generation, "tunnel ready"
     );

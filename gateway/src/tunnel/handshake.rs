@@ -1,24 +1,27 @@
 //! Handshake of a tunnel: authenticates the agent on its TLS connection, authorises it for the service, then starts
 //! the tunnel.
 
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::BytesMut;
-use gw_shared::http::{Connection, RequestHead};
+use bytes::{Bytes, BytesMut};
+use gw_shared::http::{Connection, Fields, Framing, RequestHead, head};
 use gw_shared::id::{AgentId, random_base62};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use gw_shared::net::TlsStream;
 use gw_shared::runtime;
-use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS, Proof};
-use http::header;
+use gw_shared::tunnel::handshake::{self, BadUpgrade, HEAD_LIMITS, Proof, Purpose};
+use gw_shared::version::{VERSION, Version, VersionMismatch};
+use http::StatusCode;
+use http::header::{self, HeaderValue};
 use rustls::CertificateError;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::Tunnels;
-use super::session;
+use super::session::{self, Party};
 use crate::clock::Timestamp;
 use crate::connections::ConnectionGuard;
 use crate::control::SECRET_LENGTH;
@@ -59,14 +62,15 @@ pub(crate) async fn serve(
         let Some(upgrade) = read_upgrade(&stream, &mut buffer, &guard).await else { return };
         admitted = upgrade.and_then(|head| admit(&tunnels, &stream, &head, Some(challenge)));
     }
-    let (agent, service) = match admitted {
-        Ok(admitted) => admitted,
+    let Admission { agent, service, version, purpose } = match admitted {
+        Ok(admission) => admission,
         Err(error) => {
             // Warns about known agents only, and at a limited rate, so that neither others nor a modified agent can
             // fill the log.
             let is_unknown_agent =
                 matches!(error, Error::AgentCertificateRequired | Error::BadRequest(_) | Error::HeadersTooLarge(_));
-            if !is_unknown_agent && tunnels.may_log_refusal() {
+            let is_logged = matches!(error, Error::VersionMismatch(_));
+            if !is_unknown_agent && !is_logged && tunnels.may_log_refusal() {
                 tracing::warn!(%peer, %error, "tunnel refused");
             } else {
                 tracing::debug!(%peer, %error, "tunnel refused");
@@ -76,9 +80,12 @@ pub(crate) async fn serve(
     };
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
     opening.set_service(&service);
+    if let Purpose::Program(target) = purpose {
+        return send_program(&tunnels, &stream, &agent, &target, &guard).await;
+    }
     let accepted = async {
         let acceptance = handshake::acceptance();
-        stream.write_all(&mut [std::io::IoSlice::new(&acceptance)]).await?;
+        stream.write_all(&mut [IoSlice::new(&acceptance)]).await?;
         stream.flush().await
     };
     if accepted.await.is_err() {
@@ -88,7 +95,7 @@ pub(crate) async fn serve(
     // From here on the heartbeat replaces the deadline.
     drop(guard);
     // A new task: the tunnel does not keep the memory of the handshake.
-    runtime::spawn(session::run(tunnels, stream, agent, service, opening, via));
+    runtime::spawn(session::run(tunnels, stream, Party { agent, version, service }, opening, via));
 }
 
 /// Reads the head of an upgrade request. `None` if the agent has closed the connection.
@@ -110,6 +117,14 @@ async fn refuse(tunnels: &Tunnels, stream: &TlsStream, error: &Error, guard: &Co
     http1::linger(stream, guard).await;
 }
 
+/// An agent that may have what it asks for.
+struct Admission {
+    agent: AgentId,
+    service: Arc<Service>,
+    version: Version,
+    purpose: Purpose,
+}
+
 /// Checks version, certificate, agent and service. In this order, so that an answer reveals nothing before the
 /// authentication that it requires.
 fn admit(
@@ -117,9 +132,9 @@ fn admit(
     stream: &TlsStream,
     head: &RequestHead,
     challenge: Option<&str>,
-) -> Result<(AgentId, Arc<Service>), Error> {
-    handshake::check(head).map_err(|error| match error {
-        BadUpgrade::VersionMismatch { .. } => Error::VersionMismatch(error.to_string()),
+) -> Result<Admission, Error> {
+    let request = handshake::check(head, tunnels.releases.served).map_err(|error| match error {
+        BadUpgrade::VersionMismatch(mismatch) => refuse_version(tunnels, stream, head, &mismatch),
         BadUpgrade::NotAnUpgrade => Error::BadRequest(error.to_string()),
     })?;
     let certificate = match stream.peer_certificate() {
@@ -151,7 +166,73 @@ fn admit(
     let now = Instant::now();
     tunnels.take_admission(now)?;
     tunnels.registry.borrow().openings().admit(&identity.agent, service, now)?;
-    Ok((identity.agent, Arc::clone(service)))
+    Ok(Admission {
+        agent: identity.agent,
+        service: Arc::clone(service),
+        version: request.version,
+        purpose: request.purpose,
+    })
+}
+
+/// The error for a version that is not served. Names the agent and its service if it has sent its certificate, for the
+/// log and for administrators.
+fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mismatch: &VersionMismatch) -> Error {
+    let certificate = stream.peer_certificate();
+    let identity = certificate.and_then(|certificate| pki::agent_identity(&certificate, &tunnels.region));
+    let directory = tunnels.directory.get();
+    if let Some(identity) = identity
+        && let Destination::Tenant(label) = tunnels.region.destination(head.authority.as_str())
+        && let Some(service) = directory.service(&label)
+        && directory.agent(identity.agent.as_str()).is_some_and(|agent| agent.may_serve(service))
+    {
+        let (agent, service_label, agent_version) = (&identity.agent, &service.label, &mismatch.agent);
+        if tunnels.may_log_refusal() {
+            tracing::warn!(
+                %agent, service = %service_label, agent_version, gateway_version = VERSION,
+                "tunnel refused: the agent's version is not served; install another version of gw-agent or, during an \
+                 upgrade, set agent_versions = \"previous\""
+            );
+        }
+        let mut registry = tunnels.registry.borrow_mut();
+        registry.refused_version(identity.agent, service, agent_version.clone(), Instant::now());
+    } else if tunnels.may_log_refusal() {
+        tracing::warn!(agent_version = mismatch.agent, gateway_version = VERSION, "tunnel refused: version not served");
+    }
+    Error::VersionMismatch(mismatch.to_string())
+}
+
+/// Sends the program for `target` to an agent, and closes the connection.
+async fn send_program(tunnels: &Tunnels, stream: &TlsStream, agent: &AgentId, target: &str, guard: &ConnectionGuard) {
+    let Some(program) = tunnels.releases.program(target) else {
+        let error = Error::BadRequest(format!("this gateway has no agent program for {target}"));
+        return refuse(tunnels, stream, &error, guard).await;
+    };
+    if tunnels.downloads.get() >= limits::PROGRAM_DOWNLOADS {
+        return refuse(tunnels, stream, &Error::Overloaded("sending programs to other agents"), guard).await;
+    }
+    tunnels.downloads.set(tunnels.downloads.get() + 1);
+    let sent = write_program(stream, program, guard).await;
+    tunnels.downloads.set(tunnels.downloads.get() - 1);
+    match sent {
+        Ok(()) => {
+            tracing::info!(%agent, target, "sent the agent a program");
+            http1::linger(stream, guard).await;
+        }
+        // The agent has closed the connection.
+        Err(error) => tracing::debug!(%agent, %error, "could not send the agent a program"),
+    }
+}
+
+async fn write_program(stream: &TlsStream, program: &Bytes, guard: &ConnectionGuard) -> io::Result<()> {
+    let content_type = (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    let (headers, mut out) = (Fields::from_iter([content_type]), Vec::with_capacity(256));
+    let framing = Framing::Length(program.len() as u64);
+    head::write_response(&mut out, StatusCode::OK, &headers, framing, Connection::Close);
+    for chunk in std::iter::once(out.as_slice()).chain(program.chunks(limits::PROGRAM_CHUNK)) {
+        guard.expect_by(Instant::now() + limits::PROGRAM_CHUNK_WITHIN);
+        stream.write_all(&mut [IoSlice::new(chunk)]).await?;
+    }
+    stream.flush().await
 }
 
 /// The certificate from a proof of an agent without a client certificate: the agent has signed the challenge of this

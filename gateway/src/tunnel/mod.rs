@@ -5,10 +5,11 @@ pub(crate) mod flow_control;
 pub(crate) mod grace;
 pub(crate) mod handshake;
 mod openings;
+mod refused_versions;
 mod registry;
 pub(crate) mod session;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +18,7 @@ use gw_shared::id::RequestIds;
 
 use self::grace::TunnelGrace;
 pub(crate) use self::registry::Registry;
+use crate::agent_releases::AgentReleases;
 use crate::control::Executor;
 use crate::current::Current;
 use crate::error::Error;
@@ -36,6 +38,10 @@ pub(crate) struct Tunnels {
     /// Whether agents must send a client certificate. Otherwise they may sign a challenge.
     pub(crate) agent_mtls: bool,
     pub(crate) registry: RefCell<Registry>,
+    /// Versions of agents that are served, and programs for the others.
+    pub(crate) releases: Arc<AgentReleases>,
+    /// Programs that are being sent.
+    pub(crate) downloads: Cell<usize>,
     /// Rate at which this worker admits tunnels of all services, in a region of several nodes: when services move to
     /// this node, the agents of all of them connect at once.
     pub(crate) admissions: Option<RefCell<Bucket>>,

@@ -6,11 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use gw_shared::id::AgentId;
 use gw_shared::tunnel::control::ToAgent;
 
 use super::grace::TunnelGrace;
 use super::openings::Openings;
+use super::refused_versions::RefusedVersions;
 use super::session::Session;
+use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::limits;
@@ -18,7 +21,7 @@ use crate::ownership::WorkerId;
 use crate::rate_limit::Admitted;
 use crate::region::NodeSlot;
 use crate::store::{Directory, Service};
-use crate::telemetry::counters::TunnelReport;
+use crate::telemetry::counters::{RefusedVersion, TunnelReport};
 
 /// The live tunnels of the services that one worker owns.
 pub(crate) struct Registry {
@@ -33,6 +36,7 @@ pub(crate) struct Registry {
     tunnel_grace: Arc<TunnelGrace>,
     /// Tunnels that are not registered yet.
     openings: Rc<Openings>,
+    refused_versions: RefusedVersions,
 }
 
 impl Registry {
@@ -46,6 +50,7 @@ impl Registry {
             picks: Cell::default(),
             tunnel_grace,
             openings,
+            refused_versions: RefusedVersions::default(),
         }
     }
 
@@ -59,8 +64,18 @@ impl Registry {
         self.generations
     }
 
+    /// Records that an agent was refused a tunnel of the service because of its version.
+    pub(super) fn refused_version(&mut self, agent: AgentId, service: &Service, version: String, now: Instant) {
+        self.refused_versions.record(agent, &service.label, version, now);
+    }
+
+    pub(crate) fn refused_versions(&self) -> Vec<RefusedVersion> {
+        self.refused_versions.report(Instant::now())
+    }
+
     /// Adds a session. It replaces an older one of the same agent, which gets no more requests.
     pub(crate) fn insert(&mut self, session: &Rc<Session>) -> Result<(), Error> {
+        self.refused_versions.accepted(&session.agent, &session.service.label);
         let sessions = self.by_service.entry(Arc::clone(&session.service.label)).or_default();
         if let Some(at) = sessions.iter().position(|other| other.agent == session.agent) {
             // Sessions may register in another order than they began in.
@@ -176,9 +191,14 @@ impl Registry {
         self.by_service.values().flatten().chain(&self.replaced).for_each(|session| session.cut());
     }
 
-    pub(crate) fn report(&self, worker: WorkerId, directory: &Directory) -> Vec<TunnelReport> {
+    pub(crate) fn report(
+        &self,
+        worker: WorkerId,
+        directory: &Directory,
+        releases: &AgentReleases,
+    ) -> Vec<TunnelReport> {
         let now = Instant::now();
-        self.by_service.values().flatten().map(|session| session.report(worker, directory, now)).collect()
+        self.by_service.values().flatten().map(|session| session.report(worker, directory, releases, now)).collect()
     }
 }
 

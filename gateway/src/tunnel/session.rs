@@ -10,6 +10,7 @@ use futures_util::future::{Either, select};
 use gw_shared::http::InvalidHead;
 use gw_shared::http::fields::X_GW_REQUEST_ID;
 use gw_shared::id::{AgentId, ServiceId};
+use gw_shared::identity::program::{UpdateReport, UpdateState};
 use gw_shared::net::{Closer, Socket, TlsStream};
 use gw_shared::runtime;
 use gw_shared::tunnel::connection::{StreamReceiver, StreamSender, Tunnel, TunnelError, UNSENT};
@@ -18,14 +19,15 @@ use gw_shared::tunnel::endpoint::{Endpoint, OpenError, OutgoingFull, STREAMS_MAX
 use gw_shared::tunnel::frame::REQUEST_HEAD;
 use gw_shared::tunnel::head::OutboundRequest;
 use gw_shared::tunnel::heartbeat;
-use gw_shared::tunnel::text::error_line;
+use gw_shared::tunnel::text::{error_line, printable};
 use gw_shared::tunnel::transport::Transport;
-use gw_shared::version::VERSION;
+use gw_shared::version::Version;
 
 use super::Tunnels;
 use super::control;
 use super::flow_control::FlowControl;
 use super::openings::Opening;
+use crate::agent_releases::AgentReleases;
 use crate::clock::Timestamp;
 use crate::control::{AgentProof, Executor};
 use crate::error::Error;
@@ -34,11 +36,22 @@ use crate::ownership::WorkerId;
 use crate::rate_limit::Bucket;
 use crate::region::NodeSlot;
 use crate::store::{Directory, Service};
-use crate::telemetry::counters::TunnelReport;
+use crate::telemetry::counters::{AgentUpdate, TunnelReport};
+
+/// The agent at the other end of a tunnel, and the service that the tunnel is for.
+pub(crate) struct Party {
+    pub(crate) agent: AgentId,
+    pub(crate) version: Version,
+    pub(crate) service: Arc<Service>,
+}
 
 /// A live tunnel.
 pub(crate) struct Session {
     pub(crate) agent: AgentId,
+    /// Version of the agent.
+    pub(super) version: Version,
+    /// As the agent last reported it.
+    update: RefCell<Option<UpdateReport>>,
     pub(crate) service: Arc<Service>,
     pub(crate) generation: u64,
     /// Node that splices the connection; `None` if the agent is connected to this node.
@@ -101,8 +114,7 @@ impl Drop for InFlight {
 pub(super) async fn run(
     tunnels: Rc<Tunnels>,
     stream: TlsStream,
-    agent: AgentId,
-    service: Arc<Service>,
+    party: Party,
     opening: Opening,
     via: Option<NodeSlot>,
 ) {
@@ -113,7 +125,7 @@ pub(super) async fn run(
     if let Err(error) = stream.socket().limit_unsent(UNSENT) {
         tracing::warn!(%error, "cannot limit unsent bytes in the socket of a tunnel");
     }
-    let session = Session::new(&tunnels, stream.socket(), agent, service);
+    let session = Session::new(&tunnels, stream.socket(), party);
     session.via.set(via);
     runtime::spawn(control::serve(Rc::clone(&tunnels), Rc::clone(&session), opening));
     let ended = {
@@ -175,11 +187,14 @@ fn charge(bucket: &mut Bucket, frames: u32) -> Result<(), TunnelError> {
 
 impl Session {
     /// A session on the connection of `socket`, which is not registered yet.
-    pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, agent: AgentId, service: Arc<Service>) -> Rc<Self> {
+    pub(crate) fn new(tunnels: &Tunnels, socket: &Socket, party: Party) -> Rc<Self> {
+        let Party { agent, version, service } = party;
         let tunnel = Tunnel::new(Endpoint::gateway());
         let flow = FlowControl::new(tunnel.clone(), socket, tunnels.relay_memory.account(&service.account));
         Rc::new(Self {
             agent,
+            version,
+            update: RefCell::default(),
             service,
             generation: tunnels.registry.borrow_mut().next_generation(),
             via: Cell::default(),
@@ -240,6 +255,10 @@ impl Session {
                 // A tunnel cannot have more slots than streams.
                 let slots = slots.min(STREAMS_MAX as u32);
                 self.statistics.set(Some((slots, slots_in_use.min(slots))));
+            }
+            ToGateway::Update(report) => {
+                let error = report.error.map(|error| printable(error.as_bytes(), UpdateReport::ERROR_MAX));
+                self.update.replace(Some(UpdateReport { error, ..report }));
             }
             ToGateway::Drain => self.end(),
             // One at a time, at a limited rate. Further requests get no answer, which would need memory.
@@ -311,13 +330,33 @@ impl Session {
         }
     }
 
-    pub(crate) fn report(&self, worker: WorkerId, directory: &Directory, now: Instant) -> TunnelReport {
+    /// Progress of the agent's update; `None` before the agent has reported it.
+    fn update_view(&self, releases: &AgentReleases) -> Option<AgentUpdate> {
+        let report = self.update.borrow().clone()?;
+        let state = match report.state {
+            UpdateState::Off => "off",
+            UpdateState::Ready if releases.holds_back(&self.agent, self.version) => "held_back",
+            UpdateState::Ready => "ready",
+            UpdateState::Updating => "updating",
+            UpdateState::Failed => "failed",
+        };
+        let version = report.version.map(|version| version.to_string());
+        Some(AgentUpdate { state: state.to_owned(), version, error: report.error })
+    }
+
+    pub(crate) fn report(
+        &self,
+        worker: WorkerId,
+        directory: &Directory,
+        releases: &AgentReleases,
+        now: Instant,
+    ) -> TunnelReport {
         let certificate = directory.agent(self.agent.as_str()).and_then(|agent| agent.certificate_not_after);
         TunnelReport {
             service: self.service.label.to_string(),
             agent_id: self.agent.to_string(),
-            // The handshake accepts agents of the same version only.
-            agent_version: VERSION.to_owned(),
+            agent_version: self.version.to_string(),
+            update: self.update_view(releases),
             certificate_not_after: certificate.map(|not_after| not_after.to_string()),
             generation: self.generation,
             node: None,

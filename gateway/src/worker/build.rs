@@ -9,6 +9,7 @@ use std::time::Instant;
 use gw_shared::id::RequestIds;
 
 use super::{Peers, Setup, Stop, Worker};
+use crate::agent_releases::AgentReleases;
 use crate::apex::{AddressTables, Apex, NodeQuestions, OtherNodes};
 use crate::cluster::NodeConnections;
 use crate::config::Config;
@@ -41,6 +42,7 @@ use crate::upstream::cross_node::Nodes;
 struct Common {
     id: WorkerId,
     config: Arc<Config>,
+    agent_releases: Arc<AgentReleases>,
     peers: Arc<Peers>,
     executor: Executor,
     directory: Rc<Current<Directory>>,
@@ -69,6 +71,7 @@ impl Worker {
         let common = Common {
             id,
             config,
+            agent_releases: setup.agent_releases,
             peers,
             executor,
             directory: Current::new(setup.directory),
@@ -144,6 +147,8 @@ impl Common {
             region: self.config.region.clone(),
             agent_mtls: self.config.agent_mtls,
             registry: RefCell::new(Registry::new(Arc::clone(&grace))),
+            releases: Arc::clone(&self.agent_releases),
+            downloads: Cell::default(),
             admissions: self.nodes.is_some().then(|| RefCell::new(Bucket::new(limits::ADMITTED_TUNNELS, now))),
             grace,
             directory: Rc::clone(&self.directory),

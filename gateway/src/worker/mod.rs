@@ -20,6 +20,7 @@ use gw_shared::runtime::{self, Driver};
 pub(crate) use self::message::{NewView, Succeeded, WorkerMessage};
 pub(crate) use self::peers::Peers;
 use self::stop::Stop;
+use crate::agent_releases::AgentReleases;
 use crate::apex::NodeQuestions;
 use crate::clock::Timestamp;
 use crate::cluster::NodeConnections;
@@ -68,6 +69,7 @@ pub(crate) struct Setup {
     /// Levels from the last stop; `None` if a predecessor sends them later.
     pub(crate) levels: Option<Arc<Vec<Level>>>,
     pub(crate) config: Arc<Config>,
+    pub(crate) agent_releases: Arc<AgentReleases>,
     pub(crate) executor: Executor,
     pub(crate) log: LogQueue,
     /// `None` without a collector of spans.
@@ -302,7 +304,8 @@ impl Worker {
             socket_bytes: self.socket_memory.held(),
             socket_limit: self.socket_memory.limit(),
             busy_per_mille: self.peers.busy[self.id.0].load(Ordering::Relaxed),
-            tunnels: self.tunnels.registry.borrow().report(self.id, &self.directory.get()),
+            tunnels: self.tunnels.registry.borrow().report(self.id, &self.directory.get(), &self.tunnels.releases),
+            refused_versions: self.tunnels.registry.borrow().refused_versions(),
             services: if with_services { self.counters.services.report() } else { Vec::new() },
         }
     }

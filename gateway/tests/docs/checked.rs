@@ -244,7 +244,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 34] = [
+const NOT_RUN: [(&str, &str, &str); 35] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/deployment.md", "sudo gw-gateway init", "systemd; gateway/tests/packages boots it"),
@@ -279,6 +279,7 @@ const NOT_RUN: [(&str, &str, &str); 34] = [
     ("docs/region.md", "sudo -u postgres dropdb", REGION),
     ("docs/region.md", "sudo systemctl stop", REGION),
     ("docs/region.md", "sudo install", REGION),
+    ("docs/upgrade.md", "gw-gateway agent-program", "two programs; gateway/tests/it/agent_processes signs programs"),
 ];
 
 #[test]

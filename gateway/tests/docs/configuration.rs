@@ -216,6 +216,7 @@ fn the_gateway_accepts_its_example() {
 fn the_example_of_the_gateway_has_every_key_and_its_default() {
     // Keys without a default, and one whose default depends on the machine.
     let without = [
+        "agent_programs",
         "access_key_id",
         "admin_hosts",
         "admin_tls_certificate",

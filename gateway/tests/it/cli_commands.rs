@@ -370,6 +370,10 @@ fn agents() {
         "version": "0.1.0",
         "certificate_not_after": null,
         "created_at": CREATED_AT,
+        "update": {"state": "held_back"},
+        "refused_version": {
+            "agent_id": ID, "service": "acme--web", "agent_version": "0.1.0", "gateway_version": "0.2.0", "seconds_ago": 5,
+        },
         "tunnels": [{
             "service": "acme--api", "agent_id": ID, "agent_version": "0.1.0", "certificate_not_after": null,
             "generation": 1, "worker": 0, "age_seconds": 61, "idle_seconds": 0, "round_trip_us": 250, "in_flight": 2,
@@ -382,8 +386,8 @@ fn agents() {
     let (asked, out) = succeed("agent list acme", vec![(200, page(std::slice::from_ref(&agent)))]);
     assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500"]);
     let table = "AGENT                    ENROLLMENT               NAME       SERVICES  STATUS    TUNNELS  VERSION  \
-                 CERTIFICATE UNTIL\n\
-                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    -\n";
+                 UPDATE     CERTIFICATE UNTIL\n\
+                 ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  -\n";
     assert_eq!(out, table);
     let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
     assert_eq!(asked, [format!("GET {item}")]);
@@ -393,6 +397,7 @@ fn agents() {
         ),
         "{out}"
     );
+    assert!(out.contains("acme--web: version 0.1.0 is not served by the gateway's 0.2.0, 5s ago"), "{out}");
     assert_eq!(succeed(&format!("agent approve acme {ID}"), reply()).0, [format!("POST {item}/approve")]);
     assert_eq!(succeed(&format!("agent revoke acme {ID}"), reply()).0, [format!("POST {item}/revoke")]);
     let (asked, _) = succeed(&format!("agent change acme {ID} --service b --name n"), reply());

@@ -8,6 +8,7 @@ mod admin_tls;
 mod agent_abuse;
 mod agent_errors;
 mod agent_http;
+mod agent_processes;
 mod agent_proxy;
 mod agent_responses;
 mod backend_transports;

@@ -9,7 +9,7 @@ use crate::support::caller::Caller;
 use crate::support::eventually;
 use crate::support::held_backend::HeldBackend;
 use crate::support::prepared::Prepared;
-use crate::support::process::{self, config_text, gw_agent, gw_gateway, start_demo};
+use crate::support::process::{self, config_text, gw_agent, gw_gateway, send_signal, start_demo};
 use crate::support::programs;
 
 #[test]
@@ -168,16 +168,18 @@ fn crashes_are_reported_at_once_and_recovered_from() {
     caller.send(prepared.get("/"));
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
 
-    let agent = prepared.run_agent(address.port(), &backend);
+    let mut agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);
     caller.send(prepared.get("/hang"));
     let mut watcher = prepared.connect(address);
     watcher.send(prepared.get("/"));
     assert_eq!(watcher.response().status, 200);
-    agent.signal("KILL");
+    assert!(process::workers(agent.id()).into_iter().all(|worker| send_signal(worker, "KILL")));
     assert_eq!(caller.response().code(), "GW_RELAY_ERROR");
     caller.send(prepared.get("/"));
     assert_eq!(caller.response().code(), "AGENT_UNAVAILABLE");
+    // The service manager starts it again.
+    assert_eq!(agent.exit_code(), Some(1));
 
     let _agent = prepared.run_agent(address.port(), &backend);
     prepared.wait_for_tunnel(address);

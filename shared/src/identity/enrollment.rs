@@ -22,7 +22,7 @@ pub struct EnrollRequest {
     pub token: String,
     /// Display name of the agent, 1 to 100 characters.
     pub name: String,
-    /// The agent's version, which must equal the gateway's.
+    /// The agent's version, of a release line that the gateway serves.
     pub version: String,
 }
 

@@ -1,4 +1,5 @@
 //! Secrets, and messages of an enrollment.
 
 pub mod enrollment;
+pub mod program;
 pub mod secret;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::text::error_line;
 use crate::identity::enrollment::CertificateReply;
+use crate::identity::program::{SignedProgram, UpdateReport};
 
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 * 1024;
@@ -32,6 +33,8 @@ pub enum ToAgent {
     Certificate(CertificateReply),
     /// Answer to `Renew` that is refused, with the reason.
     RenewalRefused { message: String },
+    /// Programs of the gateway's version, for agents that update themselves. Not sent to agents of a line before 0.2.
+    Programs { programs: Vec<SignedProgram> },
 }
 
 /// Message from agent to gateway.
@@ -49,6 +52,8 @@ pub enum ToGateway {
     Renew {
         csr: String,
     },
+    /// Whether the agent updates itself, and how far it is. Sent when it changes.
+    Update(UpdateReport),
 }
 
 /// A message to one end of a tunnel.

@@ -11,8 +11,9 @@ use http::{Method, StatusCode};
 use crate::http::fields::X_GW_VERSION;
 use crate::http::head::{self, HeadLimits, RequestHead};
 use crate::http::{Connection, Fields, Framing, UpgradeProtocol};
+use crate::identity::program;
 use crate::tunnel::text::printable;
-use crate::version::VERSION;
+use crate::version::{AgentVersions, VERSION, Version, VersionMismatch};
 
 /// Path of the upgrade request.
 pub const PATH: &str = "/tunnel";
@@ -25,13 +26,13 @@ const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 /// Bounds on the heads of the handshake in both directions.
 pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 64 };
 
-/// Error of an upgrade request that is refused before authentication.
+/// Error of a request that is refused before authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadUpgrade {
     #[error("a tunnel begins with `GET {PATH}` and `Upgrade: {PROTOCOL}`")]
     NotAnUpgrade,
-    #[error("gateway runs version {VERSION}, the agent version {agent}: they must be equal")]
-    VersionMismatch { agent: String },
+    #[error(transparent)]
+    VersionMismatch(#[from] VersionMismatch),
 }
 
 /// Response to a challenge, by which an agent authenticates if the gateway requests no client certificate in the TLS
@@ -89,6 +90,18 @@ fn parameters(field: &str) -> Option<&str> {
 
 /// Head of an agent's request for a tunnel of the service at `host`, with the proof if it was challenged.
 pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
+    write(host, &PathAndQuery::from_static(PATH), Connection::Upgrade(&UPGRADE), proof)
+}
+
+/// Head of an agent's request for the program of its own target, in place of a tunnel.
+pub fn program_request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
+    // Architectures are letters, digits and `_`.
+    let path = format!("{}{}", program::PATH, program::TARGET);
+    let path = PathAndQuery::try_from(path).unwrap_or_else(|_| PathAndQuery::from_static(program::PATH));
+    write(host, &path, Connection::Persists, proof)
+}
+
+fn write(host: &str, path: &PathAndQuery, connection: Connection<'_>, proof: Option<&Proof>) -> Vec<u8> {
     let mut headers = Fields::new();
     if let Some(proof) = proof {
         // Base64url and ASCII words are a valid value.
@@ -96,24 +109,40 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     }
     headers.insert(X_GW_VERSION, HeaderValue::from_static(VERSION));
     let mut out = Vec::with_capacity(256);
-    let path = PathAndQuery::from_static(PATH);
-    let connection = Connection::Upgrade(&UPGRADE);
-    head::write_request(&mut out, &Method::GET, &path, host.as_bytes(), &headers, Framing::None, connection);
+    head::write_request(&mut out, &Method::GET, path, host.as_bytes(), &headers, Framing::None, connection);
     out
 }
 
-/// Checks that a request head asks for a tunnel in this version.
-pub fn check(request: &RequestHead) -> Result<(), BadUpgrade> {
+/// What an agent asks for on a connection of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentRequest {
+    pub version: Version,
+    pub purpose: Purpose,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Purpose {
+    Tunnel,
+    /// The agent program for this target.
+    Program(String),
+}
+
+/// Checks that a request head asks for a tunnel or for a program, in a version that the gateway serves.
+pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentRequest, BadUpgrade> {
     // `upgrade` is `None` for a request with a body.
     let upgrades = request.upgrade.as_ref().is_some_and(|protocol| *protocol == UPGRADE);
-    if request.method != Method::GET || request.target != PATH || !upgrades {
+    let purpose = match request.target.path() {
+        PATH if request.target == PATH && upgrades => Purpose::Tunnel,
+        path => path
+            .strip_prefix(program::PATH)
+            .map(|target| Purpose::Program(target.to_owned()))
+            .ok_or(BadUpgrade::NotAnUpgrade)?,
+    };
+    if request.method != Method::GET {
         return Err(BadUpgrade::NotAnUpgrade);
     }
     let agent = request.headers.get(X_GW_VERSION).map(HeaderValue::as_bytes).unwrap_or_default();
-    if agent != VERSION.as_bytes() {
-        return Err(BadUpgrade::VersionMismatch { agent: printable(agent, 40) });
-    }
-    Ok(())
+    Ok(AgentRequest { version: served.check(&printable(agent, 40))?, purpose })
 }
 
 /// Head of the gateway's 101 response; HTTP/2 follows at once. `Date` tells the agent the gateway's clock, by which its
@@ -137,7 +166,8 @@ mod tests {
     #[test]
     fn request_and_acceptance_parse_back() {
         let head = head::parse_request(&request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
-        assert_eq!(check(&head), Ok(()));
+        let request = check(&head, AgentVersions::Same).unwrap();
+        assert_eq!(request, AgentRequest { version: Version::own(), purpose: Purpose::Tunnel });
         assert_eq!(head.authority.as_str(), "acme--api.eu1.example.com");
         let accepted = head::parse_response(&acceptance().into(), &Method::GET, HEAD_LIMITS).unwrap();
         assert_eq!(accepted.status, StatusCode::SWITCHING_PROTOCOLS);
@@ -162,12 +192,21 @@ mod tests {
     #[test]
     fn other_versions_and_other_requests_are_refused() {
         let text = String::from_utf8(request("h", None)).unwrap();
-        let check_text = |text: String| check(&head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap());
+        let check_text =
+            |text: String| check(&head::parse_request(&Bytes::from(text), HEAD_LIMITS).unwrap(), AgentVersions::Same);
         let older = check_text(text.replace(VERSION, "0.0.9")).unwrap_err();
-        assert_eq!(older, BadUpgrade::VersionMismatch { agent: "0.0.9".into() });
+        assert!(matches!(&older, BadUpgrade::VersionMismatch(older) if older.agent == "0.0.9"));
         assert!(older.to_string().contains("0.0.9") && older.to_string().contains(VERSION));
         for (from, to) in [("GET", "POST"), ("/tunnel", "/other"), ("gw-tunnel", "websocket")] {
             assert_eq!(check_text(text.replace(from, to)), Err(BadUpgrade::NotAnUpgrade), "{to}");
         }
+    }
+
+    #[test]
+    fn request_for_a_program_parses_back() {
+        let head =
+            head::parse_request(&program_request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
+        let request = check(&head, AgentVersions::Same).unwrap();
+        assert_eq!(request.purpose, Purpose::Program(program::TARGET.to_owned()));
     }
 }

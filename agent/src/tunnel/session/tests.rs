@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures_util::join;
 use gw_shared::error_code::AgentErrorCode;
 use gw_shared::http::{Fields, Framing};
+use gw_shared::identity::program::{UpdateReport, UpdateState};
 use gw_shared::net::Socket;
 use gw_shared::runtime::Driver;
 use gw_shared::tunnel::control::{self, ToAgent, ToGateway};
@@ -151,6 +152,8 @@ fn stopping_agent_asks_for_the_end_of_its_tunnel() {
         let next = async || control::decode::<ToGateway>(&tunnel.message().await.unwrap()).unwrap();
         let statistics = ToGateway::Statistics { slots: 1, slots_in_use: 0, backend_connections: 0 };
         assert_eq!(next().await, statistics);
+        let off = UpdateReport { state: UpdateState::Off, version: None, error: None };
+        assert_eq!(next().await, ToGateway::Update(off));
         stop.send_replace(true);
         assert_eq!(next().await, ToGateway::Drain);
         tell(tunnel, &ToAgent::Drained);

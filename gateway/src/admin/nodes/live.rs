@@ -11,7 +11,7 @@ use super::ask::target;
 use crate::admin::problem::Problem;
 use crate::admin::{Admin, Panicked};
 use crate::control::{AgentView, Control};
-use crate::telemetry::counters::TunnelReport;
+use crate::telemetry::counters::{RefusedVersion, TunnelReport};
 
 /// Time limit of an answer. A node waits up to two seconds for its own workers.
 const WITHIN: Duration = Duration::from_secs(3);
@@ -36,6 +36,9 @@ pub(in crate::admin) struct NodeLive {
     /// Workers that answered in time.
     pub(in crate::admin) workers_answering: usize,
     list: Vec<TunnelReport>,
+    /// Agents that were refused because of their version.
+    #[serde(default)]
+    refused_versions: Vec<RefusedVersion>,
 }
 
 /// What the workers of all nodes report.
@@ -52,20 +55,24 @@ impl NodeLive {
         let reports = control.reports();
         let workers_answering = reports.len();
         let connections = reports.iter().map(|report| report.connections).sum();
-        let mut list: Vec<TunnelReport> = reports.into_iter().flat_map(|report| report.tunnels).collect();
+        let (mut list, mut refused_versions) = (Vec::new(), Vec::new());
+        for report in reports {
+            list.extend(report.tunnels);
+            refused_versions.extend(report.refused_versions);
+        }
         let (tunnels, in_flight) = (list.len(), list.iter().map(|tunnel| tunnel.in_flight).sum());
-        list.retain(|tunnel| query.lists(tunnel));
-        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, list }
+        list.retain(|tunnel: &TunnelReport| query.lists(&tunnel.service, &tunnel.agent_id));
+        refused_versions.retain(|refused: &RefusedVersion| query.lists(&refused.service, &refused.agent_id));
+        Self { connections, tunnels, in_flight, workers: control.workers(), workers_answering, list, refused_versions }
     }
 }
 
 impl LiveQuery {
-    fn lists(&self, tunnel: &TunnelReport) -> bool {
-        let of_account =
-            |account: &str| tunnel.service.strip_prefix(account).is_some_and(|rest| rest.starts_with("--"));
+    fn lists(&self, service: &str, agent_id: &str) -> bool {
+        let of_account = |account: &str| service.strip_prefix(account).is_some_and(|rest| rest.starts_with("--"));
         !self.summary
             && self.account.as_deref().is_none_or(of_account)
-            && self.agent.as_deref().is_none_or(|agent| tunnel.agent_id == agent)
+            && self.agent.as_deref().is_none_or(|agent| agent_id == agent)
     }
 }
 
@@ -97,8 +104,7 @@ impl Admin {
         let query = LiveQuery { account: Some(first.account.to_string()), agent, summary: false };
         let (others, missing) = self.live_elsewhere(&target("/v1/live", &query)).await;
         for agent in agents {
-            let listed = others.iter().flat_map(|(_, node)| &node.list);
-            agent.tunnels.extend(listed.filter(|tunnel| tunnel.agent_id == agent.agent_id.as_str()).cloned());
+            others.iter().for_each(|(_, node)| agent.add(&node.list, &node.refused_versions));
             agent.missing_nodes.clone_from(&missing);
         }
     }

@@ -112,6 +112,7 @@ fn setup(id: WorkerId, mailbox: &Mailbox<WorkerMessage>, directory: Arc<Director
         tunnel_grace: Arc::default(),
         levels: Some(Arc::default()),
         config: Arc::new(Config::new(Region::new("bench", "localhost"), "unused".into())),
+        agent_releases: Arc::default(),
         executor: control::executor().0,
         log: LogQueue::to_nowhere(),
         traces: None,

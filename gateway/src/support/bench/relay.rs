@@ -19,6 +19,7 @@ use gw_shared::identity::secret::SecretHash;
 use gw_shared::net::Socket;
 use gw_shared::runtime;
 use gw_shared::tunnel::transport::Transport;
+use gw_shared::version::Version;
 use http::{Method, Request};
 
 use crate::client_address::Peer;
@@ -30,7 +31,7 @@ use crate::mailbox::{Inbox, mailbox};
 use crate::ownership::WorkerId;
 use crate::rate::Rate;
 use crate::store::{CallerSecretRecord, Directory, Modes, Records, SecretAccess, ServiceRecord, StoredRecord};
-use crate::tunnel::session::{Session, drive};
+use crate::tunnel::session::{Party, Session, drive};
 use crate::worker::{Worker, WorkerMessage};
 
 /// Host of the service.
@@ -58,7 +59,8 @@ impl Gateway {
             Worker::new(super::setup(WorkerId(0), &mailbox, Arc::new(directory().ok_or(io::ErrorKind::Other)?))?)?;
         let directory = worker.directory.get();
         let service = directory.service("acme--api").ok_or(io::ErrorKind::NotFound)?;
-        let session = Session::new(&worker.tunnels, &idle_socket()?, AgentId::random(), Arc::clone(service));
+        let party = Party { agent: AgentId::random(), version: Version::own(), service: Arc::clone(service) };
+        let session = Session::new(&worker.tunnels, &idle_socket()?, party);
         let driven = Rc::clone(&session);
         runtime::spawn(async move {
             let ended = drive(&driven, &transport).await;

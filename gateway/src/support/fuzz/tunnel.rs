@@ -2,20 +2,22 @@
 
 use ::http::header;
 use bytes::Bytes;
-use gw_shared::http::fields::X_GW_VERSION;
 use gw_shared::http::head;
+use gw_shared::identity::program;
 use gw_shared::tunnel::control::{InvalidMessage, Message, ToAgent, ToGateway, decode, encode};
-use gw_shared::tunnel::handshake;
-use gw_shared::version::VERSION;
+use gw_shared::tunnel::handshake::{self, Purpose};
+use gw_shared::version::{AgentVersions, Version};
 
 /// A part of the handshake: a head, or a value of `Authorization` or `WWW-Authenticate`.
 pub fn handshake(data: &[u8]) {
     let received = Bytes::copy_from_slice(data);
     if let Ok(request) = head::parse_request(&received, handshake::HEAD_LIMITS) {
-        if handshake::check(&request).is_ok() {
-            assert_eq!((request.method.as_str(), request.target.as_str()), ("GET", handshake::PATH));
-            assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL);
-            assert_eq!(request.headers[X_GW_VERSION], VERSION);
+        if let Ok(checked) = handshake::check(&request, AgentVersions::Same) {
+            assert_eq!((request.method.as_str(), checked.version.line), ("GET", Version::own().line));
+            match checked.purpose {
+                Purpose::Tunnel => assert_eq!(request.headers[header::UPGRADE], handshake::PROTOCOL),
+                Purpose::Program(target) => assert_eq!(request.target.path(), format!("{}{target}", program::PATH)),
+            }
         }
         request.headers.values().filter_map(|value| value.to_str().ok()).for_each(proof_and_challenge);
     }
@@ -34,7 +36,7 @@ fn proof_and_challenge(field: &str) {
     // Without a limit on the head: the received proof may have had all of it.
     let request = head::parse_request(&request, head::HeadLimits { head: usize::MAX, ..handshake::HEAD_LIMITS });
     let request = request.expect("the own request is valid");
-    assert_eq!(handshake::check(&request), Ok(()));
+    assert!(handshake::check(&request, AgentVersions::Same).is_ok());
     assert_eq!(request.headers[header::AUTHORIZATION], proof.field().as_str());
 }
 

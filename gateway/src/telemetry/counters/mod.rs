@@ -4,6 +4,7 @@ pub mod services;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -159,8 +160,55 @@ pub struct WorkerReport {
     pub socket_limit: usize,
     pub busy_per_mille: u32,
     pub tunnels: Vec<TunnelReport>,
+    /// Agents that were refused because of their version.
+    pub refused_versions: Vec<RefusedVersion>,
     /// Empty unless requested.
     pub services: Vec<ServiceReport>,
+}
+
+/// Refusal of an agent because of its version, until it gets a tunnel of the service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedVersion {
+    pub agent_id: String,
+    /// `{account}--{service}`
+    pub service: String,
+    pub agent_version: String,
+    pub gateway_version: String,
+    /// Time since the last refusal.
+    pub seconds_ago: u64,
+}
+
+impl fmt::Display for RefusedVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { agent_version, gateway_version, service, seconds_ago, .. } = self;
+        write!(
+            f,
+            "{service}: version {agent_version} is not served by the gateway's {gateway_version}, {seconds_ago}s ago"
+        )
+    }
+}
+
+impl fmt::Display for AgentUpdate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.state.replace('_', " "))?;
+        self.version.iter().try_for_each(|version| write!(f, " {version}"))?;
+        self.error.iter().try_for_each(|error| write!(f, ": {error}"))
+    }
+}
+
+/// Progress of an agent's update.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AgentUpdate {
+    /// `off`: the agent does not update itself; `ready`: it does when the gateway has a newer program; `held_back`:
+    /// `agent_update_percent` does not include it yet; `updating`; `failed`.
+    #[schema(example = "ready")]
+    pub state: String,
+    /// Version that it updates to, or failed to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Why the update failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A live tunnel.
@@ -171,6 +219,9 @@ pub struct TunnelReport {
     pub service: String,
     pub agent_id: String,
     pub agent_version: String,
+    /// Whether the agent updates itself, and how far it is; absent until it has reported that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<AgentUpdate>,
     /// When the agent's newest certificate expires.
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,

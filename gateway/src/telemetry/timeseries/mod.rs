@@ -251,6 +251,7 @@ mod tests {
             socket_limit: 0,
             busy_per_mille: 0,
             tunnels: Vec::new(),
+            refused_versions: Vec::new(),
             services: services.iter().map(service).collect(),
         }
     }

@@ -85,6 +85,18 @@ impl Prepared {
         self.run_agent_of("agent", port, backend)
     }
 
+    /// Sets the gateway port in the agent's state.
+    pub(crate) fn set_agent_port(&self, port: u16) {
+        self.set_port_of("agent", port);
+    }
+
+    fn set_port_of(&self, name: &str, port: u16) {
+        let path = self.path(name).join("agent.json");
+        let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        state["gateway_port"] = port.into();
+        fs::write(&path, state.to_string()).unwrap();
+    }
+
     /// Like [`Self::run_agent`], for the agent of this name.
     pub(crate) fn run_agent_of(&self, name: &str, port: u16, backend: &str) -> Running {
         let mut command = self.agent_command(name, port, backend);
@@ -93,10 +105,7 @@ impl Prepared {
 
     /// `gw-agent run` of the agent of this name, with `port` as the gateway's.
     pub(crate) fn agent_command(&self, name: &str, port: u16, backend: &str) -> Command {
-        let path = self.path(name).join("agent.json");
-        let mut state: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        state["gateway_port"] = port.into();
-        fs::write(&path, state.to_string()).unwrap();
+        self.set_port_of(name, port);
         let mut command = gw_agent();
         command.arg("run").arg("--state-dir").arg(self.path(name)).args(["--backend", backend]);
         command

@@ -58,10 +58,18 @@ pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
         "CONT" => Signal::CONT,
         "STOP" => Signal::STOP,
         "TERM" => Signal::TERM,
+        "USR1" => Signal::USR1,
         "USR2" => Signal::USR2,
         other => panic!("add SIG{other} to this list"),
     };
     kill_process(Pid::from_raw(id.try_into().unwrap()).unwrap(), signal).is_ok()
+}
+
+/// Ids of the workers of an agent's supervisor.
+pub(crate) fn workers(supervisor: u32) -> Vec<u32> {
+    let path = format!("/proc/{supervisor}/task/{supervisor}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
 /// Reserves the port of a running gateway, so that no other program can bind it after the gateway ends. The socket does

@@ -1,0 +1,57 @@
+//! Messages between supervisor and worker: a JSON object in each line of a Unix socket, which is the worker's standard
+//! input. Both may be of different releases, so either ignores messages that it does not know.
+
+use std::io;
+
+use gw_shared::identity::program::SignedProgram;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Message from supervisor to worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ToWorker {
+    /// The first message. `required` are the services for which the predecessor has tunnels.
+    Start { required: Vec<String> },
+    /// A successor starts: say which services have a tunnel.
+    ExpectSuccessor,
+    /// The successor has failed: serve again.
+    Resume,
+    /// A successor serves: finish the requests and exit.
+    Succeeded,
+    /// Finish the requests and exit.
+    Stop,
+    /// The supervisor exits now, and the next one starts a successor: serve until it has replaced all tunnels.
+    Detach,
+    /// The program does not serve.
+    UpdateFailed { program: SignedProgram, error: String },
+}
+
+/// Sends a message. Fails if the other end has gone.
+pub(super) async fn send(link: &mut OwnedWriteHalf, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    link.write_all(&line).await
+}
+
+/// Receives messages.
+pub(super) struct Receiver(tokio::io::Lines<BufReader<OwnedReadHalf>>);
+
+impl Receiver {
+    pub(super) fn new(link: OwnedReadHalf) -> Self {
+        Self(BufReader::new(link).lines())
+    }
+
+    /// The next message that this release knows; `None` when the other end has gone.
+    pub(super) async fn next<M: DeserializeOwned>(&mut self) -> Option<M> {
+        loop {
+            let line = self.0.next_line().await.ok()??;
+            match serde_json::from_str(&line) {
+                Ok(message) => return Some(message),
+                Err(error) => tracing::debug!(%error, "ignoring a message between the agent's processes"),
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Download of a program, on a connection that the gateway authenticates like that of a tunnel.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use gw_shared::runtime;
+use gw_shared::tunnel::{self, handshake};
+
+use crate::apex_client::connection;
+use crate::apex_client::error::GatewayError;
+use crate::tunnel::Agent;
+use crate::tunnel::dial::{self, DialError};
+
+/// Time limit for a program.
+const TIME_LIMIT: Duration = Duration::from_secs(600);
+
+/// Downloads the program for this machine, of `size` bytes.
+pub(super) async fn download(agent: &Agent, size: u64) -> Result<Vec<u8>, DialError> {
+    let (state, to) = (&agent.config.state, &agent.config.enrollment);
+    let identity = state.identity()?;
+    // Any service that this agent serves: the gateway authenticates the connection as that of a tunnel.
+    let services = agent.registry.services();
+    let hostname = services.keys().next().or(to.services.first()).cloned().unwrap_or_default();
+    let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
+    let downloaded = async {
+        let stream = connection::open(&agent.config.proxies, &to.gateway_host, to.gateway_port, &hostname, tls).await?;
+        let request = |proof: Option<&handshake::Proof>| handshake::program_request(&hostname, proof);
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let mut buffer = BytesMut::new();
+        let answer = dial::authenticated(&stream, &hostname, &identity, request, size, &mut buffer).await?;
+        Ok(answer.into_body()?)
+    };
+    runtime::timeout(TIME_LIMIT, downloaded).await.map_err(|_| GatewayError::TimedOut(TIME_LIMIT))?
+}

@@ -1,0 +1,204 @@
+//! Signed agent programs: what a gateway offers to its agents, and how an agent checks it. The release key that signs is
+//! kept offline; an agent gets its public half from its build or its configuration, never from a gateway.
+
+use std::fmt;
+use std::str::FromStr;
+
+use aws_lc_rs::digest::{Digest, SHA256, digest};
+use aws_lc_rs::signature::{ED25519, Ed25519KeyPair, UnparsedPublicKey};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use crate::version::Version;
+
+/// Path on an agent's connection below which the programs are, by their target.
+pub const PATH: &str = "/program/";
+/// Largest program, in bytes.
+pub const SIZE_MAX: u64 = 64 << 20;
+/// Longest name of a target, in bytes.
+pub const TARGET_MAX: usize = 32;
+/// Target of this build: the architecture. All programs are for Linux.
+pub const TARGET: &str = std::env::consts::ARCH;
+
+/// Description of an agent program, with its signature.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SignedProgram {
+    pub version: Version,
+    /// Architecture, as in [`TARGET`].
+    pub target: String,
+    /// In bytes.
+    pub size: u64,
+    /// SHA-256 of the program, in lower-case hexadecimal.
+    pub sha256: String,
+    /// Ed25519 signature (RFC 8032) of all other members, in base64.
+    pub signature: String,
+}
+
+/// Public half of a release key: an Ed25519 key of 32 bytes, written in base64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReleaseKey([u8; 32]);
+
+/// Why a program is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidProgram {
+    #[error("its signature is not by the release key of this agent")]
+    Signature,
+    #[error("it has {found} bytes instead of {expected}")]
+    Size { expected: u64, found: u64 },
+    #[error("its SHA-256 differs from the signed one")]
+    Hash,
+    #[error("it is for {0}, and this agent needs {TARGET}")]
+    Target(String),
+    #[error("version {offered} is not newer than {running}, which runs")]
+    NotNewer { offered: Version, running: Version },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a release key is 32 bytes in base64, as `gw-gateway agent-program new-key` prints it")]
+pub struct InvalidReleaseKey;
+
+impl SignedProgram {
+    /// Describes and signs `program`.
+    pub fn sign(version: Version, target: &str, program: &[u8], key: &Ed25519KeyPair) -> Self {
+        let (size, sha256) = (program.len() as u64, hex(&digest(&SHA256, program)));
+        let mut signed = Self { version, target: target.to_owned(), size, sha256, signature: String::new() };
+        signed.signature = STANDARD.encode(key.sign(&signed.message()));
+        signed
+    }
+
+    /// Checks that the release key has signed this description of a program for this machine. The content remains to be
+    /// checked.
+    pub fn verify(&self, key: &ReleaseKey) -> Result<(), InvalidProgram> {
+        let signature = STANDARD.decode(&self.signature).map_err(|_| InvalidProgram::Signature)?;
+        UnparsedPublicKey::new(&ED25519, key.0)
+            .verify(&self.message(), &signature)
+            .map_err(|_| InvalidProgram::Signature)?;
+        if self.target != TARGET {
+            return Err(InvalidProgram::Target(self.target.chars().take(TARGET_MAX).collect()));
+        }
+        if self.size > SIZE_MAX {
+            return Err(InvalidProgram::Size { expected: SIZE_MAX, found: self.size });
+        }
+        Ok(())
+    }
+
+    /// Checks that `program` is the one described.
+    pub fn verify_content(&self, program: &[u8]) -> Result<(), InvalidProgram> {
+        let found = program.len() as u64;
+        if found != self.size {
+            return Err(InvalidProgram::Size { expected: self.size, found });
+        }
+        if hex(&digest(&SHA256, program)) == self.sha256 { Ok(()) } else { Err(InvalidProgram::Hash) }
+    }
+
+    /// What is signed: bound to its purpose, and without a second reading, since no member contains a NUL.
+    fn message(&self) -> Vec<u8> {
+        let Self { version, target, size, sha256, signature: _ } = self;
+        format!("gw-agent program\0{version}\0{target}\0{size}\0{sha256}").into_bytes()
+    }
+}
+
+fn hex(digest: &Digest) -> String {
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl ReleaseKey {
+    /// The public half of `pair`.
+    pub fn of(pair: &Ed25519KeyPair) -> Self {
+        use aws_lc_rs::signature::KeyPair;
+        let mut bytes = [0; 32];
+        // An Ed25519 public key has 32 bytes (RFC 8032 §5.1.5).
+        bytes.copy_from_slice(pair.public_key().as_ref());
+        Self(bytes)
+    }
+}
+
+impl FromStr for ReleaseKey {
+    type Err = InvalidReleaseKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidReleaseKey> {
+        let bytes = STANDARD.decode(text.trim()).map_err(|_| InvalidReleaseKey)?;
+        bytes.try_into().map(Self).map_err(|_| InvalidReleaseKey)
+    }
+}
+
+impl fmt::Display for ReleaseKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&STANDARD.encode(self.0))
+    }
+}
+
+/// Progress of an agent's update, as the agent reports it to the gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateReport {
+    pub state: UpdateState,
+    /// Version that the agent updates to, or failed to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Version>,
+    /// Why the update failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpdateState {
+    /// The agent does not update itself.
+    Off,
+    /// The agent updates itself when the gateway offers a newer program.
+    Ready,
+    /// It downloads the program, or starts it.
+    Updating,
+    Failed,
+}
+
+impl UpdateReport {
+    /// Longest error, in bytes.
+    pub const ERROR_MAX: usize = 300;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_program_or_description_is_refused() {
+        let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let key = ReleaseKey::of(&pair);
+        let signed = SignedProgram::sign("1.2.3".parse().unwrap(), TARGET, b"program", &pair);
+        assert_eq!((signed.verify(&key), signed.verify_content(b"program")), (Ok(()), Ok(())));
+        assert_eq!(signed.verify(&ReleaseKey::of(&other)), Err(InvalidProgram::Signature));
+        assert_eq!(signed.verify_content(b"Program"), Err(InvalidProgram::Hash));
+        assert!(matches!(signed.verify_content(b"program "), Err(InvalidProgram::Size { .. })));
+        let changes: [fn(&mut SignedProgram); 5] = [
+            |it| it.version = "1.2.4".parse().unwrap(),
+            |it| it.target.push('x'),
+            |it| it.size += 1,
+            |it| it.sha256 = it.sha256.replace(|_: char| true, "0"),
+            |it| it.signature = "AAAA".to_owned(),
+        ];
+        for change in changes {
+            let mut changed = signed.clone();
+            change(&mut changed);
+            assert_eq!(changed.verify(&key), Err(InvalidProgram::Signature), "{changed:?}");
+        }
+        let foreign = SignedProgram::sign("1.2.3".parse().unwrap(), "vax", b"program", &pair);
+        assert_eq!(foreign.verify(&key), Err(InvalidProgram::Target("vax".into())));
+    }
+
+    #[test]
+    fn keys_and_descriptions_parse_back() {
+        let key = ReleaseKey::of(&Ed25519KeyPair::generate().unwrap());
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for bad in ["", "AAAA", "not base64"] {
+            assert_eq!(bad.parse::<ReleaseKey>(), Err(InvalidReleaseKey));
+        }
+        let pair = Ed25519KeyPair::generate().unwrap();
+        let signed = SignedProgram::sign(Version::own(), TARGET, b"program", &pair);
+        let json = serde_json::to_string(&signed).unwrap();
+        assert_eq!(serde_json::from_str::<SignedProgram>(&json).unwrap(), signed);
+    }
+}
