@@ -8,7 +8,8 @@ use std::process::{Command, Output, Stdio};
 use crate::support::backend;
 use crate::support::caller::connect_to;
 use crate::support::prepared::about;
-use crate::support::process::{Running, gw_agent, gw_gateway};
+use crate::support::process::{Running, Served, gw_agent, gw_gateway, serve};
+use crate::support::successor::{admin, replace};
 
 const HOST: &str = "acme--api.eu1.gw.localhost";
 
@@ -19,6 +20,15 @@ fn init(folder: &Path) -> Command {
     command.arg("--config").arg(folder.join("gateway.toml")).arg("--data-dir").arg(folder.join("data"));
     command.stdin(Stdio::null()).env_remove("SUDO_USER");
     command
+}
+
+/// Whether `init` without `--serve` would install a service: as root, where systemd runs. The calling test must return.
+fn would_install() -> bool {
+    let would = rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").exists();
+    if would {
+        eprintln!("skipped: systemd runs; gateway/tests/packages boots a system for init");
+    }
+    would
 }
 
 /// Code and text of a process that has ended.
@@ -104,9 +114,7 @@ fn three_commands_relay_a_request() {
 
 #[test]
 fn a_repeated_init_changes_nothing_and_other_answers_are_refused() {
-    // As root on a machine with systemd it would install a service.
-    if rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").exists() {
-        eprintln!("skipped: systemd runs; gateway/tests/packages boots a system for init");
+    if would_install() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -131,4 +139,40 @@ fn a_repeated_init_changes_nothing_and_other_answers_are_refused() {
     assert_eq!(fs::read_to_string(&config).unwrap(), text);
     let (code, said) = with(&["--account", "acme", "--domain", "example.com", "--force"]);
     assert!(code == Some(0) && said.contains("gateway.toml: replaced.") && said.contains("certbot"), "{said}");
+}
+
+#[test]
+fn a_gateway_that_init_serves_can_be_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = init(folder.path());
+    command.args(["--account", "acme", "--serve"]).env("GW_LOG_FORMAT", "json").stdout(Stdio::null());
+    let Served { mut process, admin_address, log, .. } = serve(&mut command);
+    let successor = replace(process.id(), &log);
+    assert_eq!(process.exit_code(), Some(0));
+    // It does not set anything up again.
+    let arguments = fs::read_to_string(format!("/proc/{}/cmdline", successor.0)).unwrap();
+    let config = folder.path().join("gateway.toml");
+    let expected = format!("\0serve\0--config\0{}\0", config.display());
+    assert!(arguments.ends_with(&expected), "{arguments:?}");
+    assert_eq!(admin(admin_address, "/readyz").0, 200);
+    successor.stop();
+}
+
+#[test]
+fn an_account_of_a_running_gateway_is_created_by_its_api() {
+    if would_install() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = init(folder.path());
+    command.args(["--account", "acme", "--serve"]).env("GW_LOG_FORMAT", "json").stdout(Stdio::null());
+    let Served { process: _gateway, admin_address, log, .. } = serve(&mut command);
+    // Another configuration of the same records, with the port that the kernel has chosen.
+    let (config, data_dir, admin) =
+        (folder.path().join("other.toml"), folder.path().join("data"), admin_address.to_string());
+    let mut second = gw_gateway();
+    second.args(["init", "--account", "other", "--admin-listen", &admin, "--config"]).arg(config);
+    let (code, said) = end(&second.arg("--data-dir").arg(data_dir).stdin(Stdio::null()).output().unwrap());
+    assert!(code == Some(0) && said.contains("Created:\n  account          other"), "{said}");
+    log.find(|line| (line["action"] == "account.create").then_some(()));
 }
