@@ -7,6 +7,7 @@ pub mod admin_client;
 pub mod agent_releases;
 mod apex;
 pub mod auth;
+pub mod backup;
 mod client_address;
 pub mod clock;
 mod cluster;

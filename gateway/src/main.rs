@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         }
         Command::Serve { config, check } => serve(&config, check),
         Command::Doctor { config, json } => examine(config.as_deref(), json),
+        Command::Backup(arguments) => arguments.run(),
+        Command::Restore(arguments) => arguments.run(),
         Command::Region { command } => command.run(),
         Command::AgentProgram { command } => command.run(),
         #[cfg(feature = "demo")]

@@ -35,6 +35,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "http2",
             "connections",
             "members",
+            "backup",
             "control",
             "cluster",
             "http_server",

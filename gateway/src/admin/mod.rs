@@ -19,6 +19,7 @@ use axum::routing::get;
 use gw_shared::id::RequestId;
 use gw_shared::telemetry::metrics::exposition;
 use gw_shared::telemetry::trace::SpanCounts;
+use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
 use crate::control::{Actor, Control, ControlError, ReplayEdits};
@@ -42,6 +43,8 @@ pub(crate) struct Admin {
     /// The membership in a region of several nodes.
     pub(crate) region: Option<RegionInputs>,
     console: Arc<Console>,
+    /// One backup is made at a time.
+    backups: Arc<Semaphore>,
 }
 
 /// The work of a request panicked; the log has the details.
@@ -76,7 +79,8 @@ impl Admin {
         region: Option<RegionInputs>,
         port: u16,
     ) -> Self {
-        Self { control, request_log, spans, series, draining, region, console: Arc::new(Console::new(port)) }
+        let (console, backups) = (Arc::new(Console::new(port)), Arc::new(Semaphore::new(1)));
+        Self { control, request_log, spans, series, draining, region, console, backups }
     }
 
     /// Runs work on the control plane that may block on the disk.

@@ -16,6 +16,8 @@ use super::connection::AdminEndpoint;
 const BASE_PATH: &str = "/api/v1";
 /// Longer than any request to the API takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Longer than any backup takes.
+const BACKUP_WITHIN: Duration = Duration::from_hours(1);
 const ITEMS_PER_PAGE: usize = 500;
 /// Largest response body, in bytes; a page of records is far smaller.
 const BODY_MAX: u64 = 64 << 20;
@@ -50,6 +52,14 @@ pub(crate) enum ApiError {
     UnexpectedResponse { url: String, status: StatusCode },
     #[error("cannot parse the response of the gateway: {0}; check that it runs the same version")]
     Malformed(#[from] serde_json::Error),
+}
+
+impl ApiError {
+    /// Whether no process listens at the address.
+    pub(crate) fn is_connection_refused(&self) -> bool {
+        let Self::Unreachable { error, .. } = self else { return false };
+        matches!(&**error, ureq::Error::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
 }
 
 /// A captured body.
@@ -164,6 +174,17 @@ impl Api {
         Ok(Reply { status, text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
+    /// A backup of the gateway, which is read while it is made.
+    pub(crate) fn backup(&self) -> Result<impl io::Read, ApiError> {
+        let mut response = self.begin(Method::GET, "/backup", None, Some(BACKUP_WITHIN))?;
+        if !response.status().is_success() {
+            let status = response.status();
+            let bytes = self.read(&mut response)?;
+            return Err(self.refusal(status, &bytes));
+        }
+        Ok(response.into_body().into_reader())
+    }
+
     /// The response to a request; an error response becomes an error.
     fn ask(
         &self,
@@ -172,37 +193,11 @@ impl Api {
         body: Option<&Value>,
         timeout: Option<Duration>,
     ) -> Result<(StatusCode, HeaderMap, Vec<u8>), ApiError> {
-        let AdminEndpoint { address, token, token_source } = &self.endpoint;
-        let url = &address.url;
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{url}{BASE_PATH}{path}"))
-            .header(ACCEPT, "application/json")
-            .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
-        let sent = match body {
-            Some(body) => {
-                let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
-                request.map_err(ureq::Error::from).and_then(|request| self.run(request, timeout))
-            }
-            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, timeout)),
-        };
-        let answer = sent.and_then(|mut response| {
-            let bytes = response.body_mut().with_config().limit(BODY_MAX).read_to_vec()?;
-            Ok((response.status(), response.headers().clone(), bytes))
-        });
-        let (status, headers, bytes) = answer.map_err(|error| match address.explain(&error) {
-            Some(explanation) => ApiError::Tls(explanation),
-            None => ApiError::Unreachable { url: url.clone(), error: Box::new(error) },
-        })?;
-        if status == StatusCode::UNAUTHORIZED {
-            return Err(ApiError::Unauthorized { url: url.clone(), token_source: token_source.clone() });
-        }
-        if status == StatusCode::BAD_REQUEST && is_of_tls_listener(&bytes) {
-            return Err(ApiError::NotPlain { url: url.clone() });
-        }
+        let mut response = self.begin(method, path, body, timeout)?;
+        let bytes = self.read(&mut response)?;
+        let (status, headers) = (response.status(), response.headers().clone());
         if !status.is_success() {
-            return Err(serde_json::from_slice(&bytes)
-                .map_or_else(|_| ApiError::UnexpectedResponse { url: url.clone(), status }, ApiError::Refused));
+            return Err(self.refusal(status, &bytes));
         }
         if let Some(nodes) = headers.get("x-gw-pending-nodes").and_then(|value| value.to_str().ok()) {
             // The change is made. A failure to say so must not look like a failure to make it.
@@ -216,6 +211,55 @@ impl Api {
 }
 
 impl Api {
+    /// Sends a request, and returns the response with its body unread.
+    fn begin(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        timeout: Option<Duration>,
+    ) -> Result<http::Response<ureq::Body>, ApiError> {
+        let AdminEndpoint { address, token, .. } = &self.endpoint;
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{BASE_PATH}{path}", address.url))
+            .header(ACCEPT, "application/json")
+            .header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
+        let sent = match body {
+            Some(body) => {
+                let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
+                request.map_err(ureq::Error::from).and_then(|request| self.run(request, timeout))
+            }
+            None => request.body(()).map_err(ureq::Error::from).and_then(|request| self.run(request, timeout)),
+        };
+        sent.map_err(|error| self.unreachable(error))
+    }
+
+    fn read(&self, response: &mut http::Response<ureq::Body>) -> Result<Vec<u8>, ApiError> {
+        let read = response.body_mut().with_config().limit(BODY_MAX).read_to_vec();
+        read.map_err(|error| self.unreachable(error))
+    }
+
+    fn unreachable(&self, error: ureq::Error) -> ApiError {
+        let address = &self.endpoint.address;
+        match address.explain(&error) {
+            Some(explanation) => ApiError::Tls(explanation),
+            None => ApiError::Unreachable { url: address.url.clone(), error: Box::new(error) },
+        }
+    }
+
+    /// The error of a response without success.
+    fn refusal(&self, status: StatusCode, body: &[u8]) -> ApiError {
+        let AdminEndpoint { address, token_source, .. } = &self.endpoint;
+        let url = address.url.clone();
+        match status {
+            StatusCode::UNAUTHORIZED => ApiError::Unauthorized { url, token_source: token_source.clone() },
+            StatusCode::BAD_REQUEST if is_of_tls_listener(body) => ApiError::NotPlain { url },
+            _ => serde_json::from_slice(body)
+                .map_or_else(|_| ApiError::UnexpectedResponse { url, status }, ApiError::Refused),
+        }
+    }
+
     fn run(
         &self,
         request: Request<impl ureq::AsSendBody>,

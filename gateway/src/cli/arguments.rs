@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 use crate::cli::Administration;
 use crate::cli::agent_program::AgentProgramCommand;
+use crate::cli::backup::{BackupArguments, RestoreArguments};
 use crate::cli::init::InitArguments;
 use crate::cli::region::RegionCommand;
 
@@ -44,6 +45,10 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Make a backup of a single gateway, running or stopped.
+    Backup(BackupArguments),
+    /// Restore a backup into an empty data folder.
+    Restore(RestoreArguments),
     /// Regions of several nodes: set up, examine, move to and from PostgreSQL.
     Region {
         #[command(subcommand)]
@@ -168,6 +173,9 @@ mod tests {
             "gw-gateway agent revoke acme ag_0123456789abcdefghij",
             "gw-gateway signing-key rotate --immediately",
             "gw-gateway audit --account acme --limit 5 --config gateway.toml",
+            "gw-gateway backup --config gateway.toml backup.tar.zst --force",
+            "gw-gateway backup - --admin-url https://localhost:1 --admin-ca ca.pem",
+            "gw-gateway restore --config gateway.toml -",
             "gw-gateway init",
             "gw-gateway init --domain example.com --account acme --config gateway.toml --force --no-start",
             "gw-gateway region status --config gateway.toml --json",
@@ -193,6 +201,7 @@ mod tests {
             ("gw-gateway init --serve --no-start", ErrorKind::ArgumentConflict),
             ("gw-gateway demo --nodes 1", ErrorKind::ValueValidation),
             ("gw-gateway demo --nodes 10", ErrorKind::ValueValidation),
+            ("gw-gateway restore backup.tar.zst", ErrorKind::MissingRequiredArgument),
             ("gw-gateway region init", ErrorKind::MissingRequiredArgument),
             ("gw-gateway region export --config gateway.toml", ErrorKind::MissingRequiredArgument),
         ];

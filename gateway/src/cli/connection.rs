@@ -52,8 +52,21 @@ impl AdminConnection {
     }
 
     pub(crate) fn open(&self) -> Result<Output, Failure> {
-        let endpoint = self.endpoint(|name| std::env::var(name).ok())?;
-        Ok(Output::new(Api::new(endpoint), self.json))
+        Ok(Output::new(self.open_api()?, self.json))
+    }
+
+    pub(crate) fn open_api(&self) -> Result<Api, Failure> {
+        self.endpoint(|name| std::env::var(name).ok()).map(Api::new)
+    }
+
+    /// The configuration file, if one is named.
+    pub(crate) fn config_file(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// Whether JSON is wanted.
+    pub(crate) fn json(&self) -> bool {
+        self.json
     }
 
     fn endpoint(&self, environment: impl Fn(&str) -> Option<String>) -> Result<AdminEndpoint, Failure> {

@@ -9,6 +9,7 @@ mod agent;
 pub(crate) mod agent_program;
 mod api;
 mod audit;
+pub(crate) mod backup;
 mod caller_secret;
 mod connection;
 mod enrollment_token;

@@ -51,7 +51,7 @@ impl Control {
 
     /// Records in the audit log that a captured body of `request` is read. Must be called before the body is returned.
     pub(crate) fn note_body_read(&self, actor: &Actor, request: &RequestView, side: Side) -> Result<(), ControlError> {
-        self.note(actor, "request.read_body", request, json!({ "body": side }))
+        self.note_request(actor, "request.read_body", request, json!({ "body": side }))
     }
 
     /// Records a replay of `request` in the audit log, with the names of the edited parts.
@@ -68,24 +68,30 @@ impl Control {
             ("body", edits.body.is_some() || edits.body_base64.is_some()),
         ];
         let edited: Vec<&str> = edited.into_iter().filter_map(|(name, is_edited)| is_edited.then_some(name)).collect();
-        self.note(actor, "request.replay", request, json!({ "body": Side::Request, "edited": edited }))
+        self.note_request(actor, "request.replay", request, json!({ "body": Side::Request, "edited": edited }))
     }
 
-    fn note(
+    fn note_request(
         &self,
         actor: &Actor,
         action: &'static str,
         request: &RequestView,
         detail: serde_json::Value,
     ) -> Result<(), ControlError> {
-        let entry = AuditEntry {
-            at: Timestamp::now(),
-            actor: actor.to_string(),
-            action: action.into(),
-            account: AccountId::new(&request.account).ok(),
-            target: request.id.clone(),
-            detail,
-        };
+        self.note(actor, action, AccountId::new(&request.account).ok(), request.id.clone(), detail)
+    }
+
+    /// Adds an entry to the audit log about something that changes no record.
+    pub(super) fn note(
+        &self,
+        actor: &Actor,
+        action: &'static str,
+        account: Option<AccountId>,
+        target: String,
+        detail: serde_json::Value,
+    ) -> Result<(), ControlError> {
+        let at = Timestamp::now();
+        let entry = AuditEntry { at, actor: actor.to_string(), action: action.into(), account, target, detail };
         let mut store = self.store();
         for _ in 0..COMMIT_ATTEMPTS {
             let after = self.position();

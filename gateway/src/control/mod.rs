@@ -7,6 +7,7 @@
 mod account;
 mod agent;
 mod audit;
+mod backup;
 mod caller_secret;
 mod certificate;
 mod enrollment;

@@ -130,6 +130,8 @@ pub enum StoreError {
     Full,
     #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]
     NewerSchema { found: usize, known: usize },
+    #[error("store: the database is damaged: {0}")]
+    Damaged(String),
     #[error("store: a stored record cannot be read: {0}")]
     Corrupt(String),
     #[error("store: {0}")]

@@ -6,11 +6,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use gw_shared::id::AccountId;
-use rusqlite::{Connection, ErrorCode, TransactionBehavior, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
 
 use super::{
     AuditEntry, AuditQuery, Contents, History, NumberedEntry, Position, Records, Revision, Snapshot, Step, Store,
-    StoreError, document,
+    StoreError, StoredRecord, document,
 };
 use crate::clock::Timestamp;
 
@@ -140,20 +140,58 @@ impl SqliteStore {
     /// Writes `contents` into an empty database, in one transaction.
     pub fn fill(&mut self, contents: &Contents) -> Result<(), StoreError> {
         let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        for record in &contents.records {
-            let (kind, id) = document::key(&record.id());
-            transaction.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?.execute(params![
-                kind,
-                id,
-                document::write(record)?
-            ])?;
-        }
+        insert_records(&transaction, &contents.records)?;
         for NumberedEntry { number, entry } in &contents.audit {
             insert_entry(&transaction, Some(*number), entry)?;
         }
-        transaction.commit()?;
-        Ok(())
+        Ok(transaction.commit()?)
     }
+
+    /// As [`Self::fill`], with the audit log in pages up to an empty one.
+    pub(crate) fn fill_in_pages<E: From<StoreError>>(
+        &mut self,
+        records: &[StoredRecord],
+        mut next_page: impl FnMut() -> Result<Vec<NumberedEntry>, E>,
+    ) -> Result<(), E> {
+        let transaction = self.0.transaction_with_behavior(TransactionBehavior::Immediate);
+        let transaction = transaction.map_err(StoreError::from)?;
+        insert_records(&transaction, records)?;
+        loop {
+            let page = next_page()?;
+            if page.is_empty() {
+                return Ok(transaction.commit().map_err(StoreError::from)?);
+            }
+            for NumberedEntry { number, entry } in page {
+                insert_entry(&transaction, Some(number), &entry)?;
+            }
+        }
+    }
+
+    /// Checks the file of a database that another program may have changed: its pages, and that its schema runs nothing.
+    pub(crate) fn check(path: &Path) -> Result<(), StoreError> {
+        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+        if found != "ok" {
+            return Err(StoreError::Damaged(found));
+        }
+        let foreign = "SELECT type || ' ' || name FROM sqlite_schema WHERE type NOT IN ('table', 'index') LIMIT 1";
+        match connection.query_row(foreign, [], |row| row.get::<_, String>(0)).optional()? {
+            Some(found) => Err(StoreError::Damaged(format!("it has the {found}, which no gateway makes"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(), StoreError> {
+    for record in records {
+        let (kind, id) = document::key(&record.id());
+        connection.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3)")?.execute(params![
+            kind,
+            id,
+            document::write(record)?
+        ])?;
+    }
+    Ok(())
 }
 
 /// Appends an entry to the audit log, with the next number if `number` is `None`.

@@ -22,7 +22,8 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 25] = [
+const OTHERS: [&str; 27] = [
+    "age",
     "cat",
     "cd",
     "certbot",
@@ -43,6 +44,7 @@ const OTHERS: [&str; 25] = [
     "psql",
     "rm",
     "scp",
+    "set",
     "skopeo",
     "socat",
     "ssh",
@@ -244,9 +246,10 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 35] = [
+const NOT_RUN: [(&str, &str, &str); 36] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
+    ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
     ("docs/deployment.md", "sudo gw-gateway init", "systemd; gateway/tests/packages boots it"),
     ("docs/deployment.md", "sudo certbot", "a certificate authority"),
     ("docs/deployment.md", "ssh -L", "another machine"),

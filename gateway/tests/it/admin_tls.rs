@@ -101,6 +101,9 @@ fn commands_verify_the_listener_and_say_what_to_do() {
     let (ca, url) = (prepared.path("ca.crt"), format!("https://{admin_address}"));
     assert_eq!(run(prepared.command().args(["--admin-url", &url, "--admin-ca"]).arg(&ca)), done());
     assert_eq!(run(prepared.command().env("GW_ADMIN_URL", &url).env("GW_ADMIN_CA", &ca)), done());
+    let mut backup = gw_gateway();
+    backup.arg("backup").arg(prepared.path("backup.tar.zst")).args(["--admin-url", &url, "--admin-ca"]).arg(&ca);
+    assert_eq!(run(backup.arg("--admin-token-file").arg(prepared.path("data/admin.token"))), done());
 
     let refused = |url: &str, ca: Option<&Path>, expected: &[&str]| {
         let mut command = prepared.command();

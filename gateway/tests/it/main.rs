@@ -12,6 +12,7 @@ mod agent_processes;
 mod agent_proxy;
 mod agent_responses;
 mod backend_transports;
+mod backups;
 mod caller_abuse;
 mod certificates;
 mod cli_commands;

@@ -80,6 +80,9 @@ fn a_change_at_one_node_applies_at_all_nodes() {
         let read = |node: &Node| fs::read(node.data_dir.join(file)).unwrap();
         assert_eq!(read(&first), read(&second), "{file}");
     }
+    // A backup of a node would lack the records.
+    let token = fs::read_to_string(first.data_dir.join("admin.token")).unwrap();
+    assert_eq!(administer_at(first.gateway.admin_address(), token.trim(), "GET", "/backup", "").0, 409);
     let backend = HeldBackend::start();
     setup::service(first.gateway.control(), "demo", "echo");
     let (key_id, key) = setup::service_key(first.gateway.control(), "demo", &["echo"]);

@@ -4,6 +4,7 @@
 mod accounts;
 mod agents;
 mod audit_log;
+mod backup;
 mod caller_secrets;
 mod enrollment_tokens;
 mod region;
@@ -65,6 +66,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(agents::routes())
         .merge(signing_keys::routes())
         .merge(audit_log::routes())
+        .merge(backup::routes())
         .merge(requests::routes())
         .merge(requests::replay_routes().layer(DefaultBodyLimit::max(REPLAY_MAX)))
         .merge(series::routes())

@@ -1,0 +1,134 @@
+//! Making a backup: a copy of the records and of the audit log as of one revision, and the secrets beside the database.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use gw_shared::files;
+use zeroize::Zeroizing;
+
+use super::archive::Writer;
+use super::{BackupError, DATABASE, FORMAT, IN_POSTGRES, MANIFEST, Manifest};
+use crate::clock::Timestamp;
+use crate::config::{Config, StoreSettings};
+use crate::control::{Actor, Control, ControlError, SHARED_SECRETS};
+use crate::store::{AuditQuery, NumberedEntry, Snapshot, SqliteStore, Store, StoreSource};
+
+/// Folder in the data folder for the copy of the database while a backup is made.
+const STAGING: &str = "backup.partial";
+/// Entries of the audit log that are read at once. Changes wait meanwhile.
+const PAGE: usize = 1_000;
+
+/// Everything that a backup contains. The copy of the database is deleted with it.
+pub struct PreparedBackup {
+    staging: Staging,
+    manifest: Manifest,
+    created_at: Timestamp,
+    /// Names and contents.
+    secrets: Vec<(&'static str, Zeroizing<Vec<u8>>)>,
+}
+
+/// Adds the path to an error.
+fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Folder that is deleted on drop.
+struct Staging(PathBuf);
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::warn!(%error, folder = %self.0.display(), "cannot delete the copy of the database");
+        }
+    }
+}
+
+/// Prepares a backup of a running gateway. Changes go on meanwhile, and later ones are not in it. Ends early when
+/// `is_cancelled`.
+pub(crate) fn of_running(control: &Control, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, ControlError> {
+    let data_dir = control.data_dir().ok_or_else(|| ControlError::Conflict(IN_POSTGRES.to_owned()))?;
+    let snapshot = control.begin_backup(&Actor::Admin)?;
+    PreparedBackup::new(data_dir, control.region().apex(), snapshot, |before| {
+        if is_cancelled() { Err(ControlError::Stopping) } else { control.audit_before(before, PAGE) }
+    })
+}
+
+/// Prepares a backup of the data folder of a stopped gateway.
+pub fn of_folder(config: &Config) -> Result<PreparedBackup, BackupError> {
+    if matches!(config.store, StoreSettings::Postgres(_)) {
+        return Err(BackupError::InPostgres);
+    }
+    let mut store = SqliteStore::open_existing(&StoreSource::sqlite_in(&config.data_dir))?;
+    let snapshot = store.load()?;
+    let prepared = PreparedBackup::new(&config.data_dir, config.region.apex(), snapshot, |before| {
+        let query = AuditQuery { account: None, before: Some(before), limit: PAGE };
+        store.audit_log(&query).map_err(ControlError::from)
+    });
+    prepared.map_err(|error| match error {
+        ControlError::Store(error) => error.into(),
+        error => BackupError::file(&config.data_dir)(io::Error::other(error)),
+    })
+}
+
+impl PreparedBackup {
+    /// `audit` returns entries with a lower number than its argument, the newest first.
+    fn new(
+        data_dir: &Path,
+        apex: &str,
+        snapshot: Snapshot,
+        mut audit: impl FnMut(i64) -> Result<Vec<NumberedEntry>, ControlError>,
+    ) -> Result<Self, ControlError> {
+        let staging = data_dir.join(STAGING);
+        if staging.exists() {
+            // Left by a process that ended during a backup.
+            fs::remove_dir_all(&staging).map_err(at(&staging))?;
+        }
+        files::create_private_dir(&staging).map_err(at(&staging))?;
+        let staging = Staging(staging);
+        let revision = snapshot.position.revision.0;
+        let mut copy = SqliteStore::open(&staging.0.join(DATABASE))?;
+        let mut before = revision.saturating_add(1);
+        copy.fill_in_pages(&snapshot.records.into_vec(), || {
+            let page = audit(before)?;
+            before = page.last().map_or(before, |oldest| oldest.number);
+            Ok::<_, ControlError>(page)
+        })?;
+        // Moves the write-ahead log into the database.
+        drop(copy);
+        let mut secrets = Vec::new();
+        for secret in &SHARED_SECRETS {
+            if secret.read_if_there(data_dir)?.is_some() {
+                for file in secret.files {
+                    secrets.push((*file, Zeroizing::new(files::read_text(&data_dir.join(file))?.into_bytes())));
+                }
+            }
+        }
+        let created_at = Timestamp::now();
+        let manifest = Manifest {
+            format: FORMAT,
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            region: apex.to_owned(),
+            created_at: created_at.to_string(),
+            revision,
+        };
+        Ok(Self { staging, manifest, created_at, secrets })
+    }
+
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Writes the archive.
+    pub fn write(&self, out: impl Write) -> io::Result<()> {
+        let mut writer = Writer::begin(out, u64::try_from(self.created_at.0).unwrap_or(0))?;
+        let manifest = serde_json::to_vec(&self.manifest)?;
+        writer.add(MANIFEST, manifest.len() as u64, &manifest[..])?;
+        for (name, contents) in &self.secrets {
+            writer.add(name, contents.len() as u64, &contents[..])?;
+        }
+        let database = File::open(self.staging.0.join(DATABASE))?;
+        writer.add(DATABASE, database.metadata()?.len(), database)?;
+        writer.finish()
+    }
+}

@@ -1,0 +1,67 @@
+//! Backups of a single gateway: one archive of the database, the certificate authorities and the admin token. A running
+//! gateway makes it itself, because it has its database exclusively; the folder of a stopped one is read directly.
+
+mod archive;
+mod create;
+mod restore;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::create::of_running;
+pub use self::create::{PreparedBackup, of_folder};
+pub use self::restore::{Restored, restore};
+use crate::store::StoreError;
+
+/// Version of the archive's contents.
+const FORMAT: u32 = 1;
+/// The first file of an archive: what it is a backup of.
+const MANIFEST: &str = "backup.json";
+/// The database, in the archive and in the data folder.
+const DATABASE: &str = "gw.sqlite";
+/// What to do for a region on PostgreSQL.
+pub(crate) const IN_POSTGRES: &str = "the records of this region are in PostgreSQL: back up its database with pg_dump, and keep the region key apart from \
+     it (docs/region.md, section Backup)";
+
+/// What an archive is a backup of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    format: u32,
+    /// Version of the program that has made it.
+    program: String,
+    /// `{region}.{domain}`, which certificates and tokens contain.
+    pub region: String,
+    /// RFC 3339.
+    pub created_at: String,
+    /// Number of the last change in it.
+    pub revision: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error("{IN_POSTGRES}")]
+    InPostgres,
+    #[error("{}: {error}", path.display())]
+    File { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]
+    NotEmpty { path: PathBuf, entry: String },
+    #[error("the archive is damaged or incomplete: {0}; nothing was restored, use another backup")]
+    Damaged(io::Error),
+    #[error("this is no backup of a gateway: {0}; nothing was restored")]
+    Refused(String),
+    #[error("the backup is of the region {found}, and the configuration is of {configured}; nothing was restored")]
+    OtherRegion { found: String, configured: String },
+}
+
+impl BackupError {
+    fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |error| Self::File { path, error }
+    }
+}

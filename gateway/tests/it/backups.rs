@@ -1,0 +1,246 @@
+//! `gw-gateway backup` and `gw-gateway restore`.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use serde_json::json;
+
+use crate::support::backend;
+use crate::support::eventually;
+use crate::support::prepared::Prepared;
+use crate::support::process::{Served, config_text, gw_gateway};
+use crate::support::programs;
+
+/// Exit code, standard output and standard error.
+fn run(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn backup(connection: &[&str], file: &Path) -> Command {
+    let mut command = gw_gateway();
+    command.arg("backup").args(connection).arg(file);
+    command
+}
+
+/// Writes a configuration with the data folder `name` beside it.
+fn config(prepared: &Prepared, name: &str) -> PathBuf {
+    let path = prepared.path(&format!("{name}.toml"));
+    fs::write(&path, config_text(&prepared.path(name), 0).replace("127.0.0.1:0\"\nworkers", "127.0.0.1:1\"\nworkers"))
+        .unwrap();
+    path
+}
+
+fn restore(config: &Path, file: &Path) -> (i32, String, String) {
+    run(gw_gateway().arg("restore").arg("--config").arg(config).arg(file))
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_backup_under_load_is_restored_to_a_gateway_with_the_same_agent_and_key() {
+    let prepared = Prepared::new();
+    let backend = backend::answering("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+    let (Served { process, address, admin_address, .. }, agent) = prepared.start(&backend);
+    let create = |admin, number: usize| {
+        prepared.administer(admin, "POST", "/accounts", &json!({ "id": format!("load{number}") }))
+    };
+    let file = prepared.path("backup.tar.zst");
+    let url = format!("http://{admin_address}");
+    let token = prepared.path("data/admin.token");
+    let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
+    let (created, relayed, is_done) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+    let (before, after) = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                assert_eq!(create(admin_address, created.load(Ordering::Relaxed)), 201);
+                created.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        scope.spawn(|| {
+            let mut caller = prepared.connect(address);
+            while !is_done.load(Ordering::Relaxed) {
+                caller.send(prepared.get("/"));
+                assert_eq!(caller.response().status, 200);
+                relayed.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let progress = |than: usize| {
+            eventually("changes and requests go on", || {
+                let [created, relayed] = [&created, &relayed].map(|count| count.load(Ordering::Relaxed));
+                (created > than && relayed > than).then_some(created)
+            })
+        };
+        let before = progress(5);
+        let (code, out, err) = run(&mut backup(&connection, &file));
+        let after = created.load(Ordering::Relaxed);
+        progress(after + 5);
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(code, 0, "{out}{err}");
+        (before, after)
+    });
+    assert_eq!(mode(&file), 0o600);
+    let size = fs::metadata(&file).unwrap().len();
+    let (code, _, message) = run(&mut backup(&connection, &file));
+    assert!(code == 2 && message.contains("exists; give another name, or --force"), "{message}");
+    let (code, out, err) = run(backup(&connection, &file).args(["--force", "--json"]));
+    assert_eq!(code, 0, "{err}");
+    let told: serde_json::Value = out.parse().unwrap();
+    assert_eq!(told["bytes"], fs::metadata(&file).unwrap().len());
+    assert!(told["bytes"].as_u64().unwrap() >= size / 2);
+    // The same from standard output.
+    let piped = prepared.path("piped.tar.zst");
+    let mut command = backup(&connection, Path::new("-"));
+    assert!(command.stdout(File::create(&piped).unwrap()).status().unwrap().success());
+
+    // Nothing of the first gateway is left but the backup, and the trusted authority of callers.
+    let last = created.load(Ordering::Relaxed);
+    drop((agent, process));
+    assert_eq!(names(&prepared.path("data")).iter().filter(|name| name.ends_with(".partial")).count(), 0);
+    let restored = config(&prepared, "restored");
+    let (code, out, err) = restore(&restored, &piped);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.starts_with("Restored ") && out.contains("eu1.gw.localhost"), "{out}");
+    let folder = prepared.path("restored");
+    assert_eq!(
+        names(&folder),
+        ["admin.token", "agent-ca.crt", "agent-ca.key", "dev-ca.crt", "dev-ca.key", "gw.sqlite"]
+    );
+    assert_eq!(mode(&folder), 0o700);
+    assert!(names(&folder).iter().all(|name| mode(&folder.join(name)) == 0o600));
+    let (code, _, message) = restore(&restored, &piped);
+    assert!(code == 2 && message.contains("is not empty: it has "), "{message}");
+
+    let served = prepared.serve_with(&config_text(&folder, 0));
+    let _agent = prepared.run_agent(served.address.port(), &backend);
+    prepared.wait_for_tunnel(served.address);
+    let mut caller = prepared.connect(served.address);
+    caller.send(prepared.get("/"));
+    assert_eq!(caller.response().status, 200);
+    // 200: the account exists. The last backup has all accounts; the admin token is the same.
+    assert_eq!(create(served.admin_address, last - 1), 200);
+    assert_eq!(create(served.admin_address, last), 201);
+
+    // The first backup has everything that was answered before it began, and nothing from after its end.
+    assert!(before <= after);
+}
+
+#[test]
+fn changes_answered_before_a_backup_are_in_it() {
+    let prepared = Prepared::new();
+    let served = prepared.serve_with(&prepared.config());
+    let create = |admin, id: &str| prepared.administer(admin, "POST", "/accounts", &json!({ "id": id }));
+    assert_eq!(create(served.admin_address, "before"), 201);
+    let (url, file) = (format!("http://{}", served.admin_address), prepared.path("backup.tar.zst"));
+    let token = prepared.path("data/admin.token");
+    let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
+    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
+    assert_eq!(create(served.admin_address, "later"), 201);
+    drop(served);
+    assert_eq!(restore(&config(&prepared, "restored"), &file).0, 0);
+    let served = prepared.serve_with(&config_text(&prepared.path("restored"), 0));
+    assert_eq!(create(served.admin_address, "before"), 200);
+    assert_eq!(create(served.admin_address, "later"), 201);
+    let url = format!("http://{}", served.admin_address);
+    let mut audit = gw_gateway();
+    audit.args(["audit", "--json", "--admin-url", &url, "--admin-token-file", token.to_str().unwrap()]);
+    let audit: serde_json::Value = run(&mut audit).1.parse().unwrap();
+    let actions: Vec<&str> =
+        audit["items"].as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
+    assert_eq!(actions[..3], ["account.create", "backup.create", "account.create"]);
+}
+
+#[test]
+fn a_stopped_gateway_is_backed_up_and_damaged_archives_are_refused() {
+    let prepared = Prepared::new();
+    let config_of = |name: &str| config(&prepared, name);
+    let file = prepared.path("backup.tar.zst");
+    let (code, _, err) = run(&mut backup(&["--config", config_of("data").to_str().unwrap()], &file));
+    assert_eq!(code, 0, "{err}");
+    let whole = fs::read(&file).unwrap();
+    let target = config_of("target");
+    let refused = |bytes: &[u8], expected: &str| {
+        let broken = prepared.path("broken");
+        fs::write(&broken, bytes).unwrap();
+        let (code, _, message) = restore(&target, &broken);
+        assert!(code == 1 && message.contains(expected), "{message}");
+        assert!(!prepared.path("target").exists());
+    };
+    for length in [0, 10, whole.len() / 2, whole.len() - 1] {
+        refused(&whole[..length], "the archive is damaged or incomplete");
+    }
+    for at in [whole.len() / 4, whole.len() / 2, whole.len() * 3 / 4, whole.len() - 1] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        refused(&flipped, "nothing was restored");
+    }
+    refused(b"not an archive at all", "the archive is damaged or incomplete");
+    let text = fs::read_to_string(&target).unwrap();
+    fs::write(&target, text.replace("eu1", "eu2")).unwrap();
+    refused(&whole, "is of the region eu1.gw.localhost, and the configuration is of eu2.gw.localhost");
+    fs::write(&target, text).unwrap();
+
+    // From standard input.
+    let mut command = gw_gateway();
+    command.args(["restore", "-", "--config"]).arg(&target).stdin(Stdio::from(File::open(&file).unwrap()));
+    let (code, _, err) = run(&mut command);
+    assert_eq!(code, 0, "{err}");
+    let served = prepared.serve_with(&config_text(&prepared.path("target"), 0));
+    drop(served);
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_file_and_is_named() {
+    let prepared = Prepared::new();
+    let config = config(&prepared, "data");
+    let connection = ["--config", config.to_str().unwrap()];
+    let mut command = backup(&connection, Path::new("-"));
+    let full = command.stdout(File::create("/dev/full").unwrap()).stderr(Stdio::piped()).output().unwrap();
+    let message = String::from_utf8(full.stderr).unwrap();
+    assert!(full.status.code() == Some(1) && message.contains("standard output: No space left"), "{message}");
+    if !programs::usable(&["unshare"]) {
+        return;
+    }
+    // Secrets, so that the archive does not become smaller than a page.
+    let served = prepared.serve_with(&prepared.config());
+    for _ in 0..64 {
+        let key = json!({ "allowed_services": ["echo"] });
+        assert_eq!(prepared.administer(served.admin_address, "POST", "/accounts/demo/service-keys", &key), 201);
+    }
+    drop(served);
+    // File systems of one page in a namespace: for the file of the backup, and for the data folder of a restore.
+    let small = prepared.path("small");
+    fs::create_dir(&small).unwrap();
+    let on_small_disk = |arguments: &[&Path]| {
+        let script =
+            r#"mount -t tmpfs -o size=4k,mode=700 none "$1" && shift && "$@"; code=$?; ls -A "$0"; exit $code"#;
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).arg(&small).arg(&small);
+        run(command.arg(gw_gateway().get_program()).args(arguments))
+    };
+    let (code, left, message) =
+        on_small_disk(&[Path::new("backup"), Path::new("--config"), &config, &small.join("file")]);
+    assert!(code == 1 && message.contains("file: No space left"), "{message}");
+    assert_eq!(left, "");
+
+    let file = prepared.path("backup.tar.zst");
+    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
+    let target = self::config(&prepared, "small");
+    let (code, left, message) = on_small_disk(&[Path::new("restore"), Path::new("--config"), &target, &file]);
+    assert!(code == 1 && message.contains("No space left"), "{message}");
+    assert_eq!(left, "");
+}
