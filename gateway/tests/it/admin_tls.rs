@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gw_gateway::admin_client::AdminAddress;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use time::OffsetDateTime;
 
 use crate::console::browser::Browser;
 use crate::support::process::{Served, config_text, gw_gateway, serve, serve_command};
@@ -33,7 +34,7 @@ impl Prepared {
         let authority = params.self_signed(&key).unwrap().pem();
         let prepared = Self { folder: tempfile::tempdir().unwrap(), issuer: Issuer::new(params, key), authority };
         fs::write(prepared.path("ca.crt"), &prepared.authority).unwrap();
-        prepared.issue((2100, 1, 1), "");
+        prepared.issue(36_500);
         let text = format!(
             "{}admin_tls_certificate = {:?}\nadmin_tls_key = {:?}\n",
             config_text(&prepared.path("data"), 0),
@@ -48,14 +49,15 @@ impl Prepared {
         self.folder.path().join(name)
     }
 
-    /// Writes a new certificate, followed by `chain`, and its key.
-    fn issue(&self, (year, month, day): (i32, u8, u8), chain: &str) {
+    /// Writes a new certificate of this lifetime and its key. Returns its expiry, in seconds since the Unix epoch.
+    fn issue(&self, days: i64) -> String {
         let mut params = CertificateParams::new(NAMES.map(str::to_owned)).unwrap();
-        params.not_after = date_time_ymd(year, month, day);
+        params.not_after = OffsetDateTime::now_utc() + time::Duration::days(days);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        fs::write(self.path("admin.crt"), certificate + chain).unwrap();
+        fs::write(self.path("admin.crt"), certificate).unwrap();
         fs::write(self.path("admin.key"), key.serialize_pem()).unwrap();
+        params.not_after.unix_timestamp().to_string()
     }
 
     fn serve(&self) -> Served {
@@ -185,12 +187,12 @@ fn the_console_sets_secure_cookies() {
 fn a_reload_replaces_the_certificate_and_keeps_it_on_errors() {
     let prepared = Prepared::new();
     let Served { process: gateway, admin_address, log, .. } = prepared.serve();
-    // 2100-01-01 is later than the expiry of the development certificate of callers.
-    let of_callers = prepared.expiry(admin_address);
-    prepared.issue((2027, 1, 1), "");
+    // Earlier than the expiry of the development certificate of callers, which is the first until then.
+    let before = prepared.expiry(admin_address);
+    let expiry = prepared.issue(30);
+    assert_ne!(before, expiry);
     gateway.signal("HUP");
-    eventually("the new certificate", || (prepared.expiry(admin_address) == "1798761600").then_some(()));
-    assert_ne!(of_callers, "1798761600");
+    eventually("the new certificate", || (prepared.expiry(admin_address) == expiry).then_some(()));
     for (file, text, expected) in
         [("admin.key", "not a key", "admin_tls_key: "), ("admin.crt", "nothing", "admin_tls_certificate: ")]
     {
@@ -199,7 +201,7 @@ fn a_reload_replaces_the_certificate_and_keeps_it_on_errors() {
         let error = log.find(|line| line["error"].as_str().map(str::to_owned));
         assert!(error.contains(expected) && error.contains(file), "{error}");
     }
-    assert_eq!(prepared.expiry(admin_address), "1798761600");
+    assert_eq!(prepared.expiry(admin_address), expiry);
     // A check and a start name the mistakes.
     for arguments in [&["--check"][..], &[]] {
         let (code, message) =
@@ -214,11 +216,11 @@ fn a_successor_serves_the_listener_with_tls() {
     let prepared = Prepared::new();
     let Served { mut process, admin_address, log, .. } = prepared.serve();
     assert_eq!(prepared.get(admin_address, "/readyz").0, 200);
-    prepared.issue((2027, 1, 1), "");
+    let expiry = prepared.issue(30);
     let successor = replace(process.id(), &log);
     assert_eq!(process.exit_code(), Some(0));
     assert_eq!(prepared.get(admin_address, "/readyz").0, 200);
-    assert_eq!(prepared.expiry(admin_address), "1798761600");
+    assert_eq!(prepared.expiry(admin_address), expiry);
     successor.stop();
 }
 
