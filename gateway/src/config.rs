@@ -18,6 +18,7 @@ use crate::memory::process;
 use crate::rate::Rate;
 use crate::region::Isolation;
 use crate::store::{PostgresSettings, PostgresUrlError};
+use crate::telemetry::request_log::AccessLogTarget;
 use crate::telemetry::request_log::archive::ArchiveSettings;
 use crate::tls::certificate::{self, PairKeys};
 use crate::tls::{CertificateFiles, CertificateSource};
@@ -69,6 +70,8 @@ pub struct Config {
     pub relay_memory: usize,
     pub drain: Duration,
     pub log_format: LogFormat,
+    /// Where every request is written as a line of JSON; `None` without an access log.
+    pub access_log: Option<AccessLogTarget>,
     /// Where the request log is copied to; `None` if it is kept on this node only.
     pub archive: Option<ArchiveSettings>,
     /// `None` without a collector of spans.
@@ -136,6 +139,7 @@ impl Config {
             relay_memory: process::default_relay_memory(),
             drain: limits::DRAIN,
             log_format: LogFormat::default(),
+            access_log: None,
             archive: None,
             traces: None,
         }
@@ -215,6 +219,7 @@ impl Config {
         let signing_key_days = keys.integer("signing_key_days", 0..=3650);
         let relay_memory = keys.integer("relay_memory_mib", 16..=16_777_216);
         let drain = keys.integer("drain_seconds", 0..=86_400);
+        let access_log = AccessLogTarget::take(&mut keys);
         let archive = ArchiveSettings::take(&mut keys);
         let traces = trace::Settings::take(&mut keys);
         if matches!(store, Some(StoreSettings::Postgres(_))) && region_key.is_none() {
@@ -269,6 +274,7 @@ impl Config {
             relay_memory: relay_memory.map_or(defaults.relay_memory, |mib: usize| mib << 20),
             drain: drain.map_or(defaults.drain, Duration::from_secs),
             log_format: log_format.unwrap_or(defaults.log_format),
+            access_log,
             archive,
             traces,
             ..defaults
@@ -432,7 +438,18 @@ mod tests {
         assert_eq!(config.signing_key_rotation, Some(Duration::from_secs(30 * 86_400)));
         assert_eq!((config.drain, config.log_format), (Duration::from_secs(30), LogFormat::Text));
         assert!(config.relay_memory > 0);
-        assert_eq!(config.traces, None);
+        assert_eq!((config.traces, config.access_log), (None, None));
+    }
+
+    #[test]
+    fn the_access_log_is_off_on_standard_output_or_a_file() {
+        let access_log =
+            |value: &str| parse(&format!("{MINIMAL}access_log = \"{value}\"\n")).map(|config| config.access_log);
+        assert_eq!(access_log("off"), Ok(None));
+        assert_eq!(access_log("/var/log/a.jsonl"), Ok(Some(AccessLogTarget::File("/var/log/a.jsonl".into()))));
+        for value in ["stdoutt", "a.jsonl", ""] {
+            assert!(access_log(value).unwrap_err().0[0].starts_with("access_log: "), "{value}");
+        }
     }
 
     #[test]
@@ -445,7 +462,7 @@ mod tests {
                      token_requests_per_minute = 1\nenrollment_requests_per_minute = 2\nauth_failures_per_minute = 1000000\n\
                      new_connections_per_minute = 3\nconnections_per_address = 4\n\
                      agent_mtls = false\nagent_certificate_hours = 2\ntoken_lifetime_seconds = 60\nsigning_key_days = 0\n\
-                     drain_seconds = 0\nrelay_memory_mib = 16\n\
+                     drain_seconds = 0\nrelay_memory_mib = 16\naccess_log = \"stdout\"\n\
                      [traces]\nendpoint = \"https://c:4318\"\nsample_ratio = 1\n";
         let config = parse(&format!("{MINIMAL}{given}")).unwrap();
         assert_eq!((config.listen.port(), config.admin_listen.port(), config.workers), (8443, 1, 5));
@@ -466,6 +483,7 @@ mod tests {
         assert_eq!(config.agent_certificate_lifetime, Duration::from_secs(7200));
         assert_eq!((config.token_lifetime, config.signing_key_rotation), (Duration::from_secs(60), None));
         assert_eq!((config.drain, config.relay_memory), (Duration::ZERO, 16 * 1024 * 1024));
+        assert_eq!(config.access_log, Some(AccessLogTarget::Stdout));
         let traces = config.traces.unwrap();
         assert_eq!((traces.endpoint.as_str(), traces.sample_ratio), ("https://c:4318/v1/traces", 1.0));
     }

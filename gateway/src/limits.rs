@@ -125,6 +125,10 @@ pub(crate) const LOG_QUEUE_BYTES: usize = 64 * MIB;
 pub(crate) const LOG_QUEUE_RECORDS: usize = 128 * KIB;
 /// Batches that wait for that thread.
 pub(crate) const LOG_QUEUE_BATCHES: usize = 8 * KIB;
+/// Bytes of records that wait for the thread of the access log. More are dropped and counted.
+pub(crate) const ACCESS_LOG_QUEUE_BYTES: usize = 32 * MIB;
+/// Time at a stop for the last lines of the access log, whose reader may have stopped.
+pub(crate) const ACCESS_LOG_END: Duration = Duration::from_secs(2);
 
 /// Descriptors reserved for listeners, rings, the store and logs.
 pub(crate) const RESERVED_DESCRIPTORS: u64 = 128;

@@ -294,6 +294,7 @@ fn request_log(out: &mut Exposition, stats: &LogStats) {
     let bytes = "Memory of the records in the queue of the request log.";
     out.single("gw_request_log_queued_bytes", Kind::Gauge, bytes, stats.queued_bytes);
     stats.archive.write(out);
+    stats.access_log.write(out);
 }
 
 fn spans(out: &mut Exposition, counts: &SpanCounts) {

@@ -60,6 +60,26 @@ pub enum Principal {
     Admin,
 }
 
+impl Principal {
+    /// Name of the mode of authentication, as records have it.
+    pub(crate) fn mode(&self) -> &'static str {
+        match self {
+            Self::Client(_) => "jwt",
+            Self::ServiceKey(_) => "service_key",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// Client id or key id.
+    pub(crate) fn id(&self) -> Option<&str> {
+        match self {
+            Self::Client(id) => Some(id.as_str()),
+            Self::ServiceKey(id) => Some(id.as_str()),
+            Self::Admin => None,
+        }
+    }
+}
+
 /// The inputs of authentication besides the request.
 pub struct Checks<'a, Now, MayVerify> {
     pub directory: &'a Directory,

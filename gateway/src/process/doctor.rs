@@ -1,6 +1,7 @@
 //! `gw-gateway doctor`: checks whether this configuration works on this machine, and whether callers and agents can
 //! reach it. Does not disturb a running gateway. Changes nothing, but for an object in the archive that it deletes again.
 
+mod access_log;
 mod archive;
 pub(super) mod store;
 
@@ -18,6 +19,7 @@ use crate::config::{Config, StoreSettings};
 use crate::hostname::Region;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
+use crate::telemetry::request_log::AccessLogTarget;
 use crate::tls::certificate::{self, PairKeys, TENANT, Validity};
 use crate::tls::{CertificateFiles, CertificateSource};
 
@@ -86,6 +88,9 @@ fn configured(out: &mut Examination, file: &Path, config: &Config) {
     machine::folder(out, "data_dir", &config.data_dir);
     if let StoreSettings::Postgres(settings) = &config.store {
         store::examine(out, config, settings);
+    }
+    if let Some(AccessLogTarget::File(path)) = &config.access_log {
+        access_log::examine(out, path);
     }
     if let Some(settings) = &config.archive {
         archive::examine(out, config, settings);
@@ -384,6 +389,12 @@ mod tests {
             ("names of tenants", Verdict::Ok),
         ] {
             assert_eq!(found.get(check), Some(&verdict), "{check}: {found:?}");
+        }
+        for (path, verdict) in
+            [(folder.path().join("access.jsonl"), Verdict::Ok), ("/nowhere/a".into(), Verdict::Failed)]
+        {
+            std::fs::write(&file, format!("{minimal}{ports}access_log = \"{}\"\n", path.display())).unwrap();
+            assert_eq!(verdicts(|out| *out = examine())["access_log"], verdict);
         }
         std::fs::write(&file, "region = 7\ncolour = 1\n").unwrap();
         let out = examine();

@@ -168,7 +168,8 @@ impl Gateway {
     ) -> Result<(Self, Option<trace::SpanDestination>), StartError> {
         let control = Arc::new(Control::open(config, peers.clone())?);
         let masker = Masker::new([control.admin_token()]);
-        let request_log = Arc::new(RequestLog::open_masking(&config.data_dir.join("requests"), masker.clone())?);
+        let requests = config.data_dir.join("requests");
+        let request_log = Arc::new(RequestLog::open_with(&requests, masker.clone(), config.access_log.as_ref())?);
         if let (Some(settings), Some(key), None) = (&config.archive, &config.region_key, config.peer_listen) {
             // In a region of several nodes it starts when the node has its slot.
             request_log.archive_to(settings, &RegionKey::load(key)?, config.region.apex(), NodeSlot::default())?;
@@ -323,7 +324,9 @@ impl Gateway {
         self.exporter.as_ref().map(Exporter::counts)
     }
 
-    pub(super) fn reload_certificates(&self) {
+    /// Reads the certificates again, and opens the access log again.
+    pub(super) fn reload(&self) {
+        self.request_log.reopen_access_log();
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),
             Err(error) => tracing::error!(%error, "cannot reload a certificate: the old one stays in use"),

@@ -48,7 +48,7 @@ impl Signals {
     }
 
     /// Runs `gateway` until SIGTERM or SIGINT, or until `program` has taken over after SIGUSR2, then drains it. A
-    /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates. Notifies systemd
+    /// further SIGTERM or SIGINT ends the drain at once. SIGHUP reloads the certificates and reopens the access log. Notifies systemd
     /// (sd_notify(3)).
     pub fn run(self, mut gateway: Gateway, program: Option<&Program>) -> io::Result<()> {
         let Self { runtime, mut streams } = self;
@@ -93,7 +93,7 @@ impl Streams {
                 () = left => SignalAction::Left,
             };
             match action {
-                SignalAction::Reload => gateway.reload_certificates(),
+                SignalAction::Reload => gateway.reload(),
                 SignalAction::Stop => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping after running requests; a second signal aborts them");

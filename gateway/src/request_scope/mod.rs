@@ -34,6 +34,8 @@ pub(crate) struct Observers {
     pub(crate) ids: Rc<RequestIds>,
     pub(crate) counters: Rc<Counters>,
     pub(crate) recorder: RefCell<Recorder>,
+    /// There is an access log, which has every request.
+    pub(crate) records_all: bool,
     pub(crate) capture_budget: Rc<CaptureBudget>,
     /// Bounds the records of apex requests that did not authenticate.
     pub(crate) apex_records: RefCell<Bucket>,
@@ -140,7 +142,7 @@ pub(crate) enum Stage<'a> {
 impl RequestScope {
     pub(crate) fn begin(observers: &Rc<Observers>, request: &RequestHead, client: IpAddr) -> Self {
         let scope = Self::new(observers, &request.headers, protocol_of(request.version), client, None);
-        if scope.is_traced() {
+        if scope.is_traced() || observers.records_all {
             scope.summarize(request);
         }
         scope
@@ -168,7 +170,7 @@ impl RequestScope {
         client: IpAddr,
     ) -> Self {
         let scope = Self::new(observers, &request.headers, Protocol::Replay, client, Some(original));
-        if scope.is_traced() {
+        if scope.is_traced() || observers.records_all {
             scope.summarize(request);
         }
         scope
@@ -269,7 +271,7 @@ impl RequestScope {
     fn note_authenticated(&self, by: Option<&Principal>) {
         self.authenticated.set(Some(Instant::now()));
         if let Some(by) = by
-            && self.is_logged()
+            && (self.is_logged() || self.observers.records_all)
         {
             self.by.set(Some(by.clone()));
         }

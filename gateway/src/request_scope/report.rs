@@ -20,7 +20,8 @@ impl RequestScope {
         self.observers.counters.ended(outcome);
         let total = self.began.elapsed();
         self.count_for_service(total);
-        let is_recorded = self.is_logged() || self.is_recorded_at_apex();
+        let in_log = self.is_logged() || self.is_recorded_at_apex();
+        let is_recorded = in_log || self.observers.records_all;
         if !self.is_traced() && !is_recorded {
             return;
         }
@@ -29,7 +30,7 @@ impl RequestScope {
             self.end_span(timing, outcome);
         }
         if is_recorded {
-            self.record(timing, outcome);
+            self.record(timing, outcome, in_log);
         }
     }
 
@@ -94,7 +95,7 @@ impl RequestScope {
         });
     }
 
-    fn record(&self, timing: Timing, outcome: Outcome) {
+    fn record(&self, timing: Timing, outcome: Outcome, in_log: bool) {
         let Some(RequestSummary { method, target, trace_id, .. }) = self.summary.get() else { return };
         let label = self.service.get().map(|service| Arc::clone(&service.label));
         let target = if label.is_some() { target.as_str().into() } else { without_values(target.as_str()) };
@@ -118,7 +119,7 @@ impl RequestScope {
             trace_id: *trace_id,
             capture: self.capturing.finish(self.answered.get().is_some()).filter(|_| opened.is_some()),
         };
-        self.observers.recorder.borrow_mut().add(&label.unwrap_or_else(|| APEX_LABEL.into()), record);
+        self.observers.recorder.borrow_mut().add(&label.unwrap_or_else(|| APEX_LABEL.into()), record, in_log);
     }
 }
 

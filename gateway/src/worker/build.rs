@@ -128,10 +128,12 @@ impl Worker {
 
 impl Common {
     fn observers(&self, log: LogQueue, traces: Option<trace::SpanDestination>) -> Observers {
+        let recorder = Recorder::new(log);
         Observers {
             ids: Rc::clone(&self.ids),
             counters: Rc::clone(&self.counters),
-            recorder: RefCell::new(Recorder::new(log)),
+            records_all: recorder.wants_all(),
+            recorder: RefCell::new(recorder),
             capture_budget: CaptureBudget::new(limits::CAPTURE_MEMORY),
             apex_records: RefCell::new(Bucket::new(limits::APEX_RECORDS, Instant::now())),
             tracing: Tracing::new(traces),

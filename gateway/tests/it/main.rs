@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod access_log;
 mod access_tokens;
 mod admin;
 mod admin_tls;

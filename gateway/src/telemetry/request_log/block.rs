@@ -15,7 +15,7 @@ use time::macros::format_description;
 use zstd::bulk::{Compressor, Decompressor};
 
 use super::LogError;
-use super::record::{CallerId, Ended, METHOD_MAX, Protocol, RequestRecord, TARGET_MAX};
+use super::record::{CallerId, Ended, Protocol, RequestRecord};
 use super::timing::Timing;
 use super::view::RequestView;
 use super::zone_map::ZoneMap;
@@ -145,21 +145,12 @@ impl<'e, 'r> Builder<'e, 'r> {
         let id = record.id.as_bytes();
         let mut random = [0; 10];
         random.copy_from_slice(&id[6..]);
-        // Masked before it is cut: a part of a secret would not be recognised.
-        let target = match masker.mask(record.target.as_bytes()) {
-            None => Cow::Borrowed(&record.target[..record.target.floor_char_boundary(TARGET_MAX)]),
-            Some(masked) => {
-                let mut masked = String::from_utf8_lossy(&masked).into_owned();
-                masked.truncate(masked.floor_char_boundary(TARGET_MAX));
-                Cow::Owned(masked)
-            }
-        };
         let row = Row {
             ms: u16::try_from(record.id.unix_ms() - self.second_ms)
                 .map_err(|_| LogError::Encode("the record is of another second than its block"))?,
             random,
-            method: self.intern(&record.method.as_str()[..record.method.as_str().len().min(METHOD_MAX)]),
-            target,
+            method: self.intern(record.shown_method()),
+            target: record.masked_target(masker),
             caller: record.caller,
             protocol: record.protocol,
             by: match &record.by {
@@ -374,13 +365,7 @@ impl<'a> DecodedBlock<'a> {
             path: path.to_owned(),
             query,
             caller_address: row.caller.to_string(),
-            protocol: match row.protocol {
-                Protocol::Http10 => "HTTP/1.0",
-                Protocol::Http11 => "HTTP/1.1",
-                Protocol::Http2 => "HTTP/2",
-                Protocol::Replay => "replay",
-            }
-            .to_owned(),
+            protocol: row.protocol.as_str().to_owned(),
             auth_mode: match row.by {
                 By::Unauthenticated => None,
                 By::Client(_) => Some("jwt".to_owned()),
@@ -390,12 +375,7 @@ impl<'a> DecodedBlock<'a> {
             caller_id: self.caller_id(row).map(str::to_owned),
             status: row.status,
             code: self.code(row).map(str::to_owned),
-            ended: match row.ended {
-                Ended::Complete => "complete",
-                Ended::Cut => "cut",
-                Ended::CallerGone => "caller_gone",
-            }
-            .to_owned(),
+            ended: row.ended.as_str().to_owned(),
             bytes_in: row.bytes_in,
             bytes_out: row.bytes_out,
             durations_us: row.timing,

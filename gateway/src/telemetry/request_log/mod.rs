@@ -1,6 +1,8 @@
-//! Request log: one record per request. Workers send batches of records to the log thread, which writes one file per day.
+//! Request log: one record per request, and the access log of the same records. Workers send batches of records to the log thread, which writes one file per day.
 //! Files are kept for seven days; readers search them by id or by criteria.
 
+mod access_log;
+mod alarm;
 pub mod archive;
 mod block;
 mod capture;
@@ -35,6 +37,7 @@ use gw_shared::telemetry::mask::Masker;
 use http::Method;
 use rusqlite::ErrorCode;
 
+use self::access_log::AccessLog;
 use self::archive::{Archive, ArchiveError, ArchiveSettings, Uploading};
 use self::day::{Day, Now};
 use self::lookup::{Found, Reader};
@@ -47,6 +50,7 @@ use crate::clock::Timestamp;
 use crate::page::Page;
 use crate::region::{NodeSlot, RegionKey};
 
+pub use access_log::{AccessLogStats, AccessLogTarget};
 pub(crate) use capturing::{CaptureBudget, Capturing};
 pub use queue::{LogQueue, LogStats};
 pub(crate) use record::METHOD_MAX;
@@ -72,6 +76,7 @@ pub struct RequestLog {
     counters: Arc<LogCounters>,
     thread: Mutex<Option<JoinHandle<()>>>,
     archiving: OnceLock<Archiving>,
+    access_log: Option<AccessLog>,
 }
 
 /// Copies of the log in object storage.
@@ -99,6 +104,11 @@ pub enum LogError {
     /// A record cannot be encoded.
     #[error("request log: cannot be encoded: {0}")]
     Encode(&'static str),
+    #[error(
+        "access_log: cannot append to {target}: {error}; name a file in an existing folder that the user of the gateway \
+         may write to, or \"stdout\""
+    )]
+    AccessLog { target: AccessLogTarget, error: io::Error },
 }
 
 /// Recorded request with its captured message, as needed to replay it.
@@ -115,17 +125,17 @@ pub struct CapturedRequest {
 impl RequestLog {
     /// Opens or creates the log in `folder` (mode 0700, files 0600) and starts its thread, `gw-log`.
     pub fn open(folder: &Path) -> Result<Self, LogError> {
-        Self::open_masking(folder, Masker::default())
+        Self::open_with(folder, Masker::default(), None)
     }
 
-    /// Like [`Self::open`], and masks the secrets known to `masker` in records.
-    pub fn open_masking(folder: &Path, masker: Masker) -> Result<Self, LogError> {
-        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker)
+    /// Like [`Self::open`], and masks the secrets known to `masker` in records. With `access_log`, also starts that log.
+    pub fn open_with(folder: &Path, masker: Masker, access_log: Option<&AccessLogTarget>) -> Result<Self, LogError> {
+        Self::with_clock(folder, Timestamp::now, SETTLES_WITHIN, masker, access_log)
     }
 
     /// Like [`Self::open`], with another clock, which is trusted at once.
     pub fn open_at(folder: &Path, now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Result<Self, LogError> {
-        Self::with_clock(folder, now, Duration::ZERO, Masker::default())
+        Self::with_clock(folder, now, Duration::ZERO, Masker::default(), None)
     }
 
     fn with_clock(
@@ -133,12 +143,17 @@ impl RequestLog {
         now: impl Fn() -> Timestamp + Send + Sync + 'static,
         settles_within: Duration,
         masker: Masker,
+        access_log: Option<&AccessLogTarget>,
     ) -> Result<Self, LogError> {
         files::create_private_dir(folder)?;
-        let counters = Arc::new(LogCounters::default());
+        let access_log = access_log.map(|target| AccessLog::start(target, masker.clone())).transpose()?;
+        let (access_log, access_queue) = access_log.unzip();
+        let access_counters = access_log.as_ref().map(|log| Arc::clone(log.counters()));
+        let counters = Arc::new(LogCounters::beside(access_counters));
         let (queue, receiver) = queue::queue(Arc::clone(&counters));
         let now = Now(Arc::new(now));
-        let writer = Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker)?;
+        let writer =
+            Writer::new(folder.to_owned(), now.clone(), Arc::clone(&counters), settles_within, masker, access_queue)?;
         let thread = Builder::new().name("gw-log".to_owned()).spawn(move || writer.run(&receiver))?;
         let readers = Readers::new(folder.to_owned());
         Ok(Self {
@@ -149,6 +164,7 @@ impl RequestLog {
             counters,
             thread: Mutex::new(Some(thread)),
             archiving: OnceLock::new(),
+            access_log,
         })
     }
 
@@ -194,6 +210,13 @@ impl RequestLog {
         uploading.as_ref().map_or(Err(ArchiveError::Stopped), Uploading::flush)
     }
 
+    /// Makes the access log open its file again, after the file was renamed. Has no effect without one.
+    pub fn reopen_access_log(&self) {
+        if let Some(access_log) = &self.access_log {
+            access_log.reopen();
+        }
+    }
+
     /// Waits until all records pushed before are committed or counted as dropped.
     pub fn flush(&self) {
         let (done, wait) = crossbeam_channel::bounded(1);
@@ -211,6 +234,9 @@ impl RequestLog {
             if thread.join().is_err() {
                 tracing::error!("request log: the thread panicked");
             }
+        }
+        if let Some(access_log) = &self.access_log {
+            access_log.close();
         }
         // After all records are in the files.
         let archiving = self.archiving.get().map(|archiving| &archiving.uploading);
@@ -302,7 +328,7 @@ impl LogError {
             Self::Sqlite(error) => {
                 matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
             }
-            Self::Invalid { .. } | Self::Io(_) | Self::Encode(_) => false,
+            Self::Invalid { .. } | Self::Io(_) | Self::Encode(_) | Self::AccessLog { .. } => false,
         }
     }
 }

@@ -4,9 +4,10 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use gw_shared::http::Fields;
 
+use super::access_log::{AccessLogCounters, AccessLogStats};
 use super::archive::ArchiveStats;
 use super::record::{Batch, RequestRecord};
 use crate::limits;
@@ -24,6 +25,8 @@ pub struct LogQueue {
 /// Command to the log thread.
 pub(super) enum LogCommand {
     Write(Queued),
+    /// Pass on to the access log only.
+    PassOn(Queued),
     /// Write all batches queued before, then reply.
     Flush(Sender<()>),
     /// Write all batches queued before and end.
@@ -61,6 +64,7 @@ pub struct LogStats {
     /// Memory of the queued records in bytes.
     pub queued_bytes: u64,
     pub archive: ArchiveStats,
+    pub access_log: AccessLogStats,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +77,8 @@ pub(super) struct LogCounters {
     pub(super) failing: AtomicBool,
     queued_records: AtomicUsize,
     queued_bytes: AtomicUsize,
+    /// `None` without an access log.
+    access_log: Option<Arc<AccessLogCounters>>,
 }
 
 pub(super) fn queue(counters: Arc<LogCounters>) -> (LogQueue, Receiver<LogCommand>) {
@@ -98,17 +104,33 @@ impl LogQueue {
             let captures = drop_captures(&mut batch);
             cost = Cost::of(&batch);
             if captures == 0 || !self.counters.reserve(cost) {
-                self.counters.dropped.fetch_add(cost.records as u64, Ordering::Relaxed);
-                return;
+                return self.counters.lost(cost.records);
             }
             self.counters.captures_dropped.fetch_add(captures, Ordering::Relaxed);
         }
-        match self.sender.try_send(LogCommand::Write(Queued { batch, cost })) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.counters.release(cost);
-                self.counters.dropped.fetch_add(cost.records as u64, Ordering::Relaxed);
+        if self.sender.try_send(LogCommand::Write(Queued { batch, cost })).is_err() {
+            self.counters.release(cost);
+            self.counters.lost(cost.records);
+        }
+    }
+
+    /// Whether there is an access log, which has also requests that are not in the request log.
+    pub fn has_access_log(&self) -> bool {
+        self.counters.access_log.is_some()
+    }
+
+    /// As [`Self::push`], for records that only the access log has.
+    pub fn push_past_log(&self, batch: Batch) {
+        let (cost, counters) = (Cost::of(&batch), &self.counters);
+        let is_sent = counters.reserve(cost) && {
+            let sent = self.sender.try_send(LogCommand::PassOn(Queued { batch, cost })).is_ok();
+            if !sent {
+                counters.release(cost);
             }
+            sent
+        };
+        if !is_sent {
+            counters.not_passed_on(cost.records);
         }
     }
 
@@ -119,7 +141,7 @@ impl LogQueue {
 }
 
 impl Cost {
-    fn of(batch: &Batch) -> Self {
+    pub(super) fn of(batch: &Batch) -> Self {
         let mut cost = Self::default();
         for (_, records) in &batch.services {
             cost.records += records.len();
@@ -151,6 +173,23 @@ fn drop_captures(batch: &mut Batch) -> u64 {
 }
 
 impl LogCounters {
+    /// Counters of a request log whose records are also in the access log.
+    pub(super) fn beside(access_log: Option<Arc<AccessLogCounters>>) -> Self {
+        Self { access_log, ..Self::default() }
+    }
+
+    /// Counts records that neither the request log nor the access log will have.
+    fn lost(&self, records: usize) {
+        self.dropped.fetch_add(records as u64, Ordering::Relaxed);
+        self.not_passed_on(records);
+    }
+
+    fn not_passed_on(&self, records: usize) {
+        if let Some(access_log) = &self.access_log {
+            access_log.lost(records);
+        }
+    }
+
     /// Reserves room for `cost`. Returns whether there was room.
     fn reserve(&self, cost: Cost) -> bool {
         let records = self.queued_records.fetch_add(cost.records, Ordering::Relaxed) + cost.records;
@@ -179,6 +218,7 @@ impl LogCounters {
             queued_records: self.queued_records.load(Ordering::Relaxed) as u64,
             queued_bytes: self.queued_bytes.load(Ordering::Relaxed) as u64,
             archive: ArchiveStats::default(),
+            access_log: self.access_log.as_ref().map(|counters| counters.stats()).unwrap_or_default(),
         }
     }
 }

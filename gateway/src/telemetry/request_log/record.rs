@@ -1,11 +1,13 @@
 //! Records of ended requests, as workers send them to the log.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use gw_shared::http::Fields;
 use gw_shared::id::{AgentId, RequestId};
+use gw_shared::telemetry::mask::Masker;
 use http::Method;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -50,6 +52,26 @@ pub struct RequestRecord {
     pub capture: Option<Box<Capture>>,
 }
 
+impl RequestRecord {
+    /// At most the first [`METHOD_MAX`] bytes of the method.
+    pub(super) fn shown_method(&self) -> &str {
+        &self.method.as_str()[..self.method.as_str().len().min(METHOD_MAX)]
+    }
+
+    /// The target without the secrets that `masker` finds, at most [`TARGET_MAX`] bytes. Masked before it is cut: a part
+    /// of a secret would not be recognised.
+    pub(super) fn masked_target(&self, masker: &Masker) -> Cow<'_, str> {
+        match masker.mask(self.target.as_bytes()) {
+            None => Cow::Borrowed(&self.target[..self.target.floor_char_boundary(TARGET_MAX)]),
+            Some(masked) => {
+                let mut masked = String::from_utf8_lossy(&masked).into_owned();
+                masked.truncate(masked.floor_char_boundary(TARGET_MAX));
+                Cow::Owned(masked)
+            }
+        }
+    }
+}
+
 /// Protocol of the caller. Kept by position: append only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
@@ -58,6 +80,17 @@ pub enum Protocol {
     Http2,
     /// A replay, which has no caller.
     Replay,
+}
+
+impl Protocol {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Http10 => "HTTP/1.0",
+            Self::Http11 => "HTTP/1.1",
+            Self::Http2 => "HTTP/2",
+            Self::Replay => "replay",
+        }
+    }
 }
 
 /// How a request ended. Kept by position: append only.
@@ -69,6 +102,16 @@ pub enum Ended {
     Cut,
     /// The caller left before the response was sent.
     CallerGone,
+}
+
+impl Ended {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Cut => "cut",
+            Self::CallerGone => "caller_gone",
+        }
+    }
 }
 
 impl From<Outcome> for Ended {

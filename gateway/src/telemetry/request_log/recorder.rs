@@ -16,22 +16,30 @@ pub(crate) struct Recorder {
     queue: LogQueue,
     /// Records by label of their service.
     gathered: HashMap<Arc<str>, Vec<RequestRecord>>,
+    /// As `gathered`, of requests that only the access log has.
+    past_log: HashMap<Arc<str>, Vec<RequestRecord>>,
     records: usize,
     bytes: usize,
 }
 
 impl Recorder {
     pub(crate) fn new(queue: LogQueue) -> Self {
-        Self { queue, gathered: HashMap::new(), records: 0, bytes: 0 }
+        Self { queue, gathered: HashMap::new(), past_log: HashMap::new(), records: 0, bytes: 0 }
     }
 
-    /// Adds the record of a request to the service `label`.
-    pub(crate) fn add(&mut self, label: &Arc<str>, record: RequestRecord) {
+    /// Whether every request has to be added, for the access log.
+    pub(crate) fn wants_all(&self) -> bool {
+        self.queue.has_access_log()
+    }
+
+    /// Adds the record of a request to the service `label`: to the request log, or with the access log only.
+    pub(crate) fn add(&mut self, label: &Arc<str>, record: RequestRecord, in_log: bool) {
         self.records += 1;
         self.bytes += record.capture.as_ref().map_or(0, |capture| capture.bytes());
-        match self.gathered.get_mut(label) {
+        let gathered = if in_log { &mut self.gathered } else { &mut self.past_log };
+        match gathered.get_mut(label) {
             Some(records) => records.push(record),
-            None => drop(self.gathered.insert(Arc::clone(label), vec![record])),
+            None => drop(gathered.insert(Arc::clone(label), vec![record])),
         }
         if self.records >= BATCH || self.bytes >= BATCH_BYTES {
             self.flush();
@@ -43,6 +51,9 @@ impl Recorder {
         if self.records > 0 {
             (self.records, self.bytes) = (0, 0);
             self.queue.push(Batch { services: self.gathered.drain().collect() });
+            if !self.past_log.is_empty() {
+                self.queue.push_past_log(Batch { services: self.past_log.drain().collect() });
+            }
         }
     }
 }

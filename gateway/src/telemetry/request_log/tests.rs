@@ -95,7 +95,7 @@ fn secret_at_the_cut_of_a_target_is_masked() {
     let directory = tempfile::tempdir().unwrap();
     let masker = Masker::new([&Secret::new("0123456789".to_owned())]);
     let now = || Timestamp((NOON_MS / 1000) as i64);
-    let log = RequestLog::with_clock(&directory.path().join("requests"), now, Duration::ZERO, masker).unwrap();
+    let log = RequestLog::with_clock(&directory.path().join("requests"), now, Duration::ZERO, masker, None).unwrap();
     let path = format!("/{}", "a".repeat(record::TARGET_MAX - 6));
     let record = RequestRecord { target: format!("{path}0123456789").into(), ..RequestRecord::example(id(NOON_MS, 1)) };
     log.queue().push(Batch { services: vec![(LABEL.into(), vec![record])] });

@@ -13,6 +13,8 @@ use rusqlite::ErrorCode;
 use zstd::bulk::Compressor;
 
 use super::LogError;
+use super::access_log::AccessLogQueue;
+use super::alarm::Alarm;
 use super::block::{Encoder, SLOT_MS};
 use super::day::{Day, Now};
 use super::day_file::{DayFile, ORDER_SERVICE_BITS, OrderedRecord, Tools, set_aside};
@@ -31,8 +33,6 @@ const CHECKPOINT: Duration = Duration::from_secs(10);
 const BUSY_ATTEMPTS: u32 = 3;
 /// Number of files that stay open: today's, and yesterday's for requests that began then.
 const OPEN_DAYS: usize = 2;
-/// Shortest time between two log lines about failing writes.
-const ALARM: Duration = Duration::from_secs(60);
 const COMPRESSION_LEVEL: i32 = 1;
 
 /// State of the log thread.
@@ -51,6 +51,8 @@ pub(super) struct Writer {
     settles_within: Duration,
     checkpoint_at: Instant,
     alarm: Alarm,
+    /// `None` without an access log.
+    access_log: Option<AccessLogQueue>,
 }
 
 impl Writer {
@@ -60,6 +62,7 @@ impl Writer {
         counters: Arc<LogCounters>,
         settles_within: Duration,
         masker: Masker,
+        access_log: Option<AccessLogQueue>,
     ) -> Result<Self, LogError> {
         let today = (now.today(), Instant::now());
         let tools = Tools { encoder: Encoder::new()?, compressor: Compressor::new(COMPRESSION_LEVEL)?, masker };
@@ -76,7 +79,8 @@ impl Writer {
             expired_for: None,
             settles_within,
             checkpoint_at: Instant::now() + CHECKPOINT,
-            alarm: Alarm::default(),
+            alarm: Alarm::new("request log"),
+            access_log,
         })
     }
 
@@ -105,6 +109,7 @@ impl Writer {
                             break;
                         }
                     }
+                    Ok(LogCommand::PassOn(queued)) => self.pass_on(queued),
                     Ok(LogCommand::Flush(done)) => {
                         flushes.push(done);
                         break;
@@ -135,8 +140,16 @@ impl Writer {
             tracing::error!(records, "request log: a write panicked; its records are lost");
         }
         for queued in collected {
-            self.counters.release(queued.cost);
+            self.pass_on(queued);
         }
+    }
+
+    /// Leaves a batch to the access log, if there is one, and releases its room.
+    fn pass_on(&self, Queued { batch, cost }: Queued) {
+        if let Some(access_log) = &self.access_log {
+            access_log.push(batch);
+        }
+        self.counters.release(cost);
     }
 
     fn write(&mut self, collected: &[Queued]) {
@@ -151,7 +164,7 @@ impl Writer {
             let counter = if result.is_ok() { &self.counters.written } else { &self.counters.dropped };
             counter.fetch_add(entries.len() as u64, Ordering::Relaxed);
             self.counters.failing.store(result.is_err(), Ordering::Relaxed);
-            self.alarm.note(result.as_ref().map(drop), entries.len() as u64);
+            self.alarm.note(result.as_ref().map(drop), if result.is_ok() { 0 } else { entries.len() as u64 });
         }
     }
 
@@ -242,35 +255,4 @@ fn in_order(collected: &[Queued]) -> Vec<OrderedRecord<'_>> {
 fn is_busy(error: &LogError) -> bool {
     let LogError::Sqlite(error) = error else { return false };
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
-}
-
-/// Logs when writes begin to fail and when they succeed again.
-#[derive(Default)]
-struct Alarm {
-    failing: bool,
-    lost: u64,
-    logged_at: Option<Instant>,
-    /// The current failure was logged; its end will be logged too.
-    is_logged: bool,
-}
-
-impl Alarm {
-    fn note(&mut self, result: Result<(), &LogError>, records: u64) {
-        match result {
-            Err(error) => {
-                self.lost += records;
-                if !self.failing && self.logged_at.is_none_or(|at| at.elapsed() >= ALARM) {
-                    self.logged_at = Some(Instant::now());
-                    self.is_logged = true;
-                    tracing::error!(%error, "request log: writing fails; records are lost until it succeeds");
-                }
-                self.failing = true;
-            }
-            Ok(()) => {
-                if std::mem::take(&mut self.failing) && std::mem::take(&mut self.is_logged) {
-                    tracing::warn!(lost = std::mem::take(&mut self.lost), "request log: records are written again");
-                }
-            }
-        }
-    }
 }

@@ -1,0 +1,179 @@
+//! Access log: every ended request as a line of JSON, in a file or on standard output, for programs that ship logs.
+//!
+//! The log thread passes records on, and a thread of its own encodes and writes them: a pipe that is not read must not
+//! hold up the request log. Nothing waits for it. Records without room are dropped and counted.
+
+mod line;
+mod output;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use gw_shared::config::Keys;
+use gw_shared::telemetry::mask::Masker;
+use gw_shared::telemetry::metrics::{Exposition, Kind};
+
+use self::output::Output;
+use self::writer::LineWriter;
+use super::LogError;
+use super::queue::Cost;
+use super::record::Batch;
+use crate::limits;
+
+/// Where the access log goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AccessLogTarget {
+    Stdout,
+    /// An absolute path.
+    File(PathBuf),
+}
+
+/// Counters of the access log since the process started. All are 0 without one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AccessLogStats {
+    pub written: u64,
+    /// Requests lost because a queue was full or a write failed.
+    pub dropped: u64,
+    /// The last write failed.
+    pub failing: bool,
+}
+
+/// The access log of this process. Its thread, `gw-access-log`, ends after all [`AccessLogQueue`]s are dropped.
+#[derive(Debug)]
+pub(super) struct AccessLog {
+    counters: Arc<AccessLogCounters>,
+    /// Disconnects when the thread has ended; `None` after the log was closed.
+    ended: Mutex<Option<Receiver<()>>>,
+}
+
+/// Sending end of the access log, for the log thread.
+pub(super) struct AccessLogQueue {
+    sender: Sender<Accepted>,
+    counters: Arc<AccessLogCounters>,
+}
+
+/// Batch with the room that it occupies until it is written.
+struct Accepted {
+    batch: Batch,
+    bytes: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct AccessLogCounters {
+    written: AtomicU64,
+    dropped: AtomicU64,
+    failing: AtomicBool,
+    queued_bytes: AtomicUsize,
+    /// The file has to be opened again.
+    reopen: AtomicBool,
+}
+
+impl AccessLogTarget {
+    /// Takes `access_log`; `None` if it is off.
+    pub(crate) fn take(keys: &mut Keys<'_>) -> Option<Self> {
+        const EXPECTED: &str = "\"off\", \"stdout\" or an absolute path such as \"/var/log/gw-gateway/access.jsonl\"";
+        let target = keys.text("access_log", EXPECTED, |text| match text {
+            "off" => Some(None),
+            "stdout" => Some(Some(Self::Stdout)),
+            path if path.starts_with('/') => Some(Some(Self::File(path.into()))),
+            _ => None,
+        });
+        target.flatten()
+    }
+}
+
+impl AccessLog {
+    /// Opens the output and starts the thread. `masker` masks secrets in lines.
+    pub(super) fn start(target: &AccessLogTarget, masker: Masker) -> Result<(Self, AccessLogQueue), LogError> {
+        let output = Output::open(target).map_err(|error| LogError::AccessLog { target: target.clone(), error })?;
+        let counters = Arc::<AccessLogCounters>::default();
+        let (sender, receiver) = bounded(limits::LOG_QUEUE_BATCHES);
+        let (running, ended) = bounded(0);
+        let writer = LineWriter::new(output, masker, Arc::clone(&counters));
+        Builder::new().name("gw-access-log".to_owned()).spawn(move || {
+            writer.run(&receiver);
+            drop(running);
+        })?;
+        let queue = AccessLogQueue { sender, counters: Arc::clone(&counters) };
+        Ok((Self { counters, ended: Mutex::new(Some(ended)) }, queue))
+    }
+
+    /// Makes the thread open the file again, so that a renamed one is left alone.
+    pub(super) fn reopen(&self) {
+        self.counters.reopen.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn counters(&self) -> &Arc<AccessLogCounters> {
+        &self.counters
+    }
+
+    /// Waits until all lines are written, within a bound: the reader of a pipe may have stopped. The queue must have been
+    /// dropped before.
+    pub(super) fn close(&self) {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(ended) = ended
+            && ended.recv_timeout(limits::ACCESS_LOG_END) == Err(RecvTimeoutError::Timeout)
+        {
+            tracing::warn!("access log: the last lines are not written: its reader does not take them");
+        }
+    }
+}
+
+impl AccessLogQueue {
+    /// Leaves `batch` to the thread, without its captured messages, or drops and counts it.
+    pub(super) fn push(&self, mut batch: Batch) {
+        for record in batch.services.iter_mut().flat_map(|(_, records)| records) {
+            record.capture = None;
+        }
+        let Cost { records, bytes } = Cost::of(&batch);
+        let queued = self.counters.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_sent =
+            queued <= limits::ACCESS_LOG_QUEUE_BYTES && self.sender.try_send(Accepted { batch, bytes }).is_ok();
+        if !is_sent {
+            self.counters.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.counters.lost(records);
+        }
+    }
+}
+
+impl AccessLogCounters {
+    /// Counts requests without a line.
+    pub(super) fn lost(&self, records: usize) {
+        self.dropped.fetch_add(records as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn stats(&self) -> AccessLogStats {
+        AccessLogStats {
+            written: self.written.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+            failing: self.failing.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl AccessLogStats {
+    /// Writes the metrics of the access log.
+    pub(crate) fn write(&self, out: &mut Exposition) {
+        let written = "Requests written to the access log.";
+        out.single("gw_access_log_written_total", Kind::Counter, written, self.written);
+        let dropped = "Requests missing in the access log, because a queue was full or a write failed.";
+        out.single("gw_access_log_dropped_total", Kind::Counter, dropped, self.dropped);
+        let failing = "1 while the access log cannot be written, else 0. Alert on 1.";
+        out.single("gw_access_log_failing", Kind::Gauge, failing, u64::from(self.failing));
+    }
+}
+
+impl std::fmt::Display for AccessLogTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Stdout => f.write_str("standard output"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Output of the access log: appends whole lines to a file, or to the standard output of the process.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+use super::AccessLogTarget;
+
+/// Most bytes of one write to a file. A write with `O_APPEND` is not interleaved with those of another process.
+const FILE_PIECE: usize = 256 * 1024;
+/// Most bytes of one write to a pipe that no other write can interleave (`PIPE_BUF` of pipe(7)).
+const PIPE_PIECE: usize = 4096;
+
+pub(super) struct Output {
+    target: AccessLogTarget,
+    file: File,
+    /// Bytes that one write should have at most.
+    pub(super) piece: usize,
+    /// The output ends with a part of a line.
+    is_torn: bool,
+}
+
+/// Lines that could not be appended.
+#[derive(Debug)]
+pub(super) struct Unwritten {
+    /// Whole lines that were written before the error.
+    pub(super) written: usize,
+    pub(super) error: io::Error,
+}
+
+impl Output {
+    /// Opens or creates the file (mode 0640), or duplicates standard output.
+    pub(super) fn open(target: &AccessLogTarget) -> io::Result<Self> {
+        let file = match target {
+            AccessLogTarget::Stdout => File::from(io::stdout().as_fd().try_clone_to_owned()?),
+            AccessLogTarget::File(path) => open_file(path)?,
+        };
+        let piece = if file.metadata()?.is_file() { FILE_PIECE } else { PIPE_PIECE };
+        Ok(Self { target: target.clone(), file, piece, is_torn: false })
+    }
+
+    pub(super) fn target(&self) -> &AccessLogTarget {
+        &self.target
+    }
+
+    /// Opens the file again. On an error the open one stays in use.
+    pub(super) fn reopen(&mut self) -> io::Result<()> {
+        let reopened = Self::open(&self.target)?;
+        let id = |file: &File| file.metadata().map(|file| (file.dev(), file.ino())).ok();
+        let is_torn = self.is_torn && id(&self.file) == id(&reopened.file);
+        *self = Self { is_torn, ..reopened };
+        Ok(())
+    }
+
+    /// Appends whole lines, with one write if the output takes them at once.
+    pub(super) fn append(&mut self, lines: &[u8]) -> Result<(), Unwritten> {
+        let none = |error| Unwritten { written: 0, error };
+        if self.is_removed() {
+            self.reopen().map_err(none)?;
+        }
+        if self.is_torn {
+            self.write(b"\n").map_err(|(_, error)| none(error))?;
+            self.is_torn = false;
+        }
+        self.write(lines).map_err(|(bytes, error)| {
+            let whole = lines[..bytes].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+            self.remove_end(bytes - whole);
+            Unwritten { written: memchr::memchr_iter(b'\n', &lines[..whole]).count(), error }
+        })
+    }
+
+    /// Whether the file was deleted, or another file was moved to its place.
+    fn is_removed(&self) -> bool {
+        matches!(self.target, AccessLogTarget::File(_)) && self.file.metadata().is_ok_and(|file| file.nlink() == 0)
+    }
+
+    /// On an error, returns how many bytes were written before it.
+    fn write(&mut self, mut bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+        let all = bytes.len();
+        while !bytes.is_empty() {
+            match self.file.write(bytes) {
+                Ok(0) => return Err((all - bytes.len(), io::ErrorKind::WriteZero.into())),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((all - bytes.len(), error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the last `bytes` bytes, which are a part of a line. If that is not possible, the next line begins on a
+    /// line of its own.
+    fn remove_end(&mut self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let is_at_end = |file: &mut File| Ok(file.stream_position()? == file.metadata()?.len());
+        let is_last: io::Result<bool> = is_at_end(&mut self.file);
+        let end = self.file.metadata().map_or(0, |file| file.len()).saturating_sub(bytes as u64);
+        self.is_torn = !is_last.unwrap_or(false) || self.file.set_len(end).is_err();
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o640);
+    // A FIFO without a reader is an error, and does not block the start.
+    let file = options.custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn output(path: &Path) -> Output {
+        Output::open(&AccessLogTarget::File(path.to_owned())).unwrap()
+    }
+
+    #[test]
+    fn two_processes_append_to_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.jsonl");
+        let (mut first, mut second) = (output(&path), output(&path));
+        first.append(b"1\n2\n").unwrap();
+        second.append(b"3\n").unwrap();
+        first.append(b"4\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n2\n3\n4\n");
+        assert_eq!((first.piece, fs::metadata(&path).unwrap().mode() & 0o777), (FILE_PIECE, 0o640 & !umask()));
+    }
+
+    fn umask() -> u32 {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("any");
+        OpenOptions::new().write(true).create_new(true).mode(0o777).open(&file).unwrap();
+        !fs::metadata(&file).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_renamed_file_is_written_until_the_log_is_reopened_and_a_removed_one_is_created() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("access.jsonl"), folder.path().join("access.jsonl.1"));
+        let mut output = output(&path);
+        output.append(b"1\n").unwrap();
+        fs::rename(&path, &old).unwrap();
+        output.append(b"2\n").unwrap();
+        output.reopen().unwrap();
+        output.append(b"3\n").unwrap();
+        assert_eq!(
+            (fs::read_to_string(&old).unwrap(), fs::read_to_string(&path).unwrap()),
+            ("1\n2\n".into(), "3\n".into())
+        );
+        fs::remove_file(&path).unwrap();
+        output.append(b"4\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "4\n");
+        // The folder is gone: an error, until it is back.
+        fs::remove_file(&path).unwrap();
+        let aside = folder.path().with_extension("aside");
+        fs::rename(folder.path(), &aside).unwrap();
+        assert_eq!(output.append(b"5\n").unwrap_err().written, 0);
+        fs::rename(&aside, folder.path()).unwrap();
+        output.append(b"6\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "6\n");
+    }
+
+    #[test]
+    fn a_part_of_a_line_is_removed_or_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.jsonl");
+        let (mut output, mut other) = (output(&path), output(&path));
+        output.append(b"1\n{\"par").unwrap();
+        output.remove_end(5);
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), output.is_torn), ("1\n", false));
+        // Another process has appended since: its lines stay.
+        output.append(b"{\"par").unwrap();
+        other.append(b"2\n").unwrap();
+        output.remove_end(5);
+        assert!(output.is_torn);
+        output.append(b"3\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n{\"par2\n\n3\n");
+    }
+
+    #[test]
+    fn a_full_device_and_a_pipe_without_a_reader_are_errors() {
+        let mut full = output(Path::new("/dev/full"));
+        assert_eq!(full.piece, PIPE_PIECE);
+        let Unwritten { written, error } = full.append(b"1\n").unwrap_err();
+        assert_eq!((written, error.kind()), (0, io::ErrorKind::StorageFull));
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        assert!(Output::open(&AccessLogTarget::File(fifo)).is_err());
+    }
+}
