@@ -10,6 +10,7 @@ use gw_shared::net::TlsStream;
 use http::Response;
 
 use crate::connections::ConnectionGuard;
+use crate::http_message::dated;
 use crate::limits;
 
 /// Reads one request head; `None` when the peer closed the connection or took too long.
@@ -67,12 +68,24 @@ pub(crate) async fn write_response(
     response: Response<Vec<u8>>,
     connection: Connection<'_>,
 ) -> io::Result<()> {
+    let (head, body) = encoded(response, connection);
+    stream.write_all(&mut [IoSlice::new(&head), IoSlice::new(&body)]).await?;
+    stream.flush().await
+}
+
+/// The bytes of a whole response after which the connection closes.
+pub(crate) fn closing_response(response: Response<Vec<u8>>) -> Vec<u8> {
+    let (mut head, body) = encoded(dated(response), Connection::Close);
+    head.extend_from_slice(&body);
+    head
+}
+
+fn encoded(response: Response<Vec<u8>>, connection: Connection<'_>) -> (Vec<u8>, Vec<u8>) {
     let (parts, body) = response.into_parts();
     let mut out = Vec::new();
     let framing = Framing::Length(body.len() as u64);
     head::write_response(&mut out, parts.status, &parts.headers.into(), framing, connection);
-    stream.write_all(&mut [IoSlice::new(&out), IoSlice::new(&body)]).await?;
-    stream.flush().await
+    (out, body)
 }
 
 /// Closes after a response to a request that was not read to its end. Reads and drops data for a while first: closing

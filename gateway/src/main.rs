@@ -9,10 +9,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use gw_gateway::config::Config;
+use gw_gateway::process::config_file::ConfigFile;
 use gw_gateway::process::doctor;
 use gw_gateway::{Gateway, Predecessor, Program, Signals};
 use gw_shared::command::{self, Failure};
+use gw_shared::config::unknown_in_environment;
 use gw_shared::telemetry::logging;
 
 use cli::arguments::{Arguments, Command};
@@ -44,8 +45,10 @@ fn main() -> ExitCode {
 
 fn serve(path: &Path, check: bool) -> Result<(), Failure> {
     if check {
-        let (_, warnings) = checked_config(path)?;
-        for warning in warnings {
+        let file = ConfigFile::read(path).map_err(Failure::Usage)?;
+        let (_, warnings) = file.check().map_err(Failure::Usage)?;
+        let unknown = unknown_in_environment().into_iter().map(|unknown| unknown.to_string());
+        for warning in warnings.into_iter().chain(unknown) {
             let _ = writeln!(io::stderr(), "gw-gateway: warning: {warning}");
         }
         return Ok(());
@@ -82,15 +85,14 @@ fn examine(config: Option<&Path>, json: bool) -> Result<(), Failure> {
 }
 
 fn start(path: &Path, predecessor: Option<&mut Predecessor>) -> Result<Gateway, Failure> {
+    let file = ConfigFile::read(path).map_err(Failure::Usage)?;
     // Warnings are logged when the certificate is loaded.
-    let (config, _) = checked_config(path)?;
+    let (config, _) = file.check().map_err(Failure::Usage)?;
     logging::start(config.log_format, "info");
-    Gateway::start_after(&config, predecessor).map_err(Failure::run)
-}
-
-/// The configuration, and warnings about properties that some callers refuse.
-fn checked_config(path: &Path) -> Result<(Config, Vec<String>), Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-    Config::check(&text, |name| std::env::var(name).ok())
-        .map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
+    for unknown in unknown_in_environment() {
+        tracing::warn!("{unknown}");
+    }
+    let mut gateway = Gateway::start_after(&config, predecessor).map_err(Failure::run)?;
+    gateway.set_config_file(file);
+    Ok(gateway)
 }

@@ -1,5 +1,6 @@
 //! `doctor`: checks a machine and a configuration as the program would use them, and gives advice.
 
+pub mod holder;
 pub mod machine;
 
 use std::io::{self, Write};

@@ -10,6 +10,7 @@ mod audit;
 mod backup;
 mod caller_secret;
 mod certificate;
+mod data_folder;
 mod enrollment;
 mod executor;
 mod feed;
@@ -181,6 +182,9 @@ pub enum ControlError {
     Io(#[from] io::Error),
     #[error(transparent)]
     RequestLog(LogError),
+    /// The data folder cannot be used.
+    #[error("data_dir {}: {reason}", path.display())]
+    DataFolder { path: PathBuf, reason: String },
     #[error("cryptography: {0}")]
     Crypto(#[from] aws_lc_rs::error::Unspecified),
 }

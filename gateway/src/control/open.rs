@@ -8,6 +8,7 @@ use gw_shared::files;
 use gw_shared::identity::secret::Secret;
 use tokio::sync::watch;
 
+use super::data_folder;
 use super::feed::{EngineHealth, read_copy};
 use super::shared_files::{ADMIN_TOKEN, AGENT_CA, DEVELOPMENT_CA, SharedSecret};
 use super::{Control, ControlError, ControlState, Workers, new_secret};
@@ -26,7 +27,11 @@ const AGENT_CA_NAME: &str = "agent-ca";
 impl Control {
     /// Opens the store and the data folder with authority and admin token, and creates what is missing.
     pub(crate) fn open(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
-        files::create_private_dir(&config.data_dir)?;
+        data_folder::prepare(&config.data_dir)?;
+        Self::open_in_folder(config, workers).map_err(|error| data_folder::explain(&config.data_dir, error))
+    }
+
+    fn open_in_folder(config: &Config, workers: Arc<dyn Workers>) -> Result<Self, ControlError> {
         let store_source = store_source(config)?;
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
@@ -91,7 +96,7 @@ pub(crate) fn postgres_source(config: &Config, settings: &PostgresSettings, key:
         apex: config.region.apex().to_owned(),
         key,
         node: node_name(),
-        lock: config.data_dir.join("gw.lock"),
+        lock: config.data_dir.join(data_folder::LOCK_FILE),
     }
 }
 

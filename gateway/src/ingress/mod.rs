@@ -28,7 +28,9 @@ use crate::connections::handshakes::Handshakes;
 use crate::connections::{ConnectionGuard, Connections};
 use crate::current::Current;
 use crate::downstream;
+use crate::error::Error;
 use crate::hostname::Region;
+use crate::http1;
 use crate::limits;
 use crate::mailbox::Post;
 use crate::ownership::WorkerId;
@@ -40,6 +42,9 @@ use crate::telemetry::counters::Counters;
 use crate::tls::{ALPN_HTTP2, ServerConfigs};
 use crate::tunnel::{self, Tunnels, grace};
 use crate::upstream::cross_node::Nodes;
+
+/// Message of the answer to plain HTTP.
+pub(crate) const PLAIN_HTTP: &str = "this port speaks https, not http: begin the URL with https://";
 
 /// Takes in the connections of one worker.
 pub(crate) struct Ingress {
@@ -108,7 +113,7 @@ impl Ingress {
             slot = Some(counted);
         }
         guard.counts_for(slot);
-        let greeting = match Greeting::read(socket, received).await {
+        let greeting = match Greeting::read(socket, received, || self.plain_http_answer()).await {
             Ok(greeting) => greeting,
             Err(error) => return self.handshake_failed(peer, &error),
         };
@@ -168,6 +173,12 @@ impl Ingress {
         } else {
             runtime::spawn(downstream::h1::serve(router(), stream, peer.ip(), guard));
         }
+    }
+
+    /// Answer to a request in plain HTTP, which has no connection to be read from.
+    fn plain_http_answer(&self) -> Vec<u8> {
+        let error = Error::InvalidRequest(PLAIN_HTTP.to_owned());
+        http1::closing_response(error.response(self.router.observers.ids.next_id()))
     }
 
     fn handshake_failed(&self, peer: SocketAddr, error: &io::Error) {

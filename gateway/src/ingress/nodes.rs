@@ -104,7 +104,7 @@ impl Ingress {
             Ok(read) => read,
             Err(error) => return self.refuse_node(node, &error),
         };
-        let greeting = match Greeting::read(socket, received).await {
+        let greeting = match Greeting::read(socket, received, || self.plain_http_answer()).await {
             Ok(greeting) => greeting,
             Err(error) => return self.handshake_failed(node, &error),
         };

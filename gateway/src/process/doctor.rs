@@ -14,9 +14,12 @@ use gw_shared::doctor::{Examination, machine};
 use gw_shared::net::tls::SPEAK_TLS;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::config_file::ConfigFile;
+use super::listen_advice::advice;
 use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
 use crate::hostname::Region;
+use crate::ingress::PLAIN_HTTP;
 use crate::limits;
 use crate::memory::sockets::TcpMemory;
 use crate::telemetry::request_log::AccessLogTarget;
@@ -27,6 +30,8 @@ use crate::tls::{CertificateFiles, CertificateSource};
 const OPEN_FILES: u64 = 65_536;
 /// Remaining validity below which a certificate causes a warning.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
+/// Bytes of the answer to a plain HTTP request that are read.
+const ANSWER_MAX: u64 = 4096;
 /// Longest wait for name resolution, and for the answer of a running gateway.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
@@ -40,9 +45,12 @@ pub fn examine(file: Option<&Path>, environment: impl Fn(&str) -> Option<String>
         return out;
     };
     const ADVICE: &str = "docs/configuration.md lists the keys; `gw-gateway serve --check` reports the same";
-    let parsed = std::fs::read_to_string(file).map_err(|error| error.to_string());
-    match parsed.and_then(|text| Config::parse(&text, environment).map_err(|errors| errors.to_string())) {
-        Err(error) => out.failed("configuration", format!("{}: {error}", file.display()), ADVICE),
+    let parsed = |read: ConfigFile| {
+        let parsed = Config::parse(read.text(), environment);
+        parsed.map_err(|errors| format!("{}: {errors}", file.display()))
+    };
+    match ConfigFile::read(file).and_then(parsed) {
+        Err(error) => out.failed("configuration", error, ADVICE),
         Ok(config) => configured(&mut out, file, &config),
     }
     out
@@ -165,9 +173,9 @@ fn is_listener(address: SocketAddr) -> io::Result<bool> {
     let mut stream = TcpStream::connect_timeout(&address, TIME_LIMIT)?;
     stream.set_read_timeout(Some(TIME_LIMIT))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
-    let mut answer = vec![0; SPEAK_TLS.len()];
-    stream.read_exact(&mut answer)?;
-    Ok(answer == SPEAK_TLS)
+    let mut answer = Vec::new();
+    stream.take(ANSWER_MAX).read_to_end(&mut answer)?;
+    Ok(answer == SPEAK_TLS || memchr::memmem::find(&answer, PLAIN_HTTP.as_bytes()).is_some())
 }
 
 /// Whether a gateway answers at `admin`.
@@ -185,17 +193,13 @@ fn port(out: &mut Examination, check: &str, address: SocketAddr, error: Option<&
         Some((io::ErrorKind::AddrInUse, _)) if runs => {
             out.ok(check, format!("{address}: a gateway has it and answers"));
         }
-        Some((io::ErrorKind::AddrInUse, _)) => out.failed(
-            check,
-            format!("{address}: another program listens there"),
-            "find it with `ss -ltnp` and stop it, or configure another port",
-        ),
-        Some((io::ErrorKind::PermissionDenied, _)) => out.failed(
-            check,
-            format!("{address}: this user may not bind the port"),
-            "set AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or configure a port from 1024 on",
-        ),
-        Some((_, error)) => out.failed(check, format!("{address}: {error}"), "configure an address of this machine"),
+        Some((io::ErrorKind::AddrInUse, error)) => {
+            out.failed(check, format!("{address}: another program listens there"), advice(address, error));
+        }
+        Some((io::ErrorKind::PermissionDenied, error)) => {
+            out.failed(check, format!("{address}: this user may not bind the port"), advice(address, error));
+        }
+        Some((_, error)) => out.failed(check, format!("{address}: {error}"), advice(address, error)),
     }
 }
 

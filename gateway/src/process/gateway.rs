@@ -34,6 +34,7 @@ use crate::telemetry::trace;
 use crate::tunnel::grace::TunnelGrace;
 use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
 
+use super::config_file::ConfigFile;
 use super::control_plane::{AdminThread, NodesThread};
 use super::listeners::{Inherited, ListenError, Listeners};
 use super::membership::MemberSettings;
@@ -81,6 +82,8 @@ pub struct Gateway {
     /// Disconnects when the predecessor has ended; `None` if this process has replaced none.
     pub(super) predecessor: Option<Receiver<Infallible>>,
     pub(super) has_successor: bool,
+    /// `None` in a demo.
+    config_file: Option<ConfigFile>,
     /// `None` if the kernel does not show its limits on TCP memory.
     _pressure_watch: Option<PressureWatch>,
 }
@@ -202,6 +205,7 @@ impl Gateway {
             exporter,
             predecessor: None,
             has_successor: false,
+            config_file: None,
             _pressure_watch: watch_tcp_memory(socket_budget)?,
         };
         gateway.serve_jobs(jobs)?;
@@ -324,8 +328,16 @@ impl Gateway {
         self.exporter.as_ref().map(Exporter::counts)
     }
 
+    /// Sets the file that the configuration was read from, so that a reload can say what has changed in it.
+    pub fn set_config_file(&mut self, file: ConfigFile) {
+        self.config_file = Some(file);
+    }
+
     /// Reads the certificates again, and opens the access log again.
     pub(super) fn reload(&self) {
+        if let Some(file) = &self.config_file {
+            file.log_changes();
+        }
         self.request_log.reopen_access_log();
         match self.control.reload_certificates() {
             Ok(()) => tracing::info!("certificates reloaded"),

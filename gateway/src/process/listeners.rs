@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use gw_shared::net::service_manager_sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::listen_advice::advice;
 use crate::config::Config;
 use crate::limits;
 
@@ -40,8 +41,8 @@ pub(crate) struct Inherited {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: SocketAddr, error: io::Error },
+    #[error("{key}: cannot listen on {address}: {error}; {advice}")]
+    Listen { key: &'static str, address: SocketAddr, error: io::Error, advice: String },
     #[error("cannot use the sockets of the service manager: {0}")]
     Inherited(io::Error),
     #[error("cannot use a listening socket: {0}")]
@@ -95,11 +96,11 @@ impl Listeners {
     pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
         inherited.retain_wanted(config);
         let Inherited { mut callers, admin, mut peers, from_service_manager } = inherited;
-        let admin = admin.map_or_else(|| bind(config.admin_listen, false), Ok)?;
+        let admin = admin.map_or_else(|| bind("admin_listen", config.admin_listen, false), Ok)?;
         let queues = if from_service_manager { callers.len() } else { config.workers };
-        bind_queues(&mut callers, config.listen, queues)?;
+        bind_queues("listen", &mut callers, config.listen, queues)?;
         if let Some(address) = config.peer_listen {
-            bind_queues(&mut peers, address, config.workers)?;
+            bind_queues("peer_listen", &mut peers, address, config.workers)?;
         }
         Ok(Self { callers, admin, peers, are_ours: !from_service_manager })
     }
@@ -144,22 +145,28 @@ impl Listeners {
     }
 }
 
-/// Opens sockets at `address` until there are as many as `queues`. The kernel spreads connections over them.
-fn bind_queues(sockets: &mut Vec<TcpListener>, address: SocketAddr, queues: usize) -> Result<(), ListenError> {
+/// Opens sockets at `address`, the value of `key`, until there are as many as `queues`. The kernel spreads connections
+/// over them.
+fn bind_queues(
+    key: &'static str,
+    sockets: &mut Vec<TcpListener>,
+    address: SocketAddr,
+    queues: usize,
+) -> Result<(), ListenError> {
     if sockets.is_empty() {
         // Fails if another gateway has the port: SO_REUSEPORT would let both share it, and split the connections.
-        drop(bind(address, false)?);
+        drop(bind(key, address, false)?);
         // If the port is 0, the kernel chooses it here; the other sockets share it.
-        sockets.push(bind(address, true)?);
+        sockets.push(bind(key, address, true)?);
     }
     let address = sockets[0].local_addr()?;
     while sockets.len() < queues {
-        sockets.push(bind(address, true)?);
+        sockets.push(bind(key, address, true)?);
     }
     Ok(())
 }
 
-fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
+fn bind(key: &'static str, address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
     let listen = || {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
@@ -175,7 +182,11 @@ fn bind(address: SocketAddr, shared: bool) -> Result<TcpListener, ListenError> {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
                 std::thread::sleep(RETRY_INTERVAL);
             }
-            result => return result.map_err(|error| ListenError::Listen { address, error }),
+            Err(error) => {
+                let advice = advice(address, &error);
+                return Err(ListenError::Listen { key, address, error, advice });
+            }
+            Ok(listener) => return Ok(listener),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! The process: start, signals, drain, listeners, takeover, `doctor`, `init`,
 //! the commands on a region.
 
+pub mod config_file;
 mod control_plane;
 pub mod doctor;
 mod drain;
 pub(crate) mod gateway;
 pub mod init;
+mod listen_advice;
 mod listeners;
 mod membership;
 pub mod region;

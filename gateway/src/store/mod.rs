@@ -11,8 +11,10 @@ mod source;
 mod sqlite;
 
 use std::borrow::Cow;
+use std::io::ErrorKind;
 
 use gw_shared::id::AccountId;
+use rusqlite::ErrorCode;
 use serde::{Deserialize, Serialize};
 
 pub use contents::{Contents, ContentsSummary};
@@ -141,13 +143,29 @@ pub enum StoreError {
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
-            Some(rusqlite::ErrorCode::DiskFull) => Self::Full,
+            Some(ErrorCode::DiskFull) => Self::Full,
             _ => Self::Sqlite(error),
         }
     }
 }
 
 impl StoreError {
+    /// What failed, in the words of the operating system; `None` if nothing there did.
+    pub(crate) fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::InUse => Some(ErrorKind::ResourceBusy),
+            Self::Full => Some(ErrorKind::StorageFull),
+            Self::Io(error) => Some(error.kind()),
+            Self::Sqlite(error) => match error.sqlite_error_code()? {
+                ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {
+                    Some(ErrorKind::PermissionDenied)
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn corrupt(error: impl std::fmt::Display) -> Self {
         Self::Corrupt(error.to_string())
     }

@@ -1,6 +1,7 @@
 //! Checks of a server certificate: matching key, names of the region, order of the chain, validity period.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -128,8 +129,12 @@ impl Pair {
         match validity(&self.chain, now) {
             Validity::Until(_) => None,
             Validity::Unreadable => Some("its validity cannot be read".to_owned()),
-            Validity::NotYet { from } => Some(format!("not valid before {from}, and the clock says {now}")),
-            Validity::Expired { at } => Some(format!("expired on {at}")),
+            Validity::NotYet { from } => Some(format!(
+                "not valid before {from}, and the clock says {now}; set the clock if that is wrong, or wait"
+            )),
+            Validity::Expired { at } => {
+                Some(format!("expired on {at}, and the clock says {now}; renew it, or set the clock if that is wrong"))
+            }
         }
     }
 }
@@ -156,6 +161,10 @@ pub(crate) fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
 
 fn pem_error(error: pem::Error) -> String {
     match error {
+        pem::Error::Io(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            let user = rustix::process::geteuid().as_raw();
+            format!("cannot be read: {error}; user {user}, which runs this program, has to be able to read it")
+        }
         pem::Error::Io(error) => format!("cannot be read: {error}"),
         error => format!("not PEM: {error}"),
     }

@@ -29,14 +29,20 @@ pub struct Greeting {
 /// Most bytes of a ClientHello. Post-quantum key shares take 1.2 KiB, a resumption ticket a little more.
 pub const CLIENT_HELLO_MAX: usize = 16 * 1024;
 
-/// Response to a plain HTTP request on an HTTPS port.
+/// Response to a plain HTTP request on an https port without errors of its own.
 pub const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 34\r\n\
 connection: close\r\n\r\nThis port speaks https, not http.\n";
+/// Most bytes of a plain HTTP request that are read and dropped after its answer.
+const PLAIN_HTTP_MAX: usize = 64 * 1024;
 
 impl Greeting {
     /// Reads a ClientHello from `socket`; `received` are the bytes that have already been read. Answers anything else
-    /// with the alert of RFC 8446 §6.2, or plain HTTP with [`SPEAK_TLS`].
-    pub async fn read(socket: Socket, mut received: BytesMut) -> io::Result<Self> {
+    /// with the alert of RFC 8446 §6.2, or plain HTTP with `plain_answer`.
+    pub async fn read(
+        socket: Socket,
+        mut received: BytesMut,
+        plain_answer: impl FnOnce() -> Vec<u8>,
+    ) -> io::Result<Self> {
         if received.is_empty() {
             receive(&socket, &mut received).await?;
         }
@@ -55,7 +61,9 @@ impl Greeting {
                 Err((error, mut alert)) => {
                     // A capital letter is no content type of TLS, but the first byte of an HTTP method.
                     if received[0].is_ascii_uppercase() {
-                        drop(socket.try_send(&[IoSlice::new(SPEAK_TLS)]));
+                        drop(socket.try_send(&[IoSlice::new(&plain_answer())]));
+                        // Closing with unread bytes would send a reset, which can destroy the answer.
+                        socket.closer().linger(PLAIN_HTTP_MAX).await;
                     } else {
                         drop(alert.write_all(&mut NonBlocking(&socket)));
                     }
@@ -121,6 +129,7 @@ mod tests {
 
     #[test]
     fn other_bytes_get_an_alert_and_plain_http_gets_a_response() {
+        let answer = || b"speak https".to_vec();
         Driver::choose()
             .unwrap()
             .block_on(async {
@@ -128,7 +137,7 @@ mod tests {
                 let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"ssh-2.0-not-tls\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
+                assert!(Greeting::read(accepted, BytesMut::new(), answer).await.is_err());
                 let mut buffer = BytesMut::new();
                 std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
                 // Content type 21: alert (RFC 8446 §5.1).
@@ -137,10 +146,12 @@ mod tests {
                 let socket = Socket::connect(listener.local_addr().unwrap(), None).await.unwrap();
                 let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
                 socket.send_all(&mut [IoSlice::new(b"GET / HTTP/1.1\r\n\r\n")]).await.unwrap();
-                assert!(Greeting::read(accepted, BytesMut::new()).await.is_err());
+                // The rest of a request is read until the client ends it.
+                socket.shutdown_write();
+                assert!(Greeting::read(accepted, BytesMut::new(), answer).await.is_err());
                 let mut buffer = BytesMut::new();
                 std::future::poll_fn(|cx| socket.poll_recv_buf(cx, &mut buffer)).await.unwrap();
-                assert!(buffer.ends_with(b"\r\n\r\nThis port speaks https, not http.\n"), "{buffer:?}");
+                assert_eq!(&buffer[..], b"speak https");
             })
             .unwrap();
     }

@@ -354,7 +354,7 @@ mod tests {
         let accepted = Socket::from_fd(listener.accept().unwrap().0.into()).unwrap();
         let client = TlsStream::new(socket, session);
         let accept = async {
-            let greeting = Greeting::read(accepted, BytesMut::new()).await.unwrap();
+            let greeting = Greeting::read(accepted, BytesMut::new(), Vec::new).await.unwrap();
             assert_eq!(greeting.hello.server_name.as_deref(), Some("h"));
             greeting.accept(Arc::new(server)).await.unwrap()
         };

@@ -1,0 +1,100 @@
+//! The process that has a file open or listens on a port, as proc(5) shows it to this user.
+
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// State of a listening socket in `/proc/net/tcp`.
+const LISTENING: &str = "0A";
+
+/// A process of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub id: u32,
+    pub name: String,
+}
+
+impl Holder {
+    /// A process that has `path` open.
+    pub fn of_file(path: &Path) -> Option<Self> {
+        let path = fs::canonicalize(path).ok()?;
+        Self::with_descriptor(|link| *link == path)
+    }
+
+    /// A process that listens on the port of `address`, on any address.
+    pub fn of_port(address: SocketAddr) -> Option<Self> {
+        let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| fs::read_to_string(table).unwrap_or_default());
+        let links: Vec<PathBuf> = tables
+            .iter()
+            .flat_map(|table| listeners(table, address.port()))
+            .map(|inode| format!("socket:[{inode}]").into())
+            .collect();
+        if links.is_empty() { None } else { Self::with_descriptor(|link| links.contains(link)) }
+    }
+
+    /// Whether this is the calling process.
+    pub fn is_this_process(&self) -> bool {
+        self.id == std::process::id()
+    }
+
+    /// A process with a descriptor that `is_wanted`. Descriptors of other users' processes are hidden, except from root.
+    fn with_descriptor(is_wanted: impl Fn(&PathBuf) -> bool) -> Option<Self> {
+        let processes = fs::read_dir("/proc").ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        let has = |process: &Path| {
+            let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
+            descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).any(|link| is_wanted(&link))
+        };
+        processes.filter_map(|process| Some((process.file_name()?.to_str()?.parse().ok()?, process))).find_map(
+            |(id, process)| {
+                let name = || fs::read_to_string(process.join("comm")).unwrap_or_default();
+                has(&process).then(|| Self { id, name: name().trim_end().to_owned() })
+            },
+        )
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} ({})", self.id, self.name)
+    }
+}
+
+/// Inodes of the sockets that listen on `port`, from a table such as `/proc/net/tcp`.
+fn listeners(table: &str, port: u16) -> impl Iterator<Item = &str> {
+    table.lines().filter_map(move |line| {
+        let mut words = line.split_whitespace();
+        let (local, state) = (words.nth(1)?, words.nth(1)?);
+        let found = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
+        let inode = words.nth(5)?;
+        (found == port && state == LISTENING).then_some(inode)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn processes_that_listen_or_have_a_file_open_are_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(Holder::of_port(address).unwrap().is_this_process());
+        drop(listener);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let holder = Holder::of_file(file.path()).unwrap();
+        assert_eq!(holder.to_string(), format!("process {} ({})", std::process::id(), holder.name));
+        assert_eq!(Holder::of_file(&file.into_temp_path()), None);
+    }
+
+    #[test]
+    fn only_listening_sockets_of_the_port_count() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+                     0: 0100007F:01BB 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 111 1 x\n   \
+                     1: 0100007F:01BB 0100007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 222 1 x\n   \
+                     2: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 333 1 x\n";
+        assert_eq!(listeners(table, 443).collect::<Vec<_>>(), ["111"]);
+    }
+}
