@@ -12,6 +12,7 @@ mod caller_secret;
 mod certificate;
 mod data_folder;
 mod enrollment;
+mod enrollment_token;
 mod executor;
 mod feed;
 mod inventory;
@@ -46,8 +47,8 @@ pub use caller_secret::{
 };
 pub use certificate::AgentProof;
 #[cfg(any(test, feature = "fuzz_support"))]
-pub(crate) use enrollment::parse_token;
-pub use enrollment::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+pub(crate) use enrollment_token::parse_token;
+pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 pub(crate) use executor::{Executor, JobQueue, executor};
 use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus};
