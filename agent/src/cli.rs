@@ -68,7 +68,7 @@ pub(crate) struct EnrollmentArguments {
     /// URL of the gateway, for example https://eu1.example.com.
     #[arg(long)]
     gateway: Option<String>,
-    /// Enrollment token, valid once. Other users of this machine can see command-line arguments; use
+    /// Enrollment token. Other users of this machine can see command-line arguments; use
     /// GW_ENROLLMENT_TOKEN or --token-file to avoid that.
     #[arg(long, conflicts_with = "token_file")]
     token: Option<String>,

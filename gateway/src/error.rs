@@ -84,8 +84,8 @@ pub enum Error {
     InvalidRequest(String),
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
-    #[error("unknown, expired or used enrollment token: ask an administrator for a new one")]
-    EnrollmentTokenInvalid,
+    #[error("this enrollment token is {0}: ask an administrator for a new one")]
+    EnrollmentTokenInvalid(&'static str),
     #[error("unknown enrollment, wrong secret, or a key of another agent")]
     EnrollmentInvalid,
     #[error("this agent waits for an administrator to approve it")]
@@ -200,7 +200,7 @@ impl Error {
             Self::MethodNotAllowed(_) => {
                 ((StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"), ErrorCode::MethodNotAllowed, Caller)
             }
-            Self::EnrollmentTokenInvalid => {
+            Self::EnrollmentTokenInvalid(_) => {
                 ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentTokenInvalid, Agent)
             }
             Self::EnrollmentInvalid => ((StatusCode::UNAUTHORIZED, "AgentDenied"), ErrorCode::EnrollmentInvalid, Agent),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use gw_gateway::control::{AgentChanges, AgentView};
 use gw_gateway::telemetry::counters::TunnelReport;
-use gw_shared::id::{AccountId, AgentId, ServiceId};
+use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use humantime::format_duration;
 
 use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word};
@@ -14,7 +14,12 @@ use super::{new_list, texts};
 #[derive(Subcommand)]
 pub(crate) enum AgentCommand {
     /// List the agents of an account.
-    List { account: AccountId },
+    List {
+        account: AccountId,
+        /// Only agents that enrolled with this token, which may be expired or deleted.
+        #[arg(long, value_name = "ID")]
+        enrollment_token: Option<EnrollmentTokenId>,
+    },
     /// Show an agent and its tunnels.
     Show { account: AccountId, agent: AgentId },
     /// Approve an agent that waits for approval.
@@ -40,7 +45,10 @@ impl AgentCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         let item = |account: &AccountId, agent: &AgentId| format!("/accounts/{account}/agents/{agent}");
         match self {
-            Self::List { account } => output.list::<AgentView>(&format!("/accounts/{account}/agents"), &[], None),
+            Self::List { account, enrollment_token } => {
+                let token = enrollment_token.as_ref().map(|token| ("enrollment_token", token.as_str()));
+                output.list::<AgentView>(&format!("/accounts/{account}/agents"), token.as_slice(), None)
+            }
             Self::Show { account, agent } => output.show::<AgentView>(&item(&account, &agent)),
             Self::Approve { account, agent } => {
                 output.act::<AgentView>(&format!("{}/approve", item(&account, &agent)), None)
@@ -69,6 +77,7 @@ impl Shown for AgentView {
             ("version", or_dash(self.version.as_ref())),
             ("update", or_dash(self.update.as_ref())),
             ("certificate until", or_dash(self.certificate_not_after.as_ref())),
+            ("enrollment token", or_dash(self.enrollment_token.as_ref())),
             ("created", self.created_at.clone()),
         ];
         let tunnels = self.tunnels.iter().map(|tunnel| ("tunnel", in_words(tunnel)));

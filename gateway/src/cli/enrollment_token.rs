@@ -9,7 +9,7 @@ use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
 use serde_json::json;
 
-use super::output::{CommandError, Listed, Output, Shown, joined, or_dash, word, write_facts};
+use super::output::{CommandError, Listed, Output, Shown, joined, word, write_facts};
 use super::texts;
 
 #[derive(Subcommand)]
@@ -23,9 +23,20 @@ pub(crate) enum EnrollmentTokenCommand {
         /// Whether the agent is approved automatically, or waits for `agent approve`.
         #[arg(long, value_enum, default_value = "auto")]
         approval: Approval,
-        /// Lifetime of the token; 600 by default, which is also the maximum.
-        #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=600))]
+        /// Lifetime of the token, from 1 minute to 30 days: 10m (the default), 12h, 30d.
+        #[arg(long, value_name = "TIME", value_parser = NewEnrollmentToken::parse_lifetime)]
+        expires_in: Option<u64>,
+        /// As --expires-in, in seconds.
+        #[arg(
+            long,
+            value_name = "N",
+            value_parser = value_parser!(u64).range(1..=2_592_000),
+            conflicts_with = "expires_in",
+        )]
         expires_in_seconds: Option<u64>,
+        /// Number of agents that may enroll with the token, at most 10000; 1 by default.
+        #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(NewEnrollmentToken::USES_MAX)))]
+        uses: Option<u32>,
         /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
@@ -34,15 +45,16 @@ pub(crate) enum EnrollmentTokenCommand {
     List { account: AccountId },
     /// Show a token, without its secret.
     Show { account: AccountId, id: EnrollmentTokenId },
-    /// Withdraw a token. An agent that used it stays enrolled.
+    /// Withdraw a token: no further agent enrolls with it. Agents that used it stay enrolled.
     Delete { account: AccountId, id: EnrollmentTokenId },
 }
 
 impl EnrollmentTokenCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Create { account, services, approval, expires_in_seconds, gateway_url } => {
-                let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds };
+            Self::Create { account, services, approval, expires_in, expires_in_seconds, uses, gateway_url } => {
+                let expires_in_seconds = expires_in.or(expires_in_seconds);
+                let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds, uses };
                 let path = format!("/accounts/{account}/enrollment-tokens");
                 let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
                 output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
@@ -51,7 +63,14 @@ impl EnrollmentTokenCommand {
                     }
                     writeln!(out, "Created:")?;
                     write_facts(&created.enrollment_token, out)?;
-                    writeln!(out, "The token is shown only this once, and works once. Run on the agent's machine:\n")?;
+                    let uses = match created.enrollment_token.uses {
+                        1 => "once".to_owned(),
+                        uses => format!("for {uses} agents"),
+                    };
+                    writeln!(
+                        out,
+                        "The token is shown only this once, and works {uses}. Run on the agent's machine:\n"
+                    )?;
                     writeln!(out, "{}", created.command())
                 })
             }
@@ -75,7 +94,8 @@ impl Shown for EnrollmentTokenView {
             ("services", joined(&self.services)),
             ("approval", word(self.approval)),
             ("expires", self.expires_at.clone()),
-            ("used by", or_dash(self.used_by.as_ref())),
+            ("used", format!("{} of {}", self.used, self.uses)),
+            ("agents", joined(&self.agents)),
             ("created", self.created_at.clone()),
         ]
     }

@@ -48,7 +48,7 @@ pub(crate) enum Administration {
     Credential(Family<CallerSecretCommand<ClientId>>),
     /// Service keys: keys that callers send with each request.
     Key(Family<CallerSecretCommand<KeyId>>),
-    /// Enrollment tokens: each lets one agent enroll, once.
+    /// Enrollment tokens: each lets one agent enroll, or several.
     EnrollmentToken(Family<EnrollmentTokenCommand>),
     /// Agents: connectors that run beside the backends.
     Agent(Family<AgentCommand>),

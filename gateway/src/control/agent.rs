@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gw_shared::id::{AccountId, AgentId, EnrollmentId, ServiceId};
+use gw_shared::id::{AccountId, AgentId, EnrollmentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::enrollment::EnrollmentStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -40,6 +40,10 @@ pub struct AgentView {
     /// Its last refused tunnel, if its version is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused_version: Option<RefusedVersion>,
+    /// The token that it enrolled with, which may no longer exist.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub enrollment_token: Option<EnrollmentTokenId>,
     /// When its newest certificate expires.
     #[schema(format = DateTime)]
     pub certificate_not_after: Option<String>,
@@ -84,6 +88,7 @@ impl AgentView {
             version: record.version.clone(),
             update: None,
             refused_version: None,
+            enrollment_token: record.enrollment_token.clone(),
             certificate_not_after: record.certificate_not_after.map(|at| at.to_string()),
             created_at: record.created_at.to_string(),
             tunnels: Vec::new(),
@@ -109,11 +114,20 @@ impl AgentView {
 }
 
 impl Control {
-    pub fn agents(&self, account: &str, query: &PageQuery) -> Result<Page<AgentView>, ControlError> {
+    /// The agents of an account; with `enrollment_token`, only those that enrolled with it.
+    pub fn agents(
+        &self,
+        account: &str,
+        enrollment_token: Option<&str>,
+        query: &PageQuery,
+    ) -> Result<Page<AgentView>, ControlError> {
         let live = self.live_agents();
         let state = self.state();
         let account = &account::find(&state.records, account)?.id;
-        let agents = state.records.agents.values().filter(|record| record.account == *account);
+        let agents = state.records.agents.values().filter(|record| {
+            let token = record.enrollment_token.as_ref().map(EnrollmentTokenId::as_str);
+            record.account == *account && (enrollment_token.is_none() || token == enrollment_token)
+        });
         Ok(Page::of(agents, |record| record.id.as_str(), query, |record| AgentView::new(record, &live))?)
     }
 

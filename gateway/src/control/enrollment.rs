@@ -21,20 +21,24 @@ const ENROLLMENT_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
 const POLL_AFTER_SECONDS: u32 = 5;
 
 impl Control {
-    /// Enrolls an agent and marks its token as used.
+    /// Enrolls an agent and counts the use of its token.
     pub fn enroll(&self, request: &EnrollRequest) -> Result<EnrollReply, ControlError> {
         self.agent_versions
             .check(&request.version)
             .map_err(|mismatch| ControlError::Refused(Error::VersionMismatch(mismatch.to_string())))?;
         let name = checked_name(&request.name)
             .map_err(|error| ControlError::Refused(Error::InvalidRequest(error.to_string())))?;
-        let (id, secret) = parse_token(&request.token).ok_or(ControlError::Refused(Error::EnrollmentTokenInvalid))?;
+        let refused = |state| ControlError::Refused(Error::EnrollmentTokenInvalid(state));
+        let (id, secret) = parse_token(&request.token).ok_or(refused("unknown or deleted"))?;
         self.change(&Actor::EnrollmentToken(id.clone()), |records, now| {
-            let token = records
-                .enrollment_tokens
-                .get(&id)
-                .filter(|token| token.secret.matches(secret) && token.used_by.is_none() && now < token.expires_at)
-                .ok_or(ControlError::Refused(Error::EnrollmentTokenInvalid))?;
+            let token = records.enrollment_tokens.get(&id).filter(|token| token.secret.matches(secret));
+            let token = token.ok_or(refused("unknown or deleted"))?;
+            if token.is_used_up() {
+                return Err(refused("used up"));
+            }
+            if now >= token.expires_at {
+                return Err(refused("expired"));
+            }
             let status = match token.approval {
                 Approval::Auto => EnrollmentStatus::Approved,
                 Approval::Manual => EnrollmentStatus::Pending,
@@ -59,19 +63,30 @@ impl Control {
                 name: name.clone(),
                 services: token.services.clone(),
                 status,
+                enrollment_token: Some(token.id.clone()),
                 version: Some(request.version.clone()),
-                enrollment: Some(enrollment),
+                enrollment: Some(Box::new(enrollment)),
                 key: None,
                 previous_key: None,
                 certificate_not_after: None,
                 created_at: now,
             };
-            let used = EnrollmentTokenRecord { used_by: Some(agent.id.clone()), ..token.clone() };
+            let used = EnrollmentTokenRecord {
+                used: token.times_used() + 1,
+                used_by: Some(agent.id.clone()),
+                ..token.clone()
+            };
             Ok(Plan {
                 action: "agent.enroll",
                 account: Some(agent.account.clone()),
                 target: agent.id.to_string(),
-                detail: json!({ "name": agent.name, "services": agent.services, "status": status }),
+                detail: json!({
+                    "name": agent.name,
+                    "services": agent.services,
+                    "status": status,
+                    "use": used.used,
+                    "uses": used.uses,
+                }),
                 output: reply,
                 steps: vec![Step::Put(StoredRecord::EnrollmentToken(used)), Step::Put(StoredRecord::Agent(agent))],
             })

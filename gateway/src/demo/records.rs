@@ -36,7 +36,9 @@ impl Seeded {
             existing => existing?,
         };
         // Only the demo's own agent: the user may have enrolled others in the same folder.
-        for agent in control.agents(ACCOUNT, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT) {
+        for agent in
+            control.agents(ACCOUNT, None, &PageQuery::default())?.items.iter().filter(|agent| agent.name == AGENT)
+        {
             control.delete_agent(actor, ACCOUNT, agent.agent_id.as_str())?;
         }
         let credential = fresh_secret::<ClientId>(control)?;

@@ -311,6 +311,7 @@ mod tests {
                     name: "a".to_owned(),
                     services: BTreeSet::from([service]),
                     status: EnrollmentStatus::Approved,
+                    enrollment_token: None,
                     version: None,
                     enrollment: None,
                     key: None,
@@ -328,6 +329,8 @@ mod tests {
                     approval: Approval::Auto,
                     created_at: Timestamp(1),
                     expires_at: Timestamp(2),
+                    uses: 1,
+                    used: 0,
                     used_by: None,
                 })
             }),

@@ -45,3 +45,37 @@ pub(super) fn read(kind: &str, document: &str) -> Result<StoredRecord, StoreErro
         other => return Err(StoreError::Corrupt(format!("unknown kind of record {other:?}"))),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AgentRecord, EnrollmentTokenRecord};
+    use super::*;
+
+    fn token(document: &str) -> EnrollmentTokenRecord {
+        let StoredRecord::EnrollmentToken(token) = read("enrollment_token", document).unwrap() else { unreachable!() };
+        token
+    }
+
+    #[test]
+    fn an_enrollment_token_of_an_earlier_version_has_one_use() {
+        let unused = format!(
+            r#"{{"id":"0123456789abcdef","account":"acme","secret":"{}","services":["api"],"approval":"auto",
+                "created_at":1,"expires_at":2,"used_by":null}}"#,
+            "0".repeat(64)
+        );
+        let open = token(&unused);
+        assert_eq!((open.uses, open.times_used(), open.is_used_up()), (1, 0, false));
+        let used = token(&unused.replace("null", r#""ag_0123456789abcdefghij""#));
+        assert_eq!((used.uses, used.times_used(), used.is_used_up()), (1, 1, true));
+    }
+
+    #[test]
+    fn an_agent_of_an_earlier_version_names_no_enrollment_token() {
+        let document = r#"{"id":"ag_0123456789abcdefghij","account":"acme","name":"a","services":["api"],
+            "status":"approved"}"#;
+        let StoredRecord::Agent(AgentRecord { enrollment_token, .. }) = read("agent", document).unwrap() else {
+            unreachable!()
+        };
+        assert_eq!(enrollment_token, None);
+    }
+}

@@ -75,7 +75,7 @@ pub enum Approval {
     Manual,
 }
 
-/// Lets one agent enroll, once.
+/// Lets agents enroll, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnrollmentTokenRecord {
     pub id: EnrollmentTokenId,
@@ -85,8 +85,29 @@ pub struct EnrollmentTokenRecord {
     pub approval: Approval,
     pub created_at: Timestamp,
     pub expires_at: Timestamp,
-    /// The agent that used the token.
+    /// Number of agents that may use it.
+    #[serde(default = "once")]
+    pub uses: u32,
+    /// Number of agents that have used it; absent in records of earlier versions.
+    #[serde(default)]
+    pub used: u32,
+    /// The last agent that used it. Earlier versions know only this: they take a token with it for used up.
     pub used_by: Option<AgentId>,
+}
+
+fn once() -> u32 {
+    1
+}
+
+impl EnrollmentTokenRecord {
+    /// Number of agents that have used the token.
+    pub fn times_used(&self) -> u32 {
+        self.used.max(u32::from(self.used_by.is_some()))
+    }
+
+    pub fn is_used_up(&self) -> bool {
+        self.times_used() >= self.uses
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,12 +117,15 @@ pub struct AgentRecord {
     pub name: String,
     pub services: BTreeSet<ServiceId>,
     pub status: EnrollmentStatus,
+    /// The token that it enrolled with, which may no longer exist.
+    #[serde(default)]
+    pub enrollment_token: Option<EnrollmentTokenId>,
     /// The version that the agent reported at enrollment.
     #[serde(default)]
     pub version: Option<String>,
     /// Present until the first certificate, and for some time after it in case the reply is lost.
     #[serde(default)]
-    pub enrollment: Option<EnrollmentRecord>,
+    pub enrollment: Option<Box<EnrollmentRecord>>,
     /// Key of the newest certificate.
     #[serde(default)]
     pub key: Option<PublicKeyHash>,

@@ -343,6 +343,8 @@ mod tests {
                 approval: Approval::Manual,
                 created_at: Timestamp(3),
                 expires_at: Timestamp(4),
+                uses: 50,
+                used: 3,
                 used_by: Some(AgentId::random()),
             }),
             StoredRecord::Agent(AgentRecord {
@@ -351,12 +353,13 @@ mod tests {
                 name: "a".into(),
                 services,
                 status: EnrollmentStatus::Pending,
+                enrollment_token: Some(EnrollmentTokenId::random()),
                 version: Some("0.1.0".into()),
-                enrollment: Some(EnrollmentRecord {
+                enrollment: Some(Box::new(EnrollmentRecord {
                     id: EnrollmentId::random(),
                     secret: SecretHash::of("z"),
                     expires_at: Timestamp(9),
-                }),
+                })),
                 key: Some(PublicKeyHash::of(b"key")),
                 previous_key: None,
                 certificate_not_after: Some(Timestamp(10)),

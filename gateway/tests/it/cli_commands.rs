@@ -324,7 +324,9 @@ fn enrollment_tokens() {
             "approval": "manual",
             "created_at": CREATED_AT,
             "expires_at": "2026-01-02T03:14:05Z",
-            "used_by": null,
+            "uses": 50,
+            "used": 2,
+            "agents": ["ag_0123456789abcdefghij", "ag_1123456789abcdefghij"],
         });
         if let Some(text) = text {
             view["token"] = text.into();
@@ -341,17 +343,31 @@ fn enrollment_tokens() {
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
     let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent enroll --gateway https://eu1.example.com:8443\n");
-    assert!(out.contains("The token is shown only this once") && out.ends_with(&line), "{out}");
+    assert!(
+        out.contains("The token is shown only this once, and works for 50 agents.") && out.ends_with(&line),
+        "{out}"
+    );
     let (_, out) = succeed(&format!("{create} --gateway-url https://gw"), vec![created.clone()]);
     assert!(out.ends_with(&format!("={text} gw-agent enroll --gateway https://gw\n")), "{out}");
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);
     assert_eq!((asked, out), (vec![request.to_owned()], format!("{}\n", created.1)));
 
     let (_, out) = succeed("enrollment-token list acme", vec![(200, page(&[token(None)]))]);
-    let table = "ID                SERVICES  APPROVAL  EXPIRES               USED BY\n\
-                 0123456789abcdef  api       manual    2026-01-02T03:14:05Z  -\n";
+    let table = "ID                SERVICES  APPROVAL  EXPIRES               USED\n\
+                 0123456789abcdef  api       manual    2026-01-02T03:14:05Z  2 of 50\n";
     assert_eq!(out, table);
-    let (asked, _) = succeed(&format!("enrollment-token show acme {ID}"), vec![(200, token(None))]);
+    for (option, member) in [
+        ("--expires-in 30d --uses 50", r#""expires_in_seconds":2592000,"#),
+        ("--expires-in 90m --uses 50", r#""expires_in_seconds":5400,"#),
+        ("--uses 50", ""),
+    ] {
+        let line = format!("enrollment-token create acme --service api {option}");
+        let (asked, _) = succeed(&line, vec![created.clone()]);
+        let body = format!(r#"{{"approval":"auto",{member}"services":["api"],"uses":50}}"#);
+        assert_eq!(asked, [format!("POST /api/v1/accounts/acme/enrollment-tokens {body}")]);
+    }
+    let (asked, out) = succeed(&format!("enrollment-token show acme {ID}"), vec![(200, token(None))]);
+    assert!(out.contains("  agents    ag_0123456789abcdefghij, ag_1123456789abcdefghij\n"), "{out}");
     assert_eq!(asked, [format!("GET /api/v1/accounts/acme/enrollment-tokens/{ID}")]);
     let (asked, _) = succeed(&format!("enrollment-token delete acme {ID}"), vec![(204, Value::Null)]);
     assert_eq!(asked, [format!("DELETE /api/v1/accounts/acme/enrollment-tokens/{ID}")]);
@@ -368,6 +384,7 @@ fn agents() {
         "services": ["api"],
         "status": "approved",
         "version": "0.1.0",
+        "enrollment_token": "0123456789abcdef",
         "certificate_not_after": null,
         "created_at": CREATED_AT,
         "update": {"state": "held_back"},
@@ -389,8 +406,12 @@ fn agents() {
                  UPDATE     CERTIFICATE UNTIL\n\
                  ag_0123456789abcdefghij  en_0123456789abcdefghij  a machine  api       approved  1        0.1.0    held back  -\n";
     assert_eq!(out, table);
+    let line = "agent list acme --enrollment-token 0123456789abcdef";
+    let (asked, _) = succeed(line, vec![(200, page(std::slice::from_ref(&agent)))]);
+    assert_eq!(asked, ["GET /api/v1/accounts/acme/agents?limit=500&enrollment_token=0123456789abcdef"]);
     let (asked, out) = succeed(&format!("agent show acme {ID}"), reply());
     assert_eq!(asked, [format!("GET {item}")]);
+    assert!(out.contains("\n  enrollment token   0123456789abcdef\n"), "{out}");
     assert!(
         out.contains(
             "  acme--api: up 1m 1s, idle 0s, 2 requests in flight, 2 of 128 slots in use, round trip 250.0µs, draining\n"

@@ -25,6 +25,7 @@ mod demo_nodes;
 mod doctor;
 mod durability;
 mod enrollment;
+mod enrollment_tokens;
 mod error_messages;
 mod flow_control;
 mod framing;

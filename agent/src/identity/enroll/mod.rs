@@ -49,8 +49,8 @@ pub enum EnrollError {
     #[error("enroll:{}", .0.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>())]
     Usage(Vec<String>),
     #[error(
-        "the gateway refused the enrollment token ({0}): a token is valid once and for a limited time; ask an \
-         administrator for a new one"
+        "the gateway refused the enrollment token ({0}): a token is valid for a limited time and number of agents; ask \
+         an administrator for a new one"
     )]
     Token(Refusal),
     #[error("the gateway refused to continue the enrollment ({0}): enroll again with a new token")]
@@ -127,7 +127,7 @@ async fn run(state: &StateDir, proxies: &ProxySettings, start: Start) -> Result<
     Ok(Enrolled { enrollment, state: state.clone(), not_after: reply.not_after })
 }
 
-/// Exchanges the token, which is valid once, for an enrollment, and stores it so that it can be resumed.
+/// Exchanges the token, which may be valid only once, for an enrollment, and stores it so that it can be resumed.
 async fn begin(state: &StateDir, new: NewEnrollment, clock: &GatewayClock) -> Result<PendingEnrollment, EnrollError> {
     let key_pem = KeyPair::generate().map_err(UnfitIdentity::Key)?.serialize_pem();
     let (name, host, port) = (&new.gateway_name, &new.gateway_host, new.gateway_port);

@@ -1,8 +1,12 @@
 //! `/accounts/{account}/agents`
 
+#![expect(unused_qualifications, reason = "of the code that utoipa::path writes for a type of its own file")]
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -19,18 +23,34 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(revoke_agent))
 }
 
+/// Which agents.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Filter {
+    /// Only agents that enrolled with the token of this id, which may no longer exist.
+    enrollment_token: Option<String>,
+    /// Most items on the page.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
 /// List the agents of an account, with their live tunnels.
 #[utoipa::path(
     get, path = "/accounts/{account}/agents", tag = "agents",
-    params(("account" = String, Path, description = "Account id"), PageQuery),
+    params(("account" = String, Path, description = "Account id"), Filter),
     responses((status = 200, description = "A page", body = Page<AgentView>), ReadProblems),
 )]
 async fn list_agents(
     State(admin): State<Admin>,
     Path(account): Path<String>,
-    Query(page): Query<PageQuery>,
+    Query(Filter { enrollment_token, limit, cursor }): Query<Filter>,
 ) -> Result<Json<Page<AgentView>>, Problem> {
-    let mut page = admin.clone().ask(move |control| control.agents(&account, &page)).await?;
+    let query = PageQuery { limit, cursor };
+    let look = move |control: &Control| control.agents(&account, enrollment_token.as_deref(), &query);
+    let mut page = admin.clone().ask(look).await?;
     admin.add_tunnels_elsewhere(&mut page.items).await;
     Ok(Json(page))
 }

@@ -19,7 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Admin> {
         .routes(routes!(show_enrollment_token, delete_enrollment_token))
 }
 
-/// Create an enrollment token. It is shown this once, and good once.
+/// Create an enrollment token. It is shown this once.
 #[utoipa::path(
     post, path = "/accounts/{account}/enrollment-tokens", tag = "enrollment-tokens",
     params(("account" = String, Path, description = "Account id")),
@@ -42,7 +42,7 @@ async fn create_enrollment_token(
     Ok(secret(created((made, true), &location)))
 }
 
-/// List the enrollment tokens of an account, for a day after they expired.
+/// List the enrollment tokens of an account, until a day after they expire, with the agents that used them.
 #[utoipa::path(
     get, path = "/accounts/{account}/enrollment-tokens", tag = "enrollment-tokens",
     params(("account" = String, Path, description = "Account id"), PageQuery),
@@ -69,7 +69,7 @@ async fn show_enrollment_token(
     admin.ask(move |control| control.enrollment_token(&account, &id)).await.map(Json)
 }
 
-/// Withdraw an enrollment token. An agent that has used it stays enrolled.
+/// Withdraw an enrollment token. Agents that have used it stay enrolled.
 #[utoipa::path(
     delete, path = "/accounts/{account}/enrollment-tokens/{id}", tag = "enrollment-tokens",
     params(("account" = String, Path, description = "Account id"), ("id" = String, Path)),

@@ -1,7 +1,8 @@
 //! Pages and forms of the console.
 
 use gw_gateway::control::{Actor, NewCallerSecret};
-use gw_shared::id::{ClientId, KeyId};
+use gw_gateway::store::{AgentRecord, StoredRecord};
+use gw_shared::id::{AgentId, ClientId, KeyId};
 
 use super::browser::Browser;
 use crate::support::caller::{HOST, connect};
@@ -173,8 +174,17 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
 
     let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &[]);
     assert!(wrong.status == 422 && wrong.text.contains("id=\"services-error\""));
-    let fields = [("services", "api"), ("approval", "manual")];
+    let fields = [("services", "api"), ("uses", "0"), ("expires_in", "31d")];
+    let wrong = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
+    assert!(wrong.status == 422 && wrong.text.contains("value=\"31d\""), "{}", wrong.text);
+    assert!(wrong.between("id=\"uses-error\">", "<").contains("from 1 to 10000"));
+    assert!(wrong.between("id=\"expires_in-error\">", "<").contains("from 1 minute to 30 days"));
+    let fields = [("services", "api"), ("approval", "manual"), ("uses", "50"), ("expires_in", "12h")];
     let made = browser.submit("/accounts/acme/new-agent", "/accounts/acme/new-agent", &fields);
+    assert!(made.text.contains("It works for 50 agents, until "), "{}", made.text);
+    let tokens = control.records().enrollment_tokens;
+    let record = tokens.values().find(|token| token.account.as_str() == "acme").unwrap();
+    assert_eq!((record.uses, record.expires_at.0 - record.created_at.0), (50, 12 * 3600));
     let token = made.between("aria-labelledby=\"secret-title\">", "<");
     let enroll = made.between("aria-labelledby=\"enroll-title\">", "</pre>");
     let line = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway https://eu1.gw.localhost:");
@@ -182,7 +192,7 @@ fn an_account_is_created_changed_and_deleted_with_forms() {
     assert!(enroll.contains("-----BEGIN CERTIFICATE-----\n"), "{enroll}");
     assert!(made.text.contains("gw-agent run --backend "));
     let agents = browser.get("/accounts/acme/agents");
-    assert!(!agents.text.contains(&token));
+    assert!(!agents.text.contains(&token) && agents.text.contains(">0 of 50<"), "{}", agents.text);
     let delete = agents.between("action=\"/accounts/acme/enrollment-tokens/", "\"");
     let path = format!("/accounts/acme/enrollment-tokens/{delete}");
     assert_eq!(browser.submit("/accounts/acme/agents", &path, &[]).status, 303);
@@ -223,6 +233,35 @@ fn agents_are_renamed_revoked_and_deleted() {
     let deleted = browser.submit(&page, &format!("{page}/delete"), &[("confirm", &agent)]);
     assert_eq!(deleted.header("location"), "/accounts/demo/agents?note=deleted");
     assert_eq!(browser.get(&page).status, 404);
+}
+
+#[test]
+fn the_agents_of_an_enrollment_token_are_listed() {
+    let demo = demo(None);
+    let (control, mut browser) = (demo.gateway().control(), Browser::signed_in(&demo));
+    let agent = control.records().agents.into_values().next().unwrap();
+    let token = agent.enrollment_token.clone().unwrap();
+    let page = browser.get("/accounts/demo/agents");
+    let link = format!("<a class=\"id\" href=\"/accounts/demo/agents/{0}\">{0}</a>", agent.id);
+    assert!(page.text.contains(&link) && page.text.contains(">1 of 1<"), "{}", page.text);
+    for number in 1..=60 {
+        let id = AgentId::new(&format!("ag_{number:020}")).unwrap();
+        control.put(&StoredRecord::Agent(AgentRecord { id, ..agent.clone() })).unwrap();
+    }
+    // Agents of no token are not listed.
+    let other = AgentRecord { id: AgentId::random(), enrollment_token: None, ..agent.clone() };
+    control.put(&StoredRecord::Agent(other.clone())).unwrap();
+    let of_token = format!("/accounts/demo/agents?enrolled_with={token}");
+    let page = browser.get("/accounts/demo/agents");
+    assert!(page.text.contains(&format!("<a href=\"{of_token}\">Show all</a>")), "{}", page.text);
+    let first = browser.get(&of_token);
+    let next = first.between("<p class=\"more\"><a class=\"button\" href=\"", "\"").replace("&amp;", "&");
+    let pages = [first, browser.get(&next)];
+    let rows: Vec<usize> = pages.iter().map(|page| page.text.matches("<td data-label=\"Agent\">").count()).collect();
+    assert_eq!(rows, [50, 11]);
+    assert!(pages.iter().all(|page| !page.text.contains(other.id.as_str())));
+    let shown = browser.get(&format!("/accounts/demo/agents/{}", agent.id));
+    assert!(shown.text.contains(&of_token), "{}", shown.text);
 }
 
 #[test]

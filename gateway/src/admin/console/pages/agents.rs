@@ -28,6 +28,8 @@ struct AgentsPage {
     crumbs: Vec<Crumb>,
     account: String,
     tab: Tab,
+    /// The enrollment token of the listed agents; `None` lists all agents.
+    enrolled_with: Option<String>,
     agents: Vec<AgentView>,
     /// Which tunnels are missing.
     missing: Option<String>,
@@ -62,8 +64,8 @@ pub(crate) fn status_word(status: &EnrollmentStatus) -> (&'static str, &'static 
 
 /// Text and style of an enrollment token's state.
 fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'static str) {
-    if token.used_by.is_some() {
-        ("used", "neutral")
+    if token.is_used_up() {
+        ("used up", "neutral")
     } else if token.expires_at <= now.to_string() {
         ("expired", "neutral")
     } else {
@@ -75,6 +77,8 @@ fn token_state(token: &EnrollmentTokenView, now: Timestamp) -> (&'static str, &'
 #[derive(Deserialize)]
 pub(crate) struct ListsQuery {
     cursor: Option<String>,
+    /// Id of a token: only agents that enrolled with it.
+    enrolled_with: Option<String>,
     /// Cursor of the enrollment tokens.
     tokens: Option<String>,
 }
@@ -83,12 +87,12 @@ pub(crate) async fn list(
     State(admin): State<Admin>,
     visit: Visit,
     Path(account): Path<String>,
-    Query(ListsQuery { cursor, tokens }): Query<ListsQuery>,
+    Query(ListsQuery { cursor, enrolled_with, tokens }): Query<ListsQuery>,
 ) -> Result<Response, Failure> {
-    let id = account.clone();
+    let (id, token) = (account.clone(), enrolled_with.clone());
     let look = move |control: &Control| {
         let page = |cursor| PageQuery { limit: Some(50), cursor };
-        Ok((control.agents(&id, &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
+        Ok((control.agents(&id, token.as_deref(), &page(cursor))?, control.enrollment_tokens(&id, &page(tokens))?))
     };
     let (agents, tokens) = admin.look(look).await?;
     let Page { items: mut agents, next_cursor } = agents;
@@ -103,6 +107,7 @@ pub(crate) async fn list(
         missing,
         account,
         tab: Tab::Agents,
+        enrolled_with,
         agents,
         next_cursor,
         tokens,

@@ -14,7 +14,7 @@ use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken};
+use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 use crate::store::Approval;
 
 #[derive(Template)]
@@ -50,7 +50,8 @@ pub(crate) async fn new(
     visit: Visit,
     Path(account): Path<String>,
 ) -> Result<Response, Failure> {
-    page(&admin, visit, account, Form::default().with("approval", "auto")).await
+    let form = Form::default().with("approval", "auto").with("expires_in", "10m").with("uses", "1");
+    page(&admin, visit, account, form).await
 }
 
 async fn page(admin: &Admin, visit: Visit, account: String, form: Form) -> Result<Response, Failure> {
@@ -66,28 +67,37 @@ pub(crate) async fn create(
     Path(account): Path<String>,
     Extension(mut form): Extension<Form>,
 ) -> Result<Response, Failure> {
+    let lifetime = form.filled("expires_in").map(|text| NewEnrollmentToken::parse_lifetime(&text)).transpose();
+    let expires_in_seconds = lifetime.unwrap_or_else(|message| {
+        form.refuse("expires_in", message);
+        None
+    });
     let new = NewEnrollmentToken {
         services: form.values("services"),
         approval: if form.has("approval", "manual") { Approval::Manual } else { Approval::Auto },
-        expires_in_seconds: None,
+        expires_in_seconds,
+        uses: form.number("uses", 1..=NewEnrollmentToken::USES_MAX),
     };
-    let id = account.clone();
-    match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
-        Ok(made) => {
-            let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
-            // The link back must lead to the list, because the address of this page accepts only POST.
-            chrome.address = format!("/accounts/{account}/agents");
-            let made = made.on_port(admin.console.port());
-            let enroll = made.command();
-            let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
-            render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: GatewayAddress::run() })
-        }
-        Err(error) => {
-            form.refused_by(error)?;
-            let page = page(&admin, visit, account, form).await?;
-            Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+    if !form.is_refused() {
+        let id = account.clone();
+        match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
+            Ok(made) => return token_page(&admin, visit, account, made),
+            Err(error) => form.refused_by(error)?,
         }
     }
+    let page = page(&admin, visit, account, form).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response())
+}
+
+/// Shows a new token. It is shown only on this page.
+fn token_page(admin: &Admin, visit: Visit, account: String, made: NewEnrollmentTokenView) -> Result<Response, Failure> {
+    let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
+    // The link back must lead to the list, because the address of this page accepts only POST.
+    chrome.address = format!("/accounts/{account}/agents");
+    let made = made.on_port(admin.console.port());
+    let enroll = made.command();
+    let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
+    render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: GatewayAddress::run() })
 }
 
 pub(crate) async fn delete(
