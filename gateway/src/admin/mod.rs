@@ -22,7 +22,7 @@ use gw_shared::telemetry::trace::SpanCounts;
 use tokio::sync::Semaphore;
 
 use crate::clock::Timestamp;
-use crate::control::{Actor, Control, ControlError, ReplayEdits};
+use crate::control::{Actor, Control, ControlError, GatewayAddress, ReplayEdits};
 use crate::members::RegionInputs;
 use crate::telemetry::request_log::{LogError, RequestLog, RequestView};
 use crate::telemetry::timeseries::Series;
@@ -100,6 +100,12 @@ impl Admin {
 }
 
 impl Admin {
+    /// How agents and callers reach the gateway.
+    async fn gateway_address(&self) -> Result<GatewayAddress, Panicked> {
+        let port = self.console.port();
+        self.clone().run(move |control| control.gateway_address().on_port(port)).await
+    }
+
     /// Runs a read of this node's request log on a blocking thread.
     async fn read_log<T: Send + 'static>(
         &self,

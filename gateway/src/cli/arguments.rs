@@ -166,6 +166,7 @@ mod tests {
         for good in [
             "gw-gateway account create acme --json",
             "gw-gateway service create acme api --mode jwt --mode service_key --burst 5 --request-logging false",
+            "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 80",
             "gw-gateway service change acme api --disable --admin-url http://localhost:1",
             "gw-gateway credential create acme --service api --service b --name ci",
             "gw-gateway key rotate-secret acme 0123456789abcdef",
@@ -190,6 +191,7 @@ mod tests {
             ("gw-gateway account create ACME", ErrorKind::ValueValidation),
             ("gw-gateway account show acme/../other", ErrorKind::ValueValidation),
             ("gw-gateway credential show acme 0123456789abcdef", ErrorKind::ValueValidation),
+            ("gw-gateway service create acme api --backend-port 80", ErrorKind::MissingRequiredArgument),
             ("gw-gateway service create acme api --burst 0", ErrorKind::ValueValidation),
             ("gw-gateway service create acme api --mode password", ErrorKind::InvalidValue),
             ("gw-gateway service change acme api --enable --disable", ErrorKind::ArgumentConflict),

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::{Subcommand, value_parser};
-use gw_gateway::control::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use gw_gateway::control::{BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 use gw_gateway::store::Approval;
 use gw_shared::id::{AccountId, EnrollmentTokenId, ServiceId};
 use http::Method;
@@ -14,7 +14,7 @@ use super::texts;
 
 #[derive(Subcommand)]
 pub(crate) enum EnrollmentTokenCommand {
-    /// Create a token, and print the command that enrolls an agent with it.
+    /// Create a token, and print the command that enrolls and runs an agent with it.
     Create {
         account: AccountId,
         /// A service that the agent will serve; repeat for each.
@@ -40,6 +40,9 @@ pub(crate) enum EnrollmentTokenCommand {
         /// URL by which the agent reaches the gateway; by default the apex of the region with the port of the gateway.
         #[arg(long, value_name = "URL")]
         gateway_url: Option<String>,
+        /// Port of the backend in the printed command.
+        #[arg(long, value_name = "PORT", default_value_t = BACKEND_PORT, value_parser = value_parser!(u16).range(1..))]
+        backend_port: u16,
     },
     /// List the tokens of an account, without their secrets.
     List { account: AccountId },
@@ -52,14 +55,23 @@ pub(crate) enum EnrollmentTokenCommand {
 impl EnrollmentTokenCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Create { account, services, approval, expires_in, expires_in_seconds, uses, gateway_url } => {
+            Self::Create {
+                account,
+                services,
+                approval,
+                expires_in,
+                expires_in_seconds,
+                uses,
+                gateway_url,
+                backend_port,
+            } => {
                 let expires_in_seconds = expires_in.or(expires_in_seconds);
                 let new = NewEnrollmentToken { services: texts(&services), approval, expires_in_seconds, uses };
                 let path = format!("/accounts/{account}/enrollment-tokens");
                 let reply = output.api.request_with(Method::POST, &path, &json!(new))?;
                 output.tell(&reply, |mut created: NewEnrollmentTokenView, out| {
                     if let Some(gateway_url) = gateway_url {
-                        created.gateway_url = gateway_url;
+                        created.gateway.gateway_url = gateway_url;
                     }
                     writeln!(out, "Created:")?;
                     write_facts(&created.enrollment_token, out)?;
@@ -69,9 +81,9 @@ impl EnrollmentTokenCommand {
                     };
                     writeln!(
                         out,
-                        "The token is shown only this once, and works {uses}. Run on the agent's machine:\n"
+                        "The token is shown only this once, and works {uses}.\n\nRun beside the backend, which listens on port {backend_port}:\n"
                     )?;
-                    writeln!(out, "{}", created.command())
+                    writeln!(out, "{}", created.command(backend_port))
                 })
             }
             Self::List { account } => {

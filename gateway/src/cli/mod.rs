@@ -18,6 +18,7 @@ mod output;
 pub(crate) mod region;
 mod request;
 mod service;
+mod service_access;
 mod signing_key;
 mod table;
 
@@ -89,7 +90,9 @@ impl Administration {
         match done {
             // The reader of the output has closed the pipe.
             Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error @ CommandError::NothingToChange) => Err(Failure::Usage(error.to_string())),
+            Err(error @ (CommandError::NothingToChange | CommandError::NoKeyMode)) => {
+                Err(Failure::Usage(error.to_string()))
+            }
             done => done.map_err(|error| Failure::Run(error.to_string())),
         }
     }

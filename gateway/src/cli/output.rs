@@ -24,6 +24,11 @@ pub(crate) enum CommandError {
     Api(#[from] ApiError),
     #[error("nothing to change; --help lists what can be changed")]
     NothingToChange,
+    #[error("--with-key: callers of this service cannot use a service key; add the mode service_key to it")]
+    NoKeyMode,
+    /// A command of several changes, not all of which are made.
+    #[error("{error}; in place: {made}; not created: {missing}")]
+    Partly { error: Box<CommandError>, made: String, missing: String },
     #[error("{name}: {error}")]
     Input { name: String, error: io::Error },
     #[error("standard output: {0}")]
@@ -154,7 +159,16 @@ impl Output {
         Ok(self.out.flush()?)
     }
 
-    fn print(&mut self, line: &str) -> Result<(), CommandError> {
+    /// Writes text for people.
+    pub(crate) fn write(
+        &mut self,
+        write: impl FnOnce(&mut StdoutLock<'static>) -> io::Result<()>,
+    ) -> Result<(), CommandError> {
+        write(&mut self.out)?;
+        Ok(self.out.flush()?)
+    }
+
+    pub(crate) fn print(&mut self, line: &str) -> Result<(), CommandError> {
         writeln!(self.out, "{}", line.trim_end())?;
         Ok(self.out.flush()?)
     }

@@ -5,16 +5,20 @@ use gw_gateway::control::{Mode, NewService, ServiceChanges, ServiceView};
 use gw_shared::id::{AccountId, ServiceId};
 
 use super::output::{CommandError, Listed, Output, Shown, joined, word, yes_or_no};
+use super::service_access::Access;
 use super::{Switch, new_list};
 
 #[derive(Subcommand)]
 pub(crate) enum ServiceCommand {
-    /// Create a service. Omitted settings get their defaults.
+    /// Create a service. Omitted settings get their defaults. --with-key and --with-agent also create what a first request
+    /// needs, and print the commands to paste.
     Create {
         account: AccountId,
         service: ServiceId,
         #[command(flatten)]
         settings: Settings,
+        #[command(flatten)]
+        access: Access,
     },
     /// List the services of an account.
     List { account: AccountId },
@@ -72,8 +76,11 @@ impl From<Settings> for ServiceChanges {
 impl ServiceCommand {
     pub(crate) fn run(self, output: &mut Output) -> Result<(), CommandError> {
         match self {
-            Self::Create { account, service, settings } => {
+            Self::Create { account, service, settings, access } => {
                 let new = NewService::new(service.to_string(), settings.into());
+                if access.is_wanted() {
+                    return access.create(&account, &new, output);
+                }
                 output.create::<ServiceView>(&format!("/accounts/{account}/services"), &new)
             }
             Self::List { account } => output.list::<ServiceView>(&format!("/accounts/{account}/services"), &[], None),

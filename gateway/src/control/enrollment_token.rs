@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gw_shared::files;
 use gw_shared::id::{AccountId, AgentId, EnrollmentTokenId, ServiceId};
 use gw_shared::identity::secret::SecretHash;
 use serde::{Deserialize, Serialize};
@@ -11,7 +10,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use super::service::{ServiceIdText, checked_list};
-use super::{Actor, Control, ControlError, Plan, account, new_secret};
+use super::{Actor, Control, ControlError, GatewayAddress, Plan, account, new_secret};
 use crate::page::{Page, PageQuery};
 use crate::store::{Approval, EnrollmentTokenRecord, RecordId, Records, Step, StoredRecord};
 
@@ -57,11 +56,8 @@ pub struct NewEnrollmentTokenView {
     pub enrollment_token: EnrollmentTokenView,
     /// `gw_et_{id}.{secret}`. Shown this once.
     pub token: String,
-    /// The gateway as it knows itself: the apex of the region, and the port that it listens on.
-    pub gateway_url: String,
-    /// PEM of the authority that agents have to trust for the gateway; absent if the certificate is from a file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca_certificate: Option<String>,
+    #[serde(flatten)]
+    pub gateway: GatewayAddress,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
@@ -120,23 +116,14 @@ impl NewEnrollmentToken {
 }
 
 impl NewEnrollmentTokenView {
-    /// Adds the port that the gateway listens on to the URL.
-    pub(crate) fn on_port(mut self, port: u16) -> Self {
-        if port != 443 {
-            self.gateway_url.push_str(&format!(":{port}"));
-        }
-        self
+    /// Adds the port that the gateway listens on to its address.
+    pub(crate) fn on_port(self, port: u16) -> Self {
+        Self { gateway: self.gateway.on_port(port), ..self }
     }
 
-    /// The shell command that enrolls an agent on its machine. The token is passed in the environment, because other
-    /// users of the machine can read arguments. The command also writes the CA certificate to a file.
-    pub fn command(&self) -> String {
-        let Self { token, gateway_url, ca_certificate, .. } = self;
-        let enroll = format!("GW_ENROLLMENT_TOKEN={token} gw-agent enroll --gateway {gateway_url}");
-        match ca_certificate {
-            Some(pem) => format!("cat > gw-ca.crt <<'END'\n{}\nEND\n{enroll} --ca-file gw-ca.crt", pem.trim()),
-            None => enroll,
-        }
+    /// The command that enrolls an agent and runs it in front of a program on `backend_port` of its machine.
+    pub fn command(&self, backend_port: u16) -> String {
+        self.gateway.agent_command(&self.token, self.enrollment_token.uses, backend_port)
     }
 }
 
@@ -158,7 +145,7 @@ impl Control {
             let message = format!("must be a whole number from 1 to {}", NewEnrollmentToken::USES_MAX);
             return Err(ControlError::invalid("uses", message));
         }
-        let ca_certificate = self.development_ca_pem();
+        let gateway = self.gateway_address();
         self.change(actor, |records, now| {
             let account = &account::find(records, account)?.id;
             let services = checked_list(records, account, "services", &new.services)?;
@@ -186,19 +173,11 @@ impl Control {
                 output: NewEnrollmentTokenView {
                     enrollment_token: EnrollmentTokenView::new(&record, Vec::new()),
                     token: format!("{TOKEN_PREFIX}{}.{}", record.id, secret.reveal()),
-                    gateway_url: self.region.base_url(),
-                    ca_certificate: ca_certificate.clone(),
+                    gateway: gateway.clone(),
                 },
                 steps: vec![Step::Put(StoredRecord::EnrollmentToken(record))],
             })
         })
-    }
-
-    /// The CA certificate that agents must trust; `None` if the server certificate comes from a file.
-    fn development_ca_pem(&self) -> Option<String> {
-        let read = files::read_text(&self.development_ca()?);
-        read.inspect_err(|error| tracing::warn!(%error, "cannot read the CA certificate for the enrollment command"))
-            .ok()
     }
 
     pub fn enrollment_tokens(

@@ -15,6 +15,7 @@ mod enrollment;
 mod enrollment_token;
 mod executor;
 mod feed;
+mod gateway_address;
 mod inventory;
 mod name;
 mod open;
@@ -52,6 +53,7 @@ pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmen
 pub(crate) use executor::{Executor, JobQueue, executor};
 use feed::EngineHealth;
 pub(crate) use feed::{Feed, StoreStatus};
+pub use gateway_address::{BACKEND_PORT, GatewayAddress};
 pub use inventory::Inventory;
 use name::checked_name;
 pub(crate) use open::{node_name, postgres_source};

@@ -141,12 +141,13 @@ async function anAccountIsSetUp(page) {
   await page.getByRole("link", { name: "Enroll an agent" }).click();
   await page.getByLabel("api").check();
   await page.getByLabel("By hand").check();
+  const backend = await startBackend();
+  await page.getByLabel("Backend port").fill(new URL(backend).port);
   await page.getByRole("button", { name: "Create token" }).click();
   const state = path.join(FOLDER, "agent");
-  const enroll = (await page.locator("#enroll").textContent()).replace("gw-agent", AGENT);
-  const run = (await page.locator("#run").textContent()).replace("gw-agent", AGENT);
+  const command = (await page.locator("#command").textContent()).replace("gw-agent", `exec ${AGENT}`);
   await takeScreenshot(page, "enrollment-secret");
-  const enrolled = runInShell(`${enroll} --state-dir ${state}`);
+  running.push(spawn("bash", ["-c", `${command} --state-dir ${state}`], { stdio: "ignore", cwd: FOLDER }));
   await page.getByRole("link", { name: "Done" }).click();
   await eventually("the agent waits", async () => {
     await page.reload();
@@ -154,14 +155,10 @@ async function anAccountIsSetUp(page) {
   });
   await page.getByRole("button", { name: /^Approve/ }).click();
   await page.getByText("Approved. The agent gets").waitFor();
-  await enrolled;
 
   // The tunnels page lists the new tunnel.
   await page.goto("/tunnels");
   await page.getByRole("cell", { name: "demo--echo" }).waitFor();
-  const backend = await startBackend();
-  const command = run.replace(/http:\S+/, backend);
-  running.push(spawn("bash", ["-c", `exec ${command} --state-dir ${state}`], { stdio: "ignore" }));
   await page.getByRole("cell", { name: "acme--api" }).waitFor();
 
   assert.deepEqual(JSON.parse(await runInShell(key)), { method: "GET", url: "/", body: "" });

@@ -1,5 +1,7 @@
 //! The administration commands against a fake API: their requests, output and exit codes.
 
+mod service_access;
+
 use std::collections::VecDeque;
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -342,13 +344,13 @@ fn enrollment_tokens() {
 
     let (asked, out) = succeed(create, vec![created.clone()]);
     assert_eq!(asked, [request]);
-    let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent enroll --gateway https://eu1.example.com:8443\n");
+    let line = format!("\nGW_ENROLLMENT_TOKEN={text} gw-agent http 3000 --gateway https://eu1.example.com:8443\n");
     assert!(
         out.contains("The token is shown only this once, and works for 50 agents.") && out.ends_with(&line),
         "{out}"
     );
-    let (_, out) = succeed(&format!("{create} --gateway-url https://gw"), vec![created.clone()]);
-    assert!(out.ends_with(&format!("={text} gw-agent enroll --gateway https://gw\n")), "{out}");
+    let (_, out) = succeed(&format!("{create} --gateway-url https://gw --backend-port 80"), vec![created.clone()]);
+    assert!(out.ends_with(&format!("={text} gw-agent http 80 --gateway https://gw\n")), "{out}");
     let (asked, out) = succeed(&format!("{create} --json"), vec![created.clone()]);
     assert_eq!((asked, out), (vec![request.to_owned()], format!("{}\n", created.1)));
 

@@ -7,6 +7,7 @@ mod audit_log;
 mod backup;
 mod caller_secrets;
 mod enrollment_tokens;
+mod gateway;
 mod region;
 mod requests;
 mod series;
@@ -64,6 +65,7 @@ pub(super) fn router(admin: &Admin) -> Router<Admin> {
         .merge(caller_secrets::routes())
         .merge(enrollment_tokens::routes())
         .merge(agents::routes())
+        .merge(gateway::routes())
         .merge(signing_keys::routes())
         .merge(audit_log::routes())
         .merge(backup::routes())

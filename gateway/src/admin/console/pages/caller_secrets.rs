@@ -12,7 +12,6 @@ use gw_shared::id::{ClientId, KeyId};
 
 use super::accounts::{ListQuery, Tab, crumbs};
 use crate::admin::Admin;
-use crate::admin::console::web::commands::GatewayAddress;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
@@ -151,8 +150,8 @@ struct SecretPage {
     words: Words,
     row: SecretRow,
     secret: String,
-    /// Example commands that use the secret.
-    commands: String,
+    /// Example commands that use the secret; `None` without a service.
+    commands: Option<String>,
 }
 
 pub(crate) fn routes() -> Router<Admin> {
@@ -252,7 +251,7 @@ async fn create<K: SecretPages>(
         let id = account.clone();
         match admin.attempt(move |control| control.create_caller_secret::<K>(&Actor::Admin, &id, &new)).await? {
             Ok((made, _)) => match K::secret(made) {
-                (row, Some(secret)) => return secret_page::<K>(&admin, visit, &account, row, secret),
+                (row, Some(secret)) => return secret_page::<K>(&admin, visit, &account, row, secret).await,
                 (row, None) => {
                     let address = format!("{}?note=there", address::<K>(&account, &row.id));
                     return Ok(Redirect::to(&address).into_response());
@@ -266,7 +265,7 @@ async fn create<K: SecretPages>(
 }
 
 /// Shows a new secret. It is shown only on this page.
-fn secret_page<K: SecretPages>(
+async fn secret_page<K: SecretPages>(
     admin: &Admin,
     visit: Visit,
     account: &str,
@@ -274,13 +273,15 @@ fn secret_page<K: SecretPages>(
     secret: String,
 ) -> Result<Response, Failure> {
     let words = K::WORDS;
-    let service = row.services.first().map_or("SERVICE", String::as_str);
-    let gateway = GatewayAddress::of(admin);
-    let commands = if words.mints_tokens {
-        gateway.call_with_token(account, service, &row.id, &secret)
-    } else {
-        gateway.call_with_key(account, service, &secret)
-    };
+    let gateway = admin.gateway_address().await?;
+    let commands = row.services.first().map(|service| {
+        let hostname = format!("{account}--{service}.{}", admin.control.region().apex());
+        if words.mints_tokens {
+            gateway.call_with_token(&hostname, account, service, &row.id, &secret)
+        } else {
+            gateway.call_with_key(&hostname, &secret)
+        }
+    });
     let mut chrome = visit.chrome(Section::Accounts, format!("{} of {}", words.secret, row.id));
     // The link back must lead to the record, because the address of this page accepts only POST.
     chrome.address = address::<K>(account, &row.id);
@@ -384,7 +385,7 @@ async fn rotate<K: SecretPages>(
     let account_id = account.clone();
     let rotate = move |control: &Control| control.rotate_secret::<K>(&Actor::Admin, &account_id, &id);
     match K::secret(admin.look(rotate).await?) {
-        (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret),
+        (row, Some(secret)) => secret_page::<K>(&admin, visit, &account, row, secret).await,
         (_, None) => Err(Failure::broken()),
     }
 }

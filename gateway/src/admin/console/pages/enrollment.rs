@@ -9,12 +9,11 @@ use axum::response::{IntoResponse, Redirect, Response};
 use super::accounts::crumbs;
 use super::caller_secrets::Offered;
 use crate::admin::Admin;
-use crate::admin::console::web::commands::GatewayAddress;
 use crate::admin::console::web::failure::Failure;
 use crate::admin::console::web::form::Form;
 use crate::admin::console::web::format;
 use crate::admin::console::web::page::{Chrome, Crumb, Section, Visit, crumb, render};
-use crate::control::{Actor, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
+use crate::control::{Actor, BACKEND_PORT, EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};
 use crate::store::Approval;
 
 #[derive(Template)]
@@ -35,8 +34,7 @@ struct TokenPage {
     account: String,
     view: EnrollmentTokenView,
     token: String,
-    enroll: String,
-    run: &'static str,
+    command: String,
 }
 
 fn list_crumbs(account: &str) -> Vec<Crumb> {
@@ -51,6 +49,7 @@ pub(crate) async fn new(
     Path(account): Path<String>,
 ) -> Result<Response, Failure> {
     let form = Form::default().with("approval", "auto").with("expires_in", "10m").with("uses", "1");
+    let form = form.with("backend_port", BACKEND_PORT.to_string());
     page(&admin, visit, account, form).await
 }
 
@@ -78,10 +77,11 @@ pub(crate) async fn create(
         expires_in_seconds,
         uses: form.number("uses", 1..=NewEnrollmentToken::USES_MAX),
     };
+    let backend_port = form.number("backend_port", 1..=u16::MAX).unwrap_or(BACKEND_PORT);
     if !form.is_refused() {
         let id = account.clone();
         match admin.attempt(move |control| control.create_enrollment_token(&Actor::Admin, &id, &new)).await? {
-            Ok(made) => return token_page(&admin, visit, account, made),
+            Ok(made) => return token_page(&admin, visit, account, made, backend_port),
             Err(error) => form.refused_by(error)?,
         }
     }
@@ -90,14 +90,20 @@ pub(crate) async fn create(
 }
 
 /// Shows a new token. It is shown only on this page.
-fn token_page(admin: &Admin, visit: Visit, account: String, made: NewEnrollmentTokenView) -> Result<Response, Failure> {
+fn token_page(
+    admin: &Admin,
+    visit: Visit,
+    account: String,
+    made: NewEnrollmentTokenView,
+    backend_port: u16,
+) -> Result<Response, Failure> {
     let mut chrome = visit.chrome(Section::Accounts, "Enrollment token");
     // The link back must lead to the list, because the address of this page accepts only POST.
     chrome.address = format!("/accounts/{account}/agents");
     let made = made.on_port(admin.console.port());
-    let enroll = made.command();
+    let command = made.command(backend_port);
     let (view, token, crumbs) = (made.enrollment_token, made.token, list_crumbs(&account));
-    render(&TokenPage { chrome, crumbs, account, view, token, enroll, run: GatewayAddress::run() })
+    render(&TokenPage { chrome, crumbs, account, view, token, command })
 }
 
 pub(crate) async fn delete(

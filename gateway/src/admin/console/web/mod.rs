@@ -3,7 +3,6 @@
 pub(crate) mod address;
 pub(crate) mod assets;
 pub(crate) mod body;
-pub(crate) mod commands;
 pub(crate) mod failure;
 pub(crate) mod form;
 pub(crate) mod format;
