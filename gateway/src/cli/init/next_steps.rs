@@ -48,19 +48,13 @@ pub(super) fn next_steps(answers: &Answers, config: &Config, stage: Stage) -> St
         format!("--config {file}")
     };
     let account = &answers.account;
-    let create = [
-        "service create ACCOUNT api",
-        "key create ACCOUNT --service api",
-        "enrollment-token create ACCOUNT --service api",
-    ]
-    .map(|command| format!("  {program} {} {connection}\n", command.replace("ACCOUNT", account.as_str())))
-    .concat();
     let port = if listen.port() == 443 { String::new() } else { format!(":{}", listen.port()) };
     let gateway = format!("https://{}{port}", config.region.apex());
     let authority = development_authority(config)
         .map_or_else(String::new, |file| format!(" --ca-file {}", quoted(&file.display().to_string())));
     format!(
-        "{}\n{start}\n{create}\nWith the token of the last one, beside a program on port 3000:\n\n  \
+        "{}\n{start}\n  {program} service create {account} api --with-key --with-agent {connection}\n\n\
+         It prints a service key, and the command with a token for a program on port 3000:\n\n  \
          gw-agent http 3000 --gateway {gateway}{authority} --token …",
         names_and_certificate(answers, config)
     )
@@ -129,7 +123,7 @@ mod tests {
 
     /// The commands of this program, without its name.
     fn commands(text: &str) -> Vec<Vec<&str>> {
-        let verbs = ["service", "key", "enrollment-token", "serve"];
+        let verbs = ["service", "serve"];
         let lines = text.lines().filter_map(|line| line.strip_prefix("  "));
         let words = lines.map(|line| line.split(' ').skip_while(|word| !verbs.contains(word)).collect::<Vec<_>>());
         words.filter(|words| !words.is_empty()).collect()
@@ -139,7 +133,7 @@ mod tests {
     fn printed_commands_are_understood() {
         let at = |text: &str| text.parse().unwrap();
         let foreground = Stage::Foreground { listen: at("127.0.0.1:7777"), admin_listen: at("127.0.0.1:8888") };
-        for (stage, count) in [(Stage::Stopped, 4), (Stage::Service, 3), (Stage::StoppedService, 3), (foreground, 3)] {
+        for (stage, count) in [(Stage::Stopped, 2), (Stage::Service, 1), (Stage::StoppedService, 1), (foreground, 1)] {
             let text = text("gw.localhost", "127.0.0.1:9080", stage);
             let commands = commands(&text);
             assert_eq!(commands.len(), count, "{text}");
