@@ -69,6 +69,29 @@ wait_for replaced
 systemctl is-active gw-gateway gw-agent
 wait_for call
 
+# A restart and a reload of the only agent fail no request.
+agent_process() {
+    systemctl show --property MainPID --value gw-agent
+}
+(until test -e /root/restarted; do call || echo; done) >/root/calls 2>&1 &
+callers=$!
+before=$(agent_process)
+systemctl restart gw-agent
+test "$(agent_process)" != "$before"
+workers() {
+    cat "/proc/$(agent_process)/task/$(agent_process)/children"
+}
+before=$(workers)
+systemctl reload gw-agent
+worker_replaced() {
+    now=$(workers) && test "$now" != "$before" && test "$(echo "$now" | wc -w)" = 1
+}
+wait_for worker_replaced
+touch /root/restarted
+wait $callers
+sed -n '/^curl/p' /root/calls >&2
+test "$(grep -c . /root/calls)" = "$(grep -c '^ok$' /root/calls)"
+
 # A connection to a socket unit starts the gateway.
 systemctl stop gw-gateway
 systemctl start gw-gateway.socket gw-gateway-admin.socket
