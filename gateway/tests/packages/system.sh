@@ -73,7 +73,7 @@ wait_for call
 agent_process() {
     systemctl show --property MainPID --value gw-agent
 }
-(until test -e /root/restarted; do call || echo; done) >/root/calls 2>&1 &
+(set +x; until test -e /root/restarted; do call || echo; done) >/root/calls 2>&1 &
 callers=$!
 before=$(agent_process)
 systemctl restart gw-agent
