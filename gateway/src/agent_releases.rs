@@ -23,7 +23,7 @@ const TARGETS_MAX: usize = 8;
 /// First release line whose agents understand the offer of a program.
 const UPDATABLE: ReleaseLine = ReleaseLine { major: 0, minor: 2 };
 
-/// Settings of [`AgentReleases`].
+/// Which agents a gateway serves and updates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReleaseSettings {
     pub served: AgentVersions,
