@@ -12,6 +12,7 @@ mod agent_http;
 mod agent_processes;
 mod agent_proxy;
 mod agent_responses;
+mod agent_versions;
 mod backend_transports;
 mod backups;
 mod caller_abuse;

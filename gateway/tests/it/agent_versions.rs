@@ -1,0 +1,118 @@
+//! Agents of other release lines: served during an upgrade, otherwise refused and named. The program of the previous line is
+//! built from the history of the repository where `GW_TEST_PACKAGES` is set, which takes minutes.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use gw_gateway::config::Config;
+use gw_gateway::demo::{Demo, Options};
+use gw_gateway::page::PageQuery;
+use gw_shared::tunnel::handshake;
+use gw_shared::version::{AgentVersions, PREVIOUS, VERSION};
+use http::Method;
+
+use crate::support::http1_peer::Response;
+use crate::support::modified_agent::{self, ACCOUNT, HOST};
+use crate::support::prepared::Prepared;
+use crate::support::process::{Running, config_text};
+use crate::support::{demo, eventually, options};
+
+/// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
+fn ask(demo: &Demo, agent: &modified_agent::Enrolled, version: &str) -> Result<(), Response> {
+    let request = String::from_utf8(handshake::request(HOST, None)).unwrap();
+    let mut peer = agent.connection(demo);
+    peer.send(request.replace(VERSION, version));
+    let head = peer.response_head(&Method::GET).unwrap();
+    if head.status == 101 {
+        return Ok(());
+    }
+    let (body, trailers) = peer.body(head.framing).unwrap();
+    Err(Response { status: head.status, headers: head.headers, body, trailers, framing: head.framing })
+}
+
+#[test]
+fn a_refused_version_is_named_with_agent_and_service() {
+    let demo = demo(None);
+    let agent = modified_agent::enroll(&demo);
+    let control = demo.gateway().control();
+    let view = || control.agents(ACCOUNT, None, &PageQuery::default()).unwrap().items.remove(0);
+    assert_eq!(view().refused_version, None);
+    let previous = format!("{PREVIOUS}.0");
+    let answer = ask(&demo, &agent, &previous).unwrap_err();
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (426, "GW_VERSION_MISMATCH"));
+    let message = answer.json()["error"]["message"].to_string();
+    assert!(message.contains(&previous) && message.contains(VERSION), "{message}");
+    let refused = eventually("the refusal is reported", || view().refused_version);
+    assert_eq!((refused.service.as_str(), refused.agent_version), ("mallory--evil", previous));
+    assert_eq!((refused.agent_id.as_str(), refused.gateway_version.as_str()), (agent.agent.as_str(), VERSION));
+    // Another patch version of the line is served, and the refusal is forgotten.
+    let _tunnel = agent.tunnel(&demo);
+    eventually("the refusal is forgotten", || view().refused_version.is_none().then_some(()));
+}
+
+#[test]
+fn agents_of_the_previous_line_are_served_on_request() {
+    let adjust: fn(&mut Config) = |config| config.agent_releases.served = AgentVersions::Previous;
+    let demo = Demo::start(&Options { adjust, ..options(None) }).unwrap();
+    let agent = modified_agent::enroll(&demo);
+    assert!(ask(&demo, &agent, &format!("{PREVIOUS}.7")).is_ok());
+    assert_eq!(ask(&demo, &agent, "0.0.9").unwrap_err().status, 426);
+}
+
+/// The agent's program as of the last commit of the previous release line; `None` if it is not to be built.
+fn previous_program() -> Option<PathBuf> {
+    if std::env::var_os("GW_TEST_PACKAGES").is_none_or(|value| value.is_empty()) {
+        io::stderr().write_all(b"the agent of the previous line is not built: runs with GW_TEST_PACKAGES=1\n").unwrap();
+        return None;
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let output = |command: &mut Command| {
+        let output = command.current_dir(repository).stderr(Stdio::inherit()).output().unwrap();
+        assert!(output.status.success(), "{command:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    };
+    // The last commit that removed a version of the previous line.
+    let version = format!("^version = \"{}\\.{}\\.", PREVIOUS.major, PREVIOUS.minor);
+    let search = ["log", "-1", "--format=%H", "-G", &version, "--", "Cargo.toml"];
+    let changed = output(Command::new("git").args(search));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("line-{PREVIOUS}"));
+    let source = folder.join("source");
+    fs::create_dir_all(&source).unwrap();
+    let archive = folder.join("source.tar");
+    output(Command::new("git").args(["archive", "--output"]).arg(&archive).arg(format!("{changed}^")));
+    output(Command::new("tar").arg("--extract").arg("--file").arg(&archive).arg("--directory").arg(&source));
+    let manifest = source.join("Cargo.toml");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--package", "gw-agent", "--manifest-path"]).arg(manifest);
+    output(build.arg("--target-dir").arg(folder.join("target")));
+    Some(folder.join("target/debug/gw-agent"))
+}
+
+#[test]
+fn the_program_of_the_previous_line_relays() {
+    let Some(program) = previous_program() else { return };
+    let prepared = Prepared::new();
+    let versions = "agent_versions = \"previous\"\n";
+    let gateway = prepared.serve_with(&(config_text(&prepared.path("data"), 0) + versions));
+    prepared.set_agent_port(gateway.address.port());
+    let backend = crate::support::held_backend::HeldBackend::start();
+    let run = |program: &Path| {
+        let mut command = Command::new(program);
+        command.arg("run").arg("--state-dir").arg(prepared.path("agent")).args(["--backend", &backend.url]);
+        Running::new(command.stderr(Stdio::null()).spawn().unwrap())
+    };
+    let mut previous = run(&program);
+    prepared.wait_for_tunnel(gateway.address);
+    let mut caller = prepared.connect(gateway.address);
+    caller.send(prepared.get("/held"));
+    backend.wait_for_held();
+    backend.release();
+    assert_eq!(caller.response().status, 200);
+    previous.signal("TERM");
+    assert_eq!(previous.exit_code(), Some(0));
+    // Its state is that of the next line.
+    let _next = run(Path::new(crate::support::process::gw_agent().get_program()));
+    prepared.wait_for_tunnel(gateway.address);
+}
