@@ -75,6 +75,9 @@ for program in gw-gateway gw-agent; do
     mv "$root/usr/bin/$program.debug" "$symbols/usr/lib/debug/.build-id/${id:0:2}/${id:2}.debug"
     ln -s "$program" "$symbols/usr/share/doc/$program-dbgsym"
 
+    if [[ $program == gw-gateway && $agent_programs ]]; then
+        install -D -m 644 -t "$root/usr/lib/gw-gateway/agent-programs" "$agent_programs"/gw-agent-*
+    fi
     install_units "$root" "$program"
     install_manual "$root" "$program"
     install_about "$root" "$program" "$program"

@@ -7,7 +7,8 @@ use std::path::Path;
 
 /// Replaces a file atomically; only its owner can read it (mode 0600). A crash leaves the old file or the new one.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
+    // The parent of a name without a folder is empty.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     // A file that a crash left behind may have other permissions.

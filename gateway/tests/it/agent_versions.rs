@@ -1,14 +1,17 @@
 //! Agents of other release lines: served during an upgrade, otherwise refused and named. The program of the previous line is
-//! built from the history of the repository where `GW_TEST_PACKAGES` is set, which takes minutes.
+//! built from the history of the repository where `GW_TEST_PACKAGES` is set, which takes minutes. And the signatures of
+//! programs.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use gw_gateway::agent_releases::program_files;
 use gw_gateway::config::Config;
 use gw_gateway::demo::{Demo, Options};
 use gw_gateway::page::PageQuery;
+use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET};
 use gw_shared::tunnel::handshake;
 use gw_shared::version::{AgentVersions, PREVIOUS, VERSION};
 use http::Method;
@@ -16,7 +19,7 @@ use http::Method;
 use crate::support::http1_peer::Response;
 use crate::support::modified_agent::{self, ACCOUNT, HOST};
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, config_text};
+use crate::support::process::{Running, config_text, gw_gateway};
 use crate::support::{demo, eventually, options};
 
 /// Asks for a tunnel as an agent of this version does. Returns the refusal, if it is refused.
@@ -115,4 +118,31 @@ fn the_program_of_the_previous_line_relays() {
     // Its state is that of the next line.
     let _next = run(Path::new(crate::support::process::gw_agent().get_program()));
     prepared.wait_for_tunnel(gateway.address);
+}
+
+#[test]
+fn agent_programs_are_signed_in_the_current_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let out = gw_gateway().arg("agent-program").args(arguments).current_dir(folder.path()).output().unwrap();
+        let said = String::from_utf8(if out.status.success() { out.stdout } else { out.stderr }).unwrap();
+        (out.status.code(), said)
+    };
+    let (code, key) = run(&["new-key", "release.key"]);
+    assert_eq!(code, Some(0), "{key}");
+    let key: ReleaseKey = key.trim().parse().unwrap();
+    let (code, said) = run(&["new-key", "release.key"]);
+    assert!(code == Some(2) && said.contains("never replaced"), "{said}");
+    fs::write(folder.path().join("script"), "#!/bin/sh\n").unwrap();
+    let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "script"]);
+    assert!(code == Some(2) && said.contains("no ELF header"), "{said}");
+    fs::write(folder.path().join("gw-agent"), b"\x7fELF program").unwrap();
+    let (code, said) = run(&["sign", "--key", "gw-agent", "--out", "programs", "gw-agent"]);
+    assert!(code == Some(2) && said.contains("not a release key"), "{said}");
+    let (code, said) = run(&["sign", "--key", "release.key", "--out", "programs", "gw-agent"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (program, description) = program_files(&folder.path().join("programs"), TARGET);
+    let signed: SignedProgram = serde_json::from_slice(&fs::read(description).unwrap()).unwrap();
+    assert_eq!(signed.verify(&key), Ok(()));
+    assert_eq!(signed.verify_content(&fs::read(program).unwrap()), Ok(()));
 }
