@@ -68,10 +68,11 @@ pub(super) fn explain(path: &Path, error: ControlError) -> ControlError {
     let reason = match kind(&error) {
         Some(ErrorKind::ResourceBusy) => {
             let holder = holder(path).map_or_else(|| "another process".to_owned(), |holder| holder.to_string());
-            format!(
+            let reason = format!(
                 "{holder} uses it, and a data folder is for one gateway: stop that process, replace it with SIGUSR2, or \
                  name another folder in data_dir"
-            )
+            );
+            return ControlError::DataFolderInUse { path: path.to_owned(), reason };
         }
         Some(ErrorKind::StorageFull) => {
             let path = path.display();

@@ -188,6 +188,9 @@ pub enum ControlError {
     /// The data folder cannot be used.
     #[error("data_dir {}: {reason}", path.display())]
     DataFolder { path: PathBuf, reason: String },
+    /// Another process uses the data folder.
+    #[error("data_dir {}: {reason}", path.display())]
+    DataFolderInUse { path: PathBuf, reason: String },
     #[error("cryptography: {0}")]
     Crypto(#[from] aws_lc_rs::error::Unspecified),
 }

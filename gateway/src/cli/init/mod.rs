@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gw_gateway::config::Config;
 use gw_gateway::process::init::create_account;
-use gw_gateway::store::StoreError;
 use gw_gateway::{ControlError, Gateway};
 use gw_shared::command::Failure;
 use gw_shared::id::AccountId;
@@ -114,7 +113,7 @@ fn add_account(config: &Config, answers: &Answers) -> Result<(), Failure> {
     match create_account(config, account) {
         Ok(true) => say(&format!("Account {account}: created.")),
         Ok(false) => say(&format!("Account {account}: exists, unchanged.")),
-        Err(ControlError::Store(StoreError::InUse)) => add_account_by_api(answers),
+        Err(ControlError::DataFolderInUse { .. }) => add_account_by_api(answers),
         Err(error) => Err(Failure::Run(format!("cannot create the account {account}: {error}"))),
     }
 }
