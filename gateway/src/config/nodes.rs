@@ -1,0 +1,87 @@
+//! Settings of a region of several nodes: their common store, and their listeners for each other.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gw_shared::config::Keys;
+
+use super::StoreSettings;
+use crate::limits;
+use crate::region::Isolation;
+use crate::store::{PostgresSettings, PostgresUrlError};
+
+/// How the nodes of a region reach each other.
+pub(super) struct PeerSettings {
+    pub(super) listen: Option<SocketAddr>,
+    pub(super) address: Option<SocketAddr>,
+    pub(super) isolation: Isolation,
+}
+
+pub(super) fn peer_settings(keys: &mut Keys<'_>, has_region: bool) -> PeerSettings {
+    let listen: Option<SocketAddr> = keys.text("peer_listen", "ADDRESS:PORT", |text| text.parse().ok());
+    let address: Option<SocketAddr> = keys.text("peer_address", "ADDRESS:PORT", parse_reachable);
+    let isolation = keys.text("isolation", "\"serve\" or \"refuse\"", |text| match text {
+        "serve" => Some(false),
+        "refuse" => Some(true),
+        _ => None,
+    });
+    let staleness = keys.integer("max_staleness_seconds", 10..=86_400);
+    let given = [
+        ("peer_listen", listen.is_some()),
+        ("peer_address", address.is_some()),
+        ("isolation", isolation == Some(true)),
+        ("max_staleness_seconds", staleness.is_some()),
+    ];
+    for (key, _) in given.iter().filter(|(_, is_given)| *is_given && !has_region) {
+        keys.errors.push(format!("{key}: only for a store on PostgreSQL, which the nodes of a region share"));
+    }
+    for (key, _) in given[1..].iter().filter(|(_, is_given)| *is_given && has_region && listen.is_none()) {
+        keys.errors.push(format!("{key}: needs peer_listen, without which this node works alone"));
+    }
+    if listen.is_some_and(|listen| listen.ip().is_unspecified()) && address.is_none() {
+        keys.errors.push("peer_address: missing; peer_listen does not say at which address other nodes connect".into());
+    }
+    if staleness.is_some() && isolation != Some(true) {
+        keys.errors.push("max_staleness_seconds: only with isolation = \"refuse\"".to_owned());
+    }
+    let max_staleness = staleness.map_or(limits::STALENESS, Duration::from_secs);
+    let isolation = if isolation == Some(true) { Isolation::Refuse { max_staleness } } else { Isolation::Serve };
+    PeerSettings { listen, address, isolation }
+}
+
+/// Parses an address that other machines can connect to.
+fn parse_reachable(text: &str) -> Option<SocketAddr> {
+    text.parse().ok().filter(|address: &SocketAddr| !address.ip().is_unspecified() && address.port() != 0)
+}
+
+pub(super) fn store_settings(keys: &mut Keys<'_>) -> Option<StoreSettings> {
+    let url =
+        keys.text("store", "\"sqlite\" or a URL such as \"postgres://gw@db1,db2/gw\"", |text| Some(text.to_owned()));
+    let password = keys.text("store_password_file", "a file", |text| Some(PathBuf::from(text)));
+    let authorities = keys.text("store_ca", "a file", |text| Some(PathBuf::from(text)));
+    let url = url.filter(|url| url != "sqlite");
+    let Some(url) = url else {
+        for (key, given) in [("store_password_file", &password), ("store_ca", &authorities)] {
+            if given.is_some() {
+                keys.errors.push(format!("{key}: only for a store on PostgreSQL"));
+            }
+        }
+        return None;
+    };
+    match PostgresSettings::new(&url, password.as_deref(), authorities.as_deref()) {
+        Ok(settings) => Some(StoreSettings::Postgres(settings)),
+        Err(error @ (PostgresUrlError::Url(_) | PostgresUrlError::Missing(_))) => {
+            keys.errors.push(format!("store: {error}"));
+            None
+        }
+        Err(error @ PostgresUrlError::Password(_)) => {
+            keys.errors.push(format!("store_password_file: {error}"));
+            None
+        }
+        Err(error @ PostgresUrlError::Authorities(_)) => {
+            keys.errors.push(format!("store_ca: {error}"));
+            None
+        }
+    }
+}
