@@ -253,6 +253,10 @@ pub(crate) const SPANS_END: Duration = Duration::from_secs(5);
 pub(crate) const LEVELS: usize = 100_000;
 /// Bytes of one level as text.
 pub(crate) const LEVEL_BYTES: usize = 192;
+/// Services whose tunnels are expected back after a stop and a start.
+pub(crate) const EXPECTED_SERVICES: usize = 100_000;
+/// Bytes of one of them as text.
+pub(crate) const EXPECTED_SERVICE_BYTES: usize = 96;
 /// Requests of a predecessor that wait for admission by its successor. More are refused (503).
 pub(crate) const CHARGES: usize = 16 * KIB;
 /// Time for the successor to answer. If exceeded, the predecessor assumes that it has failed.
@@ -263,7 +267,7 @@ pub(crate) const TAKEOVER_STEP: Duration = Duration::from_secs(15);
 /// successor gives up.
 pub(crate) const LEVELS_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(LEVELS_WITHIN.as_secs() < TAKEOVER_STEP.as_secs());
-/// Time that connections to a successor wait for the first tunnel of a service that the predecessor had.
+/// Time that connections to a new process wait for the first tunnel of a service that the process before had.
 pub(crate) const FIRST_TUNNEL_BACK: Duration = Duration::from_secs(5);
 /// Time that they wait for the remaining tunnels of the service.
 pub(crate) const ALL_TUNNELS_BACK: Duration = Duration::from_secs(2);

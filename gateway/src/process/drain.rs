@@ -1,15 +1,17 @@
 //! Drain: running requests finish, then the gateway stops.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Sender;
 
 use super::gateway::Gateway;
+use super::last_stop::LastStop;
 use super::threads::joined;
 use crate::limits;
-use crate::rate_limit::{Level, levels};
+use crate::rate_limit::Level;
 use crate::telemetry::counters::WorkerReport;
 use crate::worker::WorkerMessage;
 
@@ -28,6 +30,7 @@ impl Gateway {
     pub fn drain(mut self) {
         self.draining.store(true, Ordering::Relaxed);
         let (successor, began) = (self.has_successor, Instant::now());
+        let tunnels = if self.member_settings.is_some() { BTreeMap::new() } else { self.live_tunnels() };
         if !successor {
             self.leave_region();
         }
@@ -54,7 +57,7 @@ impl Gateway {
         self.peers.tell_all(|| WorkerMessage::End);
         self.wait_within(limits::TUNNELS_END, || self.all_report(|report| report.tunnels.is_empty()));
         if !successor {
-            self.keep_levels();
+            self.store_last_stop(tunnels);
         }
         // Before the workers stop, so that their last counts are recorded.
         if let Some(sampler) = self.sampler.take() {
@@ -78,11 +81,11 @@ impl Gateway {
         self.request_log.close();
     }
 
-    /// Stores the levels of rate limits for the next start.
-    fn keep_levels(&self) {
-        let levels = self.bucket_levels(WorkerMessage::ReportLevels);
-        if let Err(error) = levels::store(&self.levels_path, levels, SystemTime::now()) {
-            tracing::error!(path = %self.levels_path.display(), %error, "cannot store levels of rate limits: limits start full");
+    /// Stores the levels of rate limits and the services with tunnels for the next start.
+    fn store_last_stop(&self, tunnels: BTreeMap<String, usize>) {
+        let (path, levels) = (&self.last_stop_path, self.bucket_levels(WorkerMessage::ReportLevels));
+        if let Err(error) = (LastStop { levels, tunnels }).store(path, SystemTime::now()) {
+            tracing::error!(path = %path.display(), %error, "cannot store state for the next start: rate limits start full");
         }
     }
 

@@ -25,7 +25,7 @@ use crate::mailbox::{Inbox, mailbox};
 use crate::members::Members;
 use crate::memory::sockets::{PressureWatch, SocketBudget, TcpMemory};
 use crate::ownership::WorkerId;
-use crate::rate_limit::levels::{self, Level};
+use crate::rate_limit::Level;
 use crate::region::{CarriedMembership, NodeSlot, Placement, RegionKey, RegionKeyError, RegionSignals, View};
 use crate::telemetry::request_log::archive::ArchiveError;
 use crate::telemetry::request_log::{LogError, RequestLog};
@@ -36,13 +36,11 @@ use crate::worker::{self, Peers, RegionSetup, Setup, WorkerMessage};
 
 use super::config_file::ConfigFile;
 use super::control_plane::{AdminThread, NodesThread};
+use super::last_stop::{self, LastStop};
 use super::listeners::{Inherited, ListenError, Listeners};
 use super::membership::MemberSettings;
 use super::takeover::{Predecessor, TakeoverError};
 use super::threads::spawn;
-
-/// File in the data folder that keeps the levels of rate limits from a stop to the next start.
-const LEVELS_FILE: &str = "rate-limits.json";
 
 /// A running gateway. A drop stops it at once; [`Gateway::drain`] lets requests finish.
 pub struct Gateway {
@@ -61,7 +59,7 @@ pub struct Gateway {
     pub(super) listeners: Option<Listeners>,
     pub(super) draining: Arc<AtomicBool>,
     pub(super) drain_within: Duration,
-    pub(super) levels_path: PathBuf,
+    pub(super) last_stop_path: PathBuf,
     pub(super) workers: Vec<JoinHandle<()>>,
     pub(super) executor: Executor,
     /// Thread that serves what workers ask of the control plane. It ends when `executor` is closed, and returns the jobs
@@ -90,7 +88,7 @@ pub struct Gateway {
 
 /// State that the workers continue from an earlier process.
 struct CarriedState {
-    /// Tunnels that agents had with the predecessor.
+    /// Tunnels that agents had with the predecessor, or before the last stop.
     tunnel_grace: Arc<TunnelGrace>,
     /// Levels of rate limits at the last stop; `None` if a predecessor sends them later.
     levels: Option<Arc<Vec<Level>>>,
@@ -151,9 +149,9 @@ impl Gateway {
         gateway.member_settings = MemberSettings::of(config, gateway.peer_address)?;
         gateway.start_members(carried.membership)?;
         gateway.serve_administration()?;
-        // After all steps that can fail, so that a failed start keeps the levels for the next one. A predecessor leaves
+        // After all steps that can fail, so that a failed start keeps the file for the next one. A predecessor leaves
         // no file.
-        levels::remove(&gateway.levels_path);
+        last_stop::remove(&gateway.last_stop_path);
         gateway.log_start(config);
         if let Some(predecessor) = predecessor {
             gateway.predecessor = Some(predecessor.serving(&gateway.control, &gateway.peers)?);
@@ -192,7 +190,7 @@ impl Gateway {
             listeners: Some(listeners),
             draining: Arc::default(),
             drain_within: config.drain,
-            levels_path: config.data_dir.join(LEVELS_FILE),
+            last_stop_path: config.data_dir.join(last_stop::FILE),
             workers: Vec::with_capacity(config.workers),
             executor,
             jobs: None,
@@ -363,7 +361,7 @@ fn open_listeners(config: &Config, predecessor: Option<&mut Predecessor>) -> Res
 }
 
 impl CarriedState {
-    /// Takes the store from the predecessor, or reads the levels of the last stop.
+    /// Takes the store from the predecessor, or reads the file of the last stop.
     fn of(config: &Config, predecessor: Option<&mut Predecessor>) -> Result<Self, StartError> {
         Ok(match predecessor {
             Some(predecessor) => {
@@ -374,8 +372,9 @@ impl CarriedState {
                 Self { tunnel_grace, levels: None, membership }
             }
             None => {
-                let levels = levels::load(&config.data_dir.join(LEVELS_FILE), SystemTime::now());
-                Self { tunnel_grace: Arc::default(), levels: Some(Arc::new(levels)), membership: None }
+                let last = LastStop::load(&config.data_dir.join(last_stop::FILE), SystemTime::now());
+                let tunnel_grace = Arc::new(TunnelGrace::new(last.tunnels, Instant::now()));
+                Self { tunnel_grace, levels: Some(Arc::new(last.levels)), membership: None }
             }
         })
     }

@@ -7,6 +7,7 @@ pub mod doctor;
 mod drain;
 pub(crate) mod gateway;
 pub mod init;
+mod last_stop;
 mod listen_advice;
 mod listeners;
 mod membership;

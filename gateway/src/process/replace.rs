@@ -69,7 +69,7 @@ impl Gateway {
     }
 
     /// Number of tunnels that take requests, by label of their service.
-    fn live_tunnels(&self) -> BTreeMap<String, usize> {
+    pub(super) fn live_tunnels(&self) -> BTreeMap<String, usize> {
         let mut tunnels = BTreeMap::new();
         for tunnel in self.control.reports().into_iter().flat_map(|report| report.tunnels) {
             if !tunnel.draining {

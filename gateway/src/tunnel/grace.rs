@@ -1,5 +1,5 @@
-//! Grace period after a takeover: while agents reconnect from the predecessor, connections for their services wait
-//! instead of being refused.
+//! Grace period after a takeover or a restart: while agents reconnect, connections for their services wait instead of being
+//! refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +13,16 @@ use crate::connections::ConnectionGuard;
 use crate::hostname::Destination;
 use crate::limits;
 
-/// Interval between checks of a waiting connection. Applies only in the first seconds of a successor.
+/// Interval between checks of a waiting connection. Applies only in the first seconds of a process.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Tunnels that agents had with the predecessor, by service. Shared by all workers. Empty without a predecessor.
+/// Tunnels that agents had with the process before this one, by service. Shared by all workers. Empty after a first start, a
+/// crash or a long stop.
 #[derive(Default)]
 pub(crate) struct TunnelGrace {
     /// Keyed by the label of the service.
     services: HashMap<String, ServiceTunnels>,
-    /// When the predecessor began to send its agents away.
+    /// Start of the wait; `None` if no tunnels are expected.
     since: Option<Instant>,
 }
 
@@ -33,10 +34,10 @@ struct ServiceTunnels {
 impl TunnelGrace {
     pub(crate) fn new(tunnels: BTreeMap<String, usize>, since: Instant) -> Self {
         let tunnels = tunnels.into_iter();
-        let services = tunnels
+        let services: HashMap<_, _> = tunnels
             .map(|(label, before)| (label, ServiceTunnels { before, missing: AtomicUsize::new(before) }))
             .collect();
-        Self { services, since: Some(since) }
+        Self { since: Some(since).filter(|_| !services.is_empty()), services }
     }
 
     /// Counts a new tunnel.
@@ -109,8 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_predecessor_connections_do_not_wait() {
-        let expected = TunnelGrace::default();
-        assert!(expected.is_over(Instant::now()) && !expected.should_wait("a", Instant::now()));
+    fn without_expected_tunnels_connections_do_not_wait() {
+        for expected in [TunnelGrace::default(), TunnelGrace::new(BTreeMap::new(), Instant::now())] {
+            assert!(expected.is_over(Instant::now()) && !expected.should_wait("a", Instant::now()));
+        }
     }
 }

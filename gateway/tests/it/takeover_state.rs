@@ -89,7 +89,7 @@ fn a_restart_keeps_the_levels_of_rate_limits() {
     assert!(admitted(&prepared, address, 20) <= 10);
     process.signal("TERM");
     assert_eq!(process.exit_code(), Some(0));
-    let levels = prepared.path("data/rate-limits.json");
+    let levels = prepared.path("data/last-stop.json");
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&levels).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
 
@@ -111,6 +111,27 @@ fn a_restart_keeps_the_levels_of_rate_limits() {
     // The rate limit is checked before the tunnel.
     assert_ne!(ask(&prepared, &mut prepared.connect(address)), 429);
     drop((process, agent));
+}
+
+#[test]
+fn callers_wait_for_their_agent_after_a_restart() {
+    let prepared = Prepared::new();
+    let backend = HeldBackend::start();
+    let (Served { mut process, address, .. }, agent) = prepared.start(&backend.url);
+    // On a busy machine, the agent can take longer than callers wait.
+    let answered = (0..3).any(|_| {
+        process.signal("TERM");
+        assert_eq!(process.exit_code(), Some(0));
+        let stored = fs::read_to_string(prepared.path("data/last-stop.json")).unwrap();
+        assert!(stored.contains(r#""tunnels":{"demo--echo":1}"#), "{stored}");
+        process = prepared.serve_with(&config_text(&prepared.path("data"), address.port())).process;
+        let status = ask(&prepared, &mut prepared.connect(address));
+        assert!([200, 504].contains(&status), "{status}");
+        prepared.wait_for_tunnel(address);
+        status == 200
+    });
+    assert!(answered);
+    drop(agent);
 }
 
 /// Sends requests on one kept connection after another until one is refused with `code`, at most for
