@@ -83,7 +83,8 @@ pub(crate) fn administer(gateway: &Path, demo: &Demo, arguments: &[&str]) -> Res
     serde_json::from_slice(&output(&mut command)?).map_err(|error| Failure::during("reading the client's JSON", error))
 }
 
-fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
+/// Runs a command, and returns its output if it succeeds.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output = command.output().map_err(|error| Failure::during(format!("{command:?}"), error))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure(output.status.success(), || format!("{command:?}: {}: {said}", output.status))?;

@@ -1,5 +1,7 @@
 //! Callers that send requests at a steady rate.
 
+use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -9,31 +11,43 @@ use crate::client::{Connection, Target};
 use crate::failure::Failure;
 use crate::report::per_mille;
 
-const CALLERS: u32 = 16;
+/// Callers of a scenario whose requests are short.
+pub(crate) const CALLERS: u32 = 16;
 /// Requests on one connection. A caller opens another one then, so that the balancer chooses a node. Fewer than one request
 /// in a hundred has a TLS handshake, so that the 99th percentile has none.
 const PER_CONNECTION: usize = 200;
 
 /// A request without a response of the backend.
-pub(super) struct Failed {
-    pub(super) began: Instant,
-    pub(super) ended: Instant,
-    pub(super) what: String,
+pub(crate) struct Failed {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    pub(crate) what: What,
+}
+
+/// What was there in place of a response of the backend.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// No program accepts connections.
+    Refused,
+    /// The connection ended before a response.
+    Ended,
+    /// Status and error code of the gateway.
+    Status(String),
 }
 
 /// What the callers have seen.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     /// Start and duration of answered requests.
-    pub(super) answered: Vec<(Instant, Duration)>,
-    pub(super) failed: Vec<Failed>,
+    pub(crate) answered: Vec<(Instant, Duration)>,
+    pub(crate) failed: Vec<Failed>,
     /// Connections that ended after a response and before the next one. The caller sends the request again, as RFC 9112
     /// §9.3.1 allows for GET.
-    pub(super) sent_again: usize,
+    pub(crate) sent_again: usize,
 }
 
 /// Callers until they are stopped.
-pub(super) struct Callers {
+pub(crate) struct Callers {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<Outcome>>,
@@ -41,7 +55,7 @@ pub(super) struct Callers {
 
 impl Outcome {
     /// Durations of requests that began in this time, sorted.
-    pub(super) fn durations(&self, from: Instant, to: Instant) -> Vec<Duration> {
+    pub(crate) fn durations(&self, from: Instant, to: Instant) -> Vec<Duration> {
         let within = self.answered.iter().filter(|(began, _)| (from..to).contains(began));
         let mut durations: Vec<Duration> = within.map(|(_, took)| *took).collect();
         durations.sort_unstable();
@@ -49,7 +63,7 @@ impl Outcome {
     }
 
     /// The slowest request, and the durations that 50 % and 99 % of the requests do not exceed.
-    pub(super) fn figures(&self) -> (Duration, Duration, Duration) {
+    pub(crate) fn figures(&self) -> (Duration, Duration, Duration) {
         let mut all: Vec<Duration> = self.answered.iter().map(|(_, took)| *took).collect();
         all.sort_unstable();
         (all.last().copied().unwrap_or_default(), per_mille(&all, 500), per_mille(&all, 990))
@@ -57,25 +71,25 @@ impl Outcome {
 }
 
 impl Callers {
-    /// Sends `rate` requests per second in all.
-    pub(super) fn start(target: &Target, rate: u32) -> Self {
+    /// `callers` send `rate` requests per second in all. A caller that still waits for a response sends none.
+    pub(crate) fn start(target: &Target, callers: u32, rate: u32) -> Self {
         let (stop, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let every = Duration::from_secs(1) * CALLERS / rate;
+        let every = Duration::from_secs(1) * callers / rate;
         let caller = |number: u32| {
             let (target, stop, sent) = (target.clone(), Arc::clone(&stop), Arc::clone(&sent));
-            let first = Instant::now() + every * number / CALLERS;
+            let first = Instant::now() + every * number / callers;
             std::thread::spawn(move || call(&target, first, every, &stop, &sent))
         };
-        let threads = (0..CALLERS).map(caller).collect();
+        let threads = (0..callers).map(caller).collect();
         Self { stop, sent, threads }
     }
 
     /// Requests that have ended.
-    pub(super) fn sent(&self) -> usize {
+    pub(crate) fn sent(&self) -> usize {
         self.sent.load(Ordering::Relaxed)
     }
 
-    pub(super) fn stop(self) -> Result<Outcome, Failure> {
+    pub(crate) fn stop(self) -> Result<Outcome, Failure> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Outcome::default();
         for thread in self.threads {
@@ -98,34 +112,47 @@ fn call(target: &Target, first: Instant, every: Duration, stop: &AtomicBool, sen
         due = (due + every).max(began);
         let is_used = connection.as_ref().is_some_and(|(_, used)| *used > 0);
         let mut exchanged = exchange(target, &mut connection);
-        if exchanged.as_ref().is_err_and(|error| error.is_none()) && is_used {
+        if exchanged == Err(What::Ended) && is_used {
             outcome.sent_again += 1;
             exchanged = exchange(target, &mut connection);
         }
         match exchanged {
             Ok(()) => outcome.answered.push((began, began.elapsed())),
-            Err(what) => {
-                let what = what.unwrap_or_else(|| "the connection ended".to_owned());
-                outcome.failed.push(Failed { began, ended: Instant::now(), what });
-            }
+            Err(what) => outcome.failed.push(Failed { began, ended: Instant::now(), what }),
         }
         sent.fetch_add(1, Ordering::Relaxed);
     }
     outcome
 }
 
-/// Sends one request on the connection, or on a new one. The error is `None` if the connection ended.
-fn exchange(target: &Target, kept: &mut Option<(Connection, usize)>) -> Result<(), Option<String>> {
+/// Sends one request on the connection, or on a new one.
+fn exchange(target: &Target, kept: &mut Option<(Connection, usize)>) -> Result<(), What> {
     let (mut connection, used) = match kept.take() {
         Some(kept) => kept,
-        None => (target.connect().map_err(|_| None)?, 0),
+        None => (target.connect()?, 0),
     };
-    let answer = connection.ask("/hello").map_err(|_| None)?;
+    let answer = connection.ask("/hello")?;
     if answer.head.status != 200 {
-        return Err(Some(format!("{} {}", answer.head.status, answer.error_code().unwrap_or_default())));
+        return Err(What::Status(format!("{} {}", answer.head.status, answer.error_code().unwrap_or_default())));
     }
     if connection.is_reusable() && used + 1 < PER_CONNECTION {
         *kept = Some((connection, used + 1));
     }
     Ok(())
+}
+
+impl From<Failure> for What {
+    fn from(failure: Failure) -> Self {
+        if failure.kind() == Some(ErrorKind::ConnectionRefused) { Self::Refused } else { Self::Ended }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused => f.write_str("the connection was refused"),
+            Self::Ended => f.write_str("the connection ended"),
+            Self::Status(status) => f.write_str(status),
+        }
+    }
 }

@@ -5,44 +5,52 @@ use std::io;
 
 /// A violated guarantee, or an error that prevented the check.
 #[derive(Debug)]
-pub(crate) struct Failure(String);
+pub(crate) struct Failure {
+    message: String,
+    /// Kind of the error, if it is one of input or output.
+    kind: Option<io::ErrorKind>,
+}
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self(message.into())
+        Self { message: message.into(), kind: None }
     }
 
     /// An error with the operation that failed.
     pub(crate) fn during(what: impl fmt::Display, error: impl fmt::Display) -> Self {
-        Self(format!("{what}: {error}"))
+        Self::new(format!("{what}: {error}"))
+    }
+
+    pub(crate) fn kind(&self) -> Option<io::ErrorKind> {
+        self.kind
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.message)
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self(error.to_string())
+        Self { message: error.to_string(), kind: Some(error.kind()) }
     }
 }
 
 impl From<rustls::Error> for Failure {
     fn from(error: rustls::Error) -> Self {
-        Self(format!("TLS: {error}"))
+        Self::new(format!("TLS: {error}"))
     }
 }
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Self {
-        Self(format!("JSON: {error}"))
+        Self::new(format!("JSON: {error}"))
     }
 }
 
 /// `Ok` if `kept`, otherwise a failure with the message of `otherwise`.
 pub(crate) fn ensure(kept: bool, otherwise: impl FnOnce() -> String) -> Result<(), Failure> {
-    if kept { Ok(()) } else { Err(Failure(otherwise())) }
+    if kept { Ok(()) } else { Err(Failure::new(otherwise())) }
 }

@@ -4,6 +4,7 @@ mod abuse;
 mod agents;
 mod bucket;
 mod bulk;
+mod callers;
 mod cancel;
 mod client;
 mod compare;
@@ -21,6 +22,7 @@ mod procfs;
 mod region;
 mod report;
 mod request_log;
+mod restarts;
 mod scheduling;
 mod services;
 mod sink;
@@ -75,6 +77,8 @@ enum Scenario {
     Services(services::Options),
     /// Three nodes: cost of crossing requests, losses, replacements, revocations, silence of PostgreSQL.
     Region(region::Options),
+    /// Gateway and agents are stopped, started and upgraded under load.
+    Restarts(restarts::Options),
     /// CPU time of the request log's thread, and speed of searches.
     Log(request_log::Options),
 }
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         Scenario::Memory { short } => memory::run(&gateway, short),
         Scenario::Services(options) => services::run(&gateway, &options),
         Scenario::Region(options) => region::run(&gateway, &options),
+        Scenario::Restarts(options) => restarts::run(&gateway, &options),
         Scenario::Log(options) => request_log::run(&options),
     };
     match result {

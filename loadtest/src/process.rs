@@ -74,9 +74,14 @@ impl Process {
     }
 
     /// Sends SIGTERM and expects an exit with success in time.
-    pub(crate) fn stop(mut self) -> Result<(), Failure> {
+    pub(crate) fn stop(self) -> Result<(), Failure> {
+        self.stop_with(Signal::TERM)
+    }
+
+    /// Sends `signal` and expects an exit with success in time.
+    pub(crate) fn stop_with(mut self, signal: Signal) -> Result<(), Failure> {
         let asked = Instant::now();
-        self.terminate();
+        self.send(signal);
         let status = self.wait(STOP_WITHIN)?.ok_or_else(|| {
             Failure::new(format!("{} still runs {STOP_WITHIN:?} after it was told to stop", self.name))
         })?;
@@ -88,9 +93,9 @@ impl Process {
         Ok(())
     }
 
-    fn terminate(&self) {
+    fn send(&self, signal: Signal) {
         // Fails if the program has ended already.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 }
 
@@ -100,7 +105,7 @@ impl Drop for Process {
             return;
         }
         let tree = procfs::tree(self.pid());
-        self.terminate();
+        self.send(Signal::TERM);
         if matches!(self.wait(ABANDON_WITHIN), Ok(Some(_))) {
             return;
         }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::callers::Callers;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::callers::{CALLERS, Callers};
 use crate::failure::{Failure, ensure};
 use crate::report::{millis, per_mille, say};
 
@@ -25,7 +25,7 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     let owner = region.owner()?;
     let balancer = Balancer::start(region.ports())?;
     let epoch = region.status(owner)?["epoch"].clone();
-    let callers = Callers::start(&region.target_at(balancer.port), RATE);
+    let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let began = Instant::now();
     std::thread::sleep(length / 3);
 

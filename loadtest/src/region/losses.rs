@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::backend::Received;
-use super::callers::{Callers, Failed};
+
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::callers::{CALLERS, Callers, Failed};
 use crate::failure::{Failure, ensure};
 use crate::report::{millis, say};
 
@@ -21,7 +22,7 @@ pub(super) fn run(gateway: &Path, length: Duration) -> Result<(), Failure> {
     let mut region = Region::start(gateway, Some(&received.start()?))?;
     region.owner()?;
     let balancer = Balancer::start(region.ports())?;
-    let callers = Callers::start(&region.target_at(balancer.port), RATE);
+    let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let began = Instant::now();
     let mut kills: Vec<Instant> = Vec::new();
     while began.elapsed() < length {

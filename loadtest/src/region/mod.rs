@@ -2,7 +2,6 @@
 //! not answer.
 
 mod backend;
-mod callers;
 mod crossing;
 mod engine;
 mod haproxy;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::backend::Received;
-use super::callers::Callers;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::callers::{CALLERS, Callers};
 use crate::failure::{Failure, ensure};
 use crate::report::{millis, say};
 
@@ -24,7 +24,7 @@ pub(super) fn run(gateway: &Path, requests: usize) -> Result<(), Failure> {
     }
     region.owner()?;
     let balancer = Balancer::start(region.ports())?;
-    let callers = Callers::start(&region.target_at(balancer.port), RATE);
+    let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let wait_for = |share: usize| {
         while callers.sent() < requests * share / (NODES + 1) {
             std::thread::sleep(TICK);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::callers::Callers;
 use super::nodes::{NODES, Region};
+use crate::callers::{CALLERS, Callers};
 use crate::client::Target;
 use crate::failure::{Failure, ensure};
 use crate::report::{millis, per_mille, say};
@@ -20,7 +20,7 @@ const MAX: Duration = Duration::from_secs(1);
 pub(super) fn run(gateway: &Path, revocations: usize) -> Result<(), Failure> {
     let region = Region::start(gateway, None)?;
     region.owner()?;
-    let callers = Callers::start(&region.target(0), RATE);
+    let callers = Callers::start(&region.target(0), CALLERS, RATE);
     let mut took = Vec::with_capacity(revocations);
     for number in 0..revocations {
         let node = number % NODES;

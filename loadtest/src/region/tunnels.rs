@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::backend::Received;
-use super::callers::Callers;
 use super::haproxy::Balancer;
 use super::nodes::{NODES, Region};
+use crate::callers::{CALLERS, Callers};
 use crate::failure::{Failure, ensure};
 use crate::process::{self, Process};
 use crate::report::{millis, per_mille, say};
@@ -38,7 +38,7 @@ pub(super) fn run(gateway: &Path, count: usize) -> Result<(), Failure> {
     }
     // The demo's own tunnel is one more.
     let opened = wait_for_tunnels(&region, count + 1, OPEN_WITHIN)?;
-    let callers = Callers::start(&region.target_at(balancer.port), RATE);
+    let callers = Callers::start(&region.target_at(balancer.port), CALLERS, RATE);
     let began = Instant::now();
     std::thread::sleep(LENGTH);
     let killed = Instant::now();
