@@ -165,7 +165,7 @@ impl Config {
 }
 
 /// The release key, if the agent is to update itself.
-fn update_key(keys: &mut Keys<'_>) -> Option<ReleaseKey> {
+pub(crate) fn update_key(keys: &mut Keys<'_>) -> Option<ReleaseKey> {
     let is_on = keys.text("update", "\"off\" or \"auto\"", |text| match text {
         "off" => Some(false),
         "auto" => Some(true),
@@ -205,7 +205,8 @@ fn listen_address(
     address
 }
 
-fn read(path: &Path) -> Result<toml::Table, ConfigError> {
+/// Reads and parses a configuration file.
+pub(crate) fn read(path: &Path) -> Result<toml::Table, ConfigError> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read { path: name(), error })?;
     parse_table(&text).map_err(|error| ConfigError::Toml { path: name(), error })

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures_util::future::select;
+use gw_shared::identity::program::SignedProgram;
 use gw_shared::runtime::{self, Driver, DriverError};
 use gw_shared::telemetry::trace::{Exporter, Identity};
 use tokio::sync::{mpsc, watch};
@@ -63,15 +64,16 @@ pub fn start(config: Config) -> Result<AgentHandle, StartError> {
 }
 
 /// As [`start`], for a process of which the supervisor has locked the state folder. `required` are the services for which
-/// the predecessor has tunnels. Sends each service to `relayed` once its first tunnel is ready.
+/// the predecessor has tunnels, and `program` is the stored program that runs. Sends each service to `relayed` once its first tunnel is ready.
 pub(crate) fn start_supervised(
     config: Config,
     required: Vec<String>,
+    program: Option<SignedProgram>,
     relayed: Option<Sender<RelayedService>>,
 ) -> Result<(AgentHandle, mpsc::UnboundedReceiver<Event>), StartError> {
     let (events, received) = Events::new();
     let (commands, link) = ProcessLink::new(events, required);
-    let link = ProcessLink { relayed, is_supervised: true, ..link };
+    let link = ProcessLink { relayed, program, is_supervised: true, ..link };
     start_thread(config, None, commands, link).map(|agent| (agent, received))
 }
 
@@ -146,7 +148,7 @@ async fn run(
     stop: watch::Receiver<bool>,
 ) {
     config.warn();
-    let updates = updates(&config, link.is_supervised);
+    let updates = updates(&config, &link);
     let agent = Agent::new(config, tracing, updates, link.events.clone());
     let agent = Rc::new(Agent { relayed: link.relayed.clone(), ..agent });
     if let Some(listener) = listener {
@@ -185,6 +187,8 @@ struct ProcessLink {
     required: Vec<String>,
     /// Receives each service once its first tunnel is ready, if a receiver is interested.
     relayed: Option<Sender<RelayedService>>,
+    /// The stored program that runs; `None` for the installed one.
+    program: Option<SignedProgram>,
     /// Whether a supervisor runs programs that the agent has downloaded.
     is_supervised: bool,
 }
@@ -193,18 +197,18 @@ impl ProcessLink {
     /// A link of a process without a supervisor, and its sender of commands.
     fn new(events: Events, required: Vec<String>) -> (mpsc::UnboundedSender<Command>, Self) {
         let (sender, commands) = mpsc::unbounded_channel();
-        (sender, Self { commands, events, required, relayed: None, is_supervised: false })
+        (sender, Self { commands, events, required, relayed: None, program: None, is_supervised: false })
     }
 }
 
 /// The agent's updates. Only a supervisor can run another program.
-fn updates(config: &Config, is_supervised: bool) -> Updates {
-    let key = config.update.filter(|_| is_supervised);
+fn updates(config: &Config, link: &ProcessLink) -> Updates {
+    let key = config.update.filter(|_| link.is_supervised);
     let record = config.state.updates().unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the record of updates: programs that failed before may be tried again");
         UpdateRecord::default()
     });
-    Updates::new(key, record)
+    Updates::new(key, link.program.clone(), &record)
 }
 
 /// Interval at which the state of all tunnels is compared with what the process waits for.
@@ -251,7 +255,9 @@ async fn obey(agent: Rc<Agent>, link: ProcessLink) {
                 awaits_displacement = false;
             }
             Ok(Some(Command::Succeeded)) => agent.succession.set(Succession::Done),
-            Ok(Some(Command::UpdateFailed { program, error })) => agent.updates.fail(&program, &error),
+            Ok(Some(Command::UpdateFailed { program, error, is_refused })) => {
+                agent.updates.given_up(&program, &error, is_refused);
+            }
         }
     }
 }

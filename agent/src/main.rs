@@ -12,7 +12,8 @@ use clap::{CommandFactory, Parser};
 use gw_agent::doctor::{self, DoctorOptions};
 use gw_agent::identity::enroll::{Enrolled, Options, enroll};
 use gw_agent::identity::state::DEFAULT;
-use gw_agent::{Config, RelayedService, process};
+use gw_agent::process::{self, Hangup, Source};
+use gw_agent::{Config, RelayedService};
 use gw_shared::command::{self, Failure};
 use gw_shared::telemetry::logging::{self, LogFormat};
 
@@ -24,8 +25,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Enroll(arguments) => run_enroll(arguments).map(|()| 0),
-        Command::Run { run, supervised } => run_agent(&run, supervised),
-        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments, false)),
+        Command::Run { run, supervised } => run_agent(&run, supervised, Hangup::Reload),
+        Command::Http(arguments) => arguments.enroll().and_then(|arguments| run_agent(&arguments, false, Hangup::Stop)),
         Command::Doctor { run, json } => run_doctor(run, json).map(|()| 0),
         Command::Manual { folder } => manual::write(Arguments::command(), &folder)
             .map(|()| 0)
@@ -56,18 +57,19 @@ fn print_next_step(Enrolled { enrollment, state, .. }: &Enrolled, out: &mut impl
 }
 
 /// Runs the agent under a supervisor, or as the worker of one.
-fn run_agent(arguments: &RunArguments, supervised: bool) -> Result<u8, Failure> {
+fn run_agent(arguments: &RunArguments, supervised: bool, hangup: Hangup) -> Result<u8, Failure> {
     let RunArguments { config, state_dir, backend, print_addresses } = arguments;
+    if !supervised {
+        let source = Source { file: config.clone(), state_dir: state_dir.clone() };
+        return process::supervise(source, arguments.of_worker(), hangup);
+    }
     let environment = |name: &str| std::env::var(name).ok();
     let loaded = Config::load(config.as_deref(), state_dir.clone(), backend, environment)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     logging::start(loaded.log_format, "info");
-    if supervised {
-        let (sender, relayed) = mpsc::channel();
-        print_each(relayed).map_err(Failure::run)?;
-        return process::work(loaded, print_addresses.then_some(sender)).map(|()| 0);
-    }
-    process::supervise(loaded, arguments.of_worker())
+    let (sender, relayed) = mpsc::channel();
+    print_each(relayed).map_err(Failure::run)?;
+    process::work(loaded, print_addresses.then_some(sender)).map(|()| 0)
 }
 
 /// Prints the services that are relayed, until the agent has ended. On a thread of its own, because a reader of the

@@ -24,6 +24,8 @@ pub(crate) enum Event {
     Serving { hostnames: Vec<String> },
     /// The services that the predecessor served have a tunnel here.
     Ready,
+    /// The first tunnel is ready.
+    Connected,
     /// The successor has replaced all tunnels.
     Displaced,
     /// The program was downloaded and checked, and is in the state folder.
@@ -39,8 +41,8 @@ pub(crate) enum Command {
     Resume,
     /// A successor serves.
     Succeeded,
-    /// The program failed and is not to be tried again.
-    UpdateFailed { program: SignedProgram, error: String },
+    /// The supervisor could not run the program. If it is refused, it is not tried again.
+    UpdateFailed { program: SignedProgram, error: String, is_refused: bool },
 }
 
 /// Sends events to the process. Without a receiver they are dropped.
@@ -76,6 +78,12 @@ impl SuccessionWatch {
 
     pub(crate) fn is_expected(&self) -> bool {
         *self.0.borrow() == Succession::Expected
+    }
+
+    /// Waits until no successor is starting.
+    pub(crate) async fn wait_until_unexpected(&self) {
+        // The sender is this watch.
+        let _ = self.0.subscribe().wait_for(|now| *now != Succession::Expected).await;
     }
 
     /// Waits until `reached`.

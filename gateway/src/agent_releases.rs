@@ -153,9 +153,9 @@ impl AgentReleases {
         u64::from(point) * 100 < u64::from(self.percent) << 32
     }
 
-    /// The program for `target`.
-    pub(crate) fn program(&self, target: &str) -> Option<&Bytes> {
-        self.programs.iter().find(|program| program.description.target == target).map(|program| &program.content)
+    /// The program with this SHA-256, in lower-case hexadecimal.
+    pub(crate) fn program(&self, sha256: &str) -> Option<&Bytes> {
+        self.programs.iter().find(|program| program.description.sha256 == sha256).map(|program| &program.content)
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use gw_shared::error_code::ErrorCode;
 use gw_shared::http::{InvalidBody, InvalidHead};
-use gw_shared::identity::enrollment;
 use gw_shared::tunnel::text::error_line;
 use http::StatusCode;
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
@@ -77,7 +76,7 @@ pub enum GatewayError {
     Head(#[from] InvalidHead),
     #[error("the gateway's answer is not valid HTTP: {0}")]
     Body(#[from] InvalidBody),
-    #[error("the gateway's answer is longer than {} bytes", enrollment::BODY_MAX)]
+    #[error("the gateway's answer is longer than expected")]
     TooLong,
     #[error(
         "this version of the agent does not understand the gateway's answer: {}; check that the server is a Gw gateway",

@@ -129,6 +129,8 @@ fn locked_by(folder: &File) -> Option<u32> {
 
 const ENROLLMENT: &str = "agent.json";
 const PENDING: &str = "enrollment.json";
+/// Size of a file that shows that the disk has space for an enrollment, in bytes.
+const PROBE_BYTES: usize = 64 * 1024;
 /// Holds private key and certificates in one file, so that a crash cannot leave a key and certificates that do not match.
 const IDENTITY: &str = "identity.pem";
 const GATEWAY_CA: &str = "gateway-ca.crt";
@@ -146,7 +148,7 @@ impl StateDir {
     pub(crate) fn create(&self) -> Result<(), StateError> {
         let created = files::create_private_dir(&self.0);
         created.map_err(|error| StateError::io(&self.0, error))?;
-        self.replace("probe", b"")?;
+        self.replace("probe", &[0; PROBE_BYTES])?;
         self.remove("probe")
     }
 

@@ -13,11 +13,16 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ToWorker {
-    /// The first message. `required` are the services for which the predecessor has tunnels.
-    Start { required: Vec<String> },
+    /// The first message. `required` are the services for which the predecessor has tunnels, and `program` is the stored
+    /// program that runs, if it is not the installed one.
+    Start {
+        required: Vec<String>,
+        #[serde(default)]
+        program: Option<SignedProgram>,
+    },
     /// A successor starts: say which services have a tunnel.
     ExpectSuccessor,
-    /// The successor has failed: serve again.
+    /// The successor has failed: open the tunnels again that it has replaced.
     Resume,
     /// A successor serves: finish the requests and exit.
     Succeeded,
@@ -25,8 +30,13 @@ pub(super) enum ToWorker {
     Stop,
     /// The supervisor exits now, and the next one starts a successor: serve until it has replaced all tunnels.
     Detach,
-    /// The program does not serve.
-    UpdateFailed { program: SignedProgram, error: String },
+    /// The program does not serve. If it is refused, it is not tried again.
+    UpdateFailed {
+        program: SignedProgram,
+        error: String,
+        #[serde(default)]
+        is_refused: bool,
+    },
 }
 
 /// Sends a message. Fails if the other end has gone.

@@ -3,6 +3,7 @@
 //! gateway replaces the tunnels of an agent by its newer ones without failing a request.
 
 mod messages;
+mod settings;
 mod supervision;
 mod supervisor;
 mod worker;
@@ -11,19 +12,33 @@ use std::ffi::OsString;
 use std::sync::mpsc::Sender;
 
 use gw_shared::command::Failure;
+use gw_shared::telemetry::logging;
 use tokio::runtime::Builder;
 
+use self::settings::Settings;
+pub use self::settings::Source;
+pub use self::supervisor::Hangup;
+use self::supervisor::{Arguments, Supervisor};
+use self::worker::WorkError;
 use crate::config::Config;
 use crate::lifecycle::StartError;
 use crate::tunnel::RelayedService;
-use worker::WorkError;
 
 /// Runs the agent in a worker process until a signal stops it; the exit code. `arguments` make this program a worker with
-/// the same configuration.
-pub fn supervise(config: Config, arguments: Vec<OsString>) -> Result<u8, Failure> {
-    let _lock = config.state.lock().map_err(|error| Failure::Usage(error.to_string()))?;
+/// the configuration of `source`.
+pub fn supervise(source: Source, arguments: Vec<OsString>, hangup: Hangup) -> Result<u8, Failure> {
+    let usage = |error: &dyn std::error::Error| Failure::Usage(error.to_string());
+    let settings = Settings::load(&source, environment).map_err(|error| usage(&error))?;
+    logging::start(settings.log_format, "info");
+    settings.state.enrollment().map_err(|error| usage(&error))?;
+    let _lock = settings.state.lock().map_err(|error| usage(&error))?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::run)?;
-    runtime.block_on(supervisor::supervise(config, arguments)).map_err(Failure::run)
+    let arguments = Arguments { source, of_worker: arguments, hangup };
+    runtime.block_on(async { Supervisor::new(settings, arguments)?.run().await }).map_err(Failure::run)
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// Runs the agent in this process, as a worker. Sends each service to `relayed` once its first tunnel is ready.
@@ -33,7 +48,9 @@ pub fn work(config: Config, relayed: Option<Sender<RelayedService>>) -> Result<(
     // Does not wait for an aborted drain.
     runtime.shutdown_background();
     worked.map_err(|error| match error {
-        WorkError::Start(StartError::State(_)) | WorkError::NoSupervisor => Failure::Usage(error.to_string()),
+        WorkError::Start(StartError::State(_) | StartError::Driver(_)) | WorkError::NoSupervisor => {
+            Failure::Usage(error.to_string())
+        }
         error => Failure::run(error),
     })
 }

@@ -16,6 +16,8 @@ pub(super) const TRIAL: Duration = Duration::from_secs(60);
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Time in which a worker detaches.
 const DETACH_WITHIN: Duration = Duration::from_secs(2);
+/// Time in which the current worker opens its tunnels again after its successor has failed.
+const RESUMED_WITHIN: Duration = Duration::from_secs(5);
 /// Time in which a failed successor exits.
 const FAILED_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// Predecessors that may still have requests. A further replacement waits until one of them has ended.
@@ -36,12 +38,16 @@ pub(super) enum Input {
         worker: WorkerId,
         event: Event,
     },
-    /// `code` is `None` if a signal ended the worker, or if it could not be started.
+    /// `code` is `None` if a signal ended the worker.
     Exited {
         worker: WorkerId,
         code: Option<u8>,
     },
-    /// Replace the worker.
+    NotStarted {
+        worker: WorkerId,
+        error: String,
+    },
+    /// Replace the worker, by one with this stored program or with the installed one.
     Replace(Option<SignedProgram>),
     /// Finish all requests; a second time: end at once.
     Stop,
@@ -70,14 +76,29 @@ pub(super) enum Action {
     Choose {
         program: Option<SignedProgram>,
     },
-    /// Never start this program again.
-    Refuse {
+    /// The chosen program has served for the time of its trial.
+    Prove,
+    /// Store that the program has failed, and tell the worker, if there is one, what follows from that.
+    Fail {
         program: SignedProgram,
         error: String,
+        blame: Blame,
+        worker: Option<WorkerId>,
     },
     Exit {
         code: u8,
     },
+}
+
+/// What a failed update says about its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// The program ended by itself: it is not tried again.
+    Program,
+    /// The cause may be elsewhere: the program is tried again a few times.
+    Unclear,
+    /// The cause is elsewhere: the program is tried again.
+    Other,
 }
 
 /// The workers of a supervisor.
@@ -87,20 +108,35 @@ pub(super) struct Supervision {
     step: Step,
     /// Replacement that waits for the present one.
     next: Option<Cause>,
-    /// Workers that finish their requests, each with the time at which it is killed.
-    leaving: Vec<(WorkerId, Option<Instant>)>,
+    /// Workers that finish their requests, and successors that have failed.
+    leaving: Vec<Leaving>,
     is_stopping: bool,
+}
+
+struct Leaving {
+    worker: WorkerId,
+    /// What is done to a successor that has failed, and when.
+    then: Option<(Instant, End)>,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    Stop,
+    Kill,
 }
 
 /// The worker that serves.
 struct Current {
     worker: WorkerId,
     program: Option<SignedProgram>,
-    /// `None` once the program has proved itself.
+    /// `None` for the installed program, and once a stored one is proven.
     trial: Option<Trial>,
+    /// Whether it has had a tunnel.
+    is_connected: bool,
     has_exited: bool,
 }
 
+#[derive(Clone)]
 struct Trial {
     until: Instant,
     /// The program before.
@@ -126,12 +162,12 @@ enum Step {
 
 impl Supervision {
     /// Starts the first worker, with this stored program or with the installed one.
-    pub(super) fn new(program: Option<SignedProgram>, now: Instant) -> (Self, Vec<Action>) {
-        let trial = program.as_ref().map(|_| Trial { until: now + TRIAL, fallback: None });
+    pub(super) fn new(program: Option<SignedProgram>, is_proven: bool, now: Instant) -> (Self, Vec<Action>) {
+        let trial = program.as_ref().filter(|_| !is_proven).map(|_| Trial { until: now + TRIAL, fallback: None });
         let start = Action::Start { worker: 0, program: program.clone(), required: Vec::new() };
         let supervision = Self {
             started: 1,
-            current: Current { worker: 0, program, trial, has_exited: false },
+            current: Current { worker: 0, program, trial, is_connected: false, has_exited: false },
             step: Step::Steady,
             next: None,
             leaving: Vec::new(),
@@ -147,7 +183,7 @@ impl Supervision {
             Step::Announced { until, .. } | Step::Starting { until, .. } | Step::Detaching { until } => Some(*until),
         };
         let trial = self.current.trial.as_ref().map(|trial| trial.until);
-        self.leaving.iter().filter_map(|(_, until)| *until).chain(step).chain(trial).min()
+        self.leaving.iter().filter_map(|leaving| leaving.then).map(|(at, _)| at).chain(step).chain(trial).min()
     }
 
     /// Returns the actions to take, in order.
@@ -156,6 +192,7 @@ impl Supervision {
         match input {
             Input::Event { worker, event } => self.event(worker, event, now, &mut actions),
             Input::Exited { worker, code } => self.exited(worker, code, now, &mut actions),
+            Input::NotStarted { worker, error } => self.not_started(worker, &error, now, &mut actions),
             Input::Replace(program) => self.replace(Cause::Signal(program), now, &mut actions),
             Input::Stop => self.stop(&mut actions),
             Input::Detach => self.detach(now, &mut actions),
@@ -169,10 +206,16 @@ impl Supervision {
             (Event::Serving { .. }, Step::Detaching { .. }) if worker == self.current.worker => {
                 actions.push(Action::Exit { code: 0 });
             }
+            (Event::Serving { hostnames }, Step::Announced { cause: Cause::Update(_), .. })
+                if worker == self.current.worker && hostnames.is_empty() =>
+            {
+                let error =
+                    "the agent has no tunnel at the moment, so it cannot be seen whether the new program gets one";
+                self.give_up(error, Blame::Other, now, actions);
+            }
             (Event::Serving { hostnames }, Step::Announced { cause, .. }) if worker == self.current.worker => {
                 let cause = cause.clone();
-                let candidate = self.started;
-                self.started += 1;
+                let candidate = self.next_worker();
                 let program = cause.program();
                 actions.push(Action::Start { worker: candidate, program, required: hostnames });
                 self.step = Step::Starting { candidate, cause, until: now + TRIAL };
@@ -180,6 +223,7 @@ impl Supervision {
             (Event::Ready, Step::Starting { candidate, .. }) if worker == *candidate => {
                 self.promote(now, actions);
             }
+            (Event::Connected, _) if worker == self.current.worker => self.current.is_connected = true,
             (Event::Update { program }, _) if worker == self.current.worker => {
                 self.replace(Cause::Update(program), now, actions);
             }
@@ -191,23 +235,27 @@ impl Supervision {
     fn promote(&mut self, now: Instant, actions: &mut Vec<Action>) {
         let Step::Starting { candidate, cause, .. } = std::mem::replace(&mut self.step, Step::Steady) else { return };
         let program = cause.program();
-        let trial = matches!(cause, Cause::Update(_))
-            .then(|| Trial { until: now + TRIAL, fallback: self.current.program.clone() });
-        if let Cause::Update(program) = cause {
+        let trial = match &cause {
+            Cause::Update(_) => Some(Trial { until: now + TRIAL, fallback: self.current.program.clone() }),
+            Cause::Signal(program) => self.current.trial.clone().filter(|_| *program == self.current.program),
+        };
+        if let Cause::Update(program) = &cause {
             tracing::info!(version = %program.version, "the agent is updated");
-            actions.push(Action::Choose { program: Some(program) });
+            actions.push(Action::Choose { program: Some(program.clone()) });
         }
-        let current = Current { worker: candidate, program, trial, has_exited: false };
+        // An update is ready only with tunnels.
+        let is_connected = matches!(cause, Cause::Update(_)) || self.current.is_connected;
+        let current = Current { worker: candidate, program, trial, is_connected, has_exited: false };
         let before = std::mem::replace(&mut self.current, current);
         if !before.has_exited {
             actions.push(Action::Tell { worker: before.worker, message: ToWorker::Succeeded });
-            self.leaving.push((before.worker, None));
+            self.leaving.push(Leaving { worker: before.worker, then: None });
         }
         self.begin_next(now, actions);
     }
 
     /// The candidate does not serve: the current worker goes on.
-    fn give_up(&mut self, error: &str, now: Instant, actions: &mut Vec<Action>) {
+    fn give_up(&mut self, error: &str, blame: Blame, now: Instant, actions: &mut Vec<Action>) {
         let (Step::Starting { cause, .. } | Step::Announced { cause, .. }) =
             std::mem::replace(&mut self.step, Step::Steady)
         else {
@@ -221,16 +269,34 @@ impl Supervision {
                 tracing::error!(error, "the agent is not replaced, and goes on with the configuration that it has");
             }
             Cause::Update(program) => {
-                let message = ToWorker::UpdateFailed { program: program.clone(), error: error.to_owned() };
-                actions.push(Action::Refuse { program, error: error.to_owned() });
-                actions.push(Action::Tell { worker: self.current.worker, message });
+                let worker = (!self.current.has_exited).then_some(self.current.worker);
+                actions.push(Action::Fail { program, error: error.to_owned(), blame, worker });
             }
+        }
+        if self.current.has_exited {
+            let program = self.current.program.clone();
+            self.start_current(program, actions);
         }
         self.begin_next(now, actions);
     }
 
+    /// Starts a worker in place of the current one, which has exited.
+    fn start_current(&mut self, program: Option<SignedProgram>, actions: &mut Vec<Action>) {
+        let worker = self.next_worker();
+        actions.push(Action::Start { worker, program: program.clone(), required: Vec::new() });
+        let trial = self.current.trial.take().filter(|_| program == self.current.program);
+        self.current = Current { worker, program, trial, is_connected: false, has_exited: false };
+        self.step = Step::Steady;
+    }
+
+    fn next_worker(&mut self) -> WorkerId {
+        let worker = self.started;
+        self.started += 1;
+        worker
+    }
+
     fn exited(&mut self, worker: WorkerId, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
-        self.leaving.retain(|(leaving, _)| *leaving != worker);
+        self.leaving.retain(|leaving| leaving.worker != worker);
         if worker == self.current.worker {
             self.current.has_exited = true;
         }
@@ -238,12 +304,21 @@ impl Supervision {
             if self.current.has_exited && self.leaving.is_empty() {
                 actions.push(Action::Exit { code: 0 });
             }
+        } else if matches!(self.step, Step::Detaching { .. }) {
+            if self.current.has_exited {
+                actions.push(Action::Exit { code: 0 });
+            }
         } else if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
-            let error = match code {
-                Some(code) => format!("the new process ended with exit code {code} before it had its tunnels"),
-                None => "the new process crashed, or could not be started, before it had its tunnels".to_owned(),
+            let (error, blame) = match code {
+                // The configuration is wrong, whatever the program.
+                Some(2) => ("the configuration is refused; see the log of the agent".to_owned(), Blame::Other),
+                Some(code) => {
+                    let error = format!("the new process ended with exit code {code} before it had its tunnels");
+                    (error, Blame::Program)
+                }
+                None => ("the new process crashed before it had its tunnels".to_owned(), Blame::Program),
             };
-            self.give_up(&error, now, actions);
+            self.give_up(&error, blame, now, actions);
         } else if worker == self.current.worker {
             self.current_exited(code, now, actions);
         } else {
@@ -253,24 +328,32 @@ impl Supervision {
 
     fn current_exited(&mut self, code: Option<u8>, now: Instant, actions: &mut Vec<Action>) {
         if matches!(self.step, Step::Starting { .. }) {
-            tracing::error!(code, "the agent's process ended by itself; the one that starts takes its place");
-            return self.promote(now, actions);
+            return tracing::error!(code, "the agent's process ended by itself, while another one starts in its place");
         }
         // Exit code 2: the configuration is wrong, whatever the program.
-        let trial = self.current.trial.take().filter(|trial| now < trial.until && code != Some(2));
-        let (Some(trial), Some(program)) = (trial, self.current.program.take()) else {
+        let trial = self.current.trial.clone().filter(|_| code != Some(2));
+        let (Some(trial), Some(program)) = (trial, self.current.program.clone()) else {
             return actions.push(Action::Exit { code: code.unwrap_or(1) });
         };
         let error = "the updated agent ended by itself within a minute".to_owned();
         tracing::error!(version = %program.version, code, "{error}: going back to the program before");
-        actions.push(Action::Refuse { program, error });
+        actions.push(Action::Fail { program, error, blame: Blame::Program, worker: None });
         actions.push(Action::Choose { program: trial.fallback.clone() });
-        let worker = self.started;
-        self.started += 1;
-        actions.push(Action::Start { worker, program: trial.fallback.clone(), required: Vec::new() });
-        self.current = Current { worker, program: trial.fallback, trial: None, has_exited: false };
-        self.step = Step::Steady;
+        self.start_current(trial.fallback, actions);
         self.begin_next(now, actions);
+    }
+
+    fn not_started(&mut self, worker: WorkerId, error: &str, now: Instant, actions: &mut Vec<Action>) {
+        if matches!(&self.step, Step::Starting { candidate, .. } if *candidate == worker) {
+            self.give_up(error, Blame::Unclear, now, actions);
+        } else if worker != self.current.worker || self.is_stopping {
+            self.exited(worker, None, now, actions);
+        } else if self.current.program.is_some() {
+            tracing::error!("using the installed program instead");
+            self.start_current(None, actions);
+        } else {
+            actions.push(Action::Exit { code: 1 });
+        }
     }
 
     fn replace(&mut self, cause: Cause, now: Instant, actions: &mut Vec<Action>) {
@@ -294,13 +377,13 @@ impl Supervision {
     }
 
     fn stop(&mut self, actions: &mut Vec<Action>) {
-        let mut workers: Vec<WorkerId> = self.leaving.iter().map(|(worker, _)| *worker).collect();
+        let mut workers: Vec<WorkerId> = self.leaving.iter().map(|leaving| leaving.worker).collect();
         if !self.current.has_exited {
             workers.push(self.current.worker);
         }
         if let Step::Starting { candidate, .. } = std::mem::replace(&mut self.step, Step::Steady) {
             workers.push(candidate);
-            self.leaving.push((candidate, None));
+            self.leaving.push(Leaving { worker: candidate, then: None });
         }
         if self.is_stopping {
             actions.extend(workers.into_iter().map(|worker| Action::Kill { worker }));
@@ -313,40 +396,58 @@ impl Supervision {
     }
 
     fn detach(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.is_stopping || self.current.has_exited {
+        let current = (!self.current.has_exited).then_some(self.current.worker);
+        // It may have replaced tunnels of the current worker already.
+        let candidate = if let Step::Starting { candidate, .. } = self.step { Some(candidate) } else { None };
+        let serving: Vec<WorkerId> = current.into_iter().chain(candidate).collect();
+        if self.is_stopping || serving.is_empty() {
             return actions.push(Action::Exit { code: 0 });
         }
-        if let Step::Starting { candidate, .. } = self.step {
-            actions.push(Action::Kill { worker: candidate });
-        }
-        actions.push(Action::Tell { worker: self.current.worker, message: ToWorker::Detach });
+        let detach = |worker| Action::Tell { worker, message: ToWorker::Detach };
+        actions.extend(serving.into_iter().map(detach));
         self.step = Step::Detaching { until: now + DETACH_WITHIN };
     }
 
     fn time(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if self.current.trial.as_ref().is_some_and(|trial| trial.until <= now) {
-            self.current.trial = None;
-        }
-        for (worker, until) in &mut self.leaving {
-            if until.is_some_and(|until| until <= now) {
-                *until = None;
-                actions.push(Action::Kill { worker: *worker });
+        self.end_trial(now, actions);
+        for leaving in &mut self.leaving {
+            let worker = leaving.worker;
+            match leaving.then {
+                Some((at, End::Stop)) if at <= now => {
+                    actions.push(Action::Tell { worker, message: ToWorker::Stop });
+                    leaving.then = Some((now + FAILED_ENDS_WITHIN, End::Kill));
+                }
+                Some((at, End::Kill)) if at <= now => {
+                    actions.push(Action::Kill { worker });
+                    leaving.then = None;
+                }
+                _ => {}
             }
         }
         match &self.step {
             Step::Detaching { until } if *until <= now => actions.push(Action::Exit { code: 0 }),
             Step::Announced { until, .. } if *until <= now => {
-                self.give_up("the agent's process does not answer", now, actions);
+                self.give_up("the agent's process does not answer", Blame::Other, now, actions);
             }
             Step::Starting { candidate, until, .. } if *until <= now => {
                 let candidate = *candidate;
-                let error = format!("the new process had no tunnel within {} s", TRIAL.as_secs());
-                self.give_up(&error, now, actions);
-                // After the current worker has got its tunnels back.
-                actions.push(Action::Tell { worker: candidate, message: ToWorker::Stop });
-                self.leaving.push((candidate, Some(now + FAILED_ENDS_WITHIN)));
+                // The current worker replaces the tunnels that the candidate has got, and only then the candidate stops.
+                actions.push(Action::Tell { worker: candidate, message: ToWorker::ExpectSuccessor });
+                self.leaving.push(Leaving { worker: candidate, then: Some((now + RESUMED_WITHIN, End::Stop)) });
+                let error = format!("the new process did not have all tunnels within {} s", TRIAL.as_secs());
+                self.give_up(&error, Blame::Unclear, now, actions);
             }
             _ => {}
+        }
+    }
+
+    fn end_trial(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let Some(trial) = self.current.trial.as_mut().filter(|trial| trial.until <= now) else { return };
+        if self.current.is_connected {
+            self.current.trial = None;
+            actions.push(Action::Prove);
+        } else {
+            trial.until = now + TRIAL;
         }
     }
 }

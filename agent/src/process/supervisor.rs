@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use gw_shared::identity::program::SignedProgram;
@@ -17,66 +17,119 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
+use super::environment;
 use super::messages::{Receiver, ToWorker, send};
-use super::supervision::{Action, Input, Supervision, WorkerId};
-use crate::config::Config;
-use crate::program::stored::{StoredProgram, UpdateRecord};
+use super::settings::{Settings, Source};
+use super::supervision::{Action, Blame, Input, Supervision, WorkerId};
+use crate::program::stored::{self, StoredProgram, UpdateRecord};
 use crate::succession::Event;
+
+/// Time in which the installed program prints its version.
+const VERSION_WITHIN: Duration = Duration::from_secs(5);
+/// Time in which a killed worker ends.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
+
+/// What the agent does when its terminal is closed (SIGHUP).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hangup {
+    /// Uses the configuration as it is now.
+    Reload,
+    Stop,
+}
+
+/// How the agent was started.
+pub(super) struct Arguments {
+    pub(super) source: Source,
+    /// Arguments of a worker.
+    pub(super) of_worker: Vec<OsString>,
+    pub(super) hangup: Hangup,
+}
 
 /// Starts workers and stores what becomes of updates.
 pub(super) struct Supervisor {
-    config: Config,
+    settings: Settings,
+    arguments: Arguments,
     /// The installed program. Its file may have been replaced since this process started.
     installed: PathBuf,
-    /// Arguments of a worker.
-    arguments: Vec<OsString>,
     links: BTreeMap<WorkerId, Link>,
     inputs: mpsc::UnboundedSender<Input>,
+    received: mpsc::UnboundedReceiver<Input>,
 }
 
 /// A worker, for its supervisor.
 struct Link {
     messages: OwnedWriteHalf,
     kill: oneshot::Sender<()>,
+    /// Ends with the worker.
+    ended: JoinHandle<()>,
 }
 
-/// Runs the agent in a worker until it ends; the exit code. `arguments` are those of a worker.
-pub(super) async fn supervise(config: Config, arguments: Vec<OsString>) -> io::Result<u8> {
-    let (inputs, mut received) = mpsc::unbounded_channel();
-    let mut signals = listen()?;
-    let installed = std::env::current_exe()?;
-    let mut supervisor = Supervisor { config, installed, arguments, links: BTreeMap::new(), inputs };
-    let (mut supervision, mut actions) = Supervision::new(supervisor.choose(), Instant::now());
-    loop {
-        for action in actions {
-            if let Some(code) = supervisor.act(action).await {
-                return Ok(code);
+/// A program that is to run.
+#[derive(Default)]
+struct Chosen {
+    /// `None` for the installed program.
+    program: Option<SignedProgram>,
+    is_proven: bool,
+}
+
+impl Supervisor {
+    pub(super) fn new(settings: Settings, arguments: Arguments) -> io::Result<Self> {
+        let (inputs, received) = mpsc::unbounded_channel();
+        let installed = std::env::current_exe()?;
+        Ok(Self { settings, arguments, installed, links: BTreeMap::new(), inputs, received })
+    }
+
+    /// Runs the agent in a worker until it ends; the exit code.
+    pub(super) async fn run(mut self) -> io::Result<u8> {
+        let mut signals = listen(self.arguments.hangup)?;
+        let Chosen { program, is_proven } = self.choose(Version::own());
+        let (mut supervision, mut actions) = Supervision::new(program, is_proven, Instant::now());
+        loop {
+            for action in actions {
+                if let Some(code) = self.act(action).await {
+                    return Ok(code);
+                }
             }
+            let due = async {
+                match supervision.deadline() {
+                    Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let woken = match select(pin!(self.received.recv()), select(pin!(signals.recv()), pin!(due))).await {
+                // The sender is this supervisor.
+                Either::Left((input, _)) => Either::Left(input.unwrap_or(Input::Stop)),
+                Either::Right((Either::Right(_), _)) => Either::Left(Input::Time),
+                Either::Right((Either::Left((signal, _)), _)) => Either::Right(signal),
+            };
+            let input = match woken {
+                Either::Left(input) => input,
+                Either::Right(signal) => self.signalled(signal).await,
+            };
+            actions = supervision.handle(input, Instant::now());
         }
-        let due = async {
-            match supervision.deadline() {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
+    }
+
+    async fn signalled(&mut self, signal: Option<ReceivedSignal>) -> Input {
+        match signal {
+            Some(ReceivedSignal::Stop) | None => {
+                tracing::warn!("stopping after running requests have ended; a second signal aborts them");
+                Input::Stop
             }
-        };
-        let input = match select(pin!(received.recv()), select(pin!(signals.recv()), pin!(due))).await {
-            // The sender is this supervisor.
-            Either::Left((input, _)) => input.unwrap_or(Input::Stop),
-            Either::Right((Either::Right(_), _)) => Input::Time,
-            Either::Right((Either::Left((signal, _)), _)) => match signal {
-                Some(ReceivedSignal::Stop) | None => {
-                    tracing::warn!("stopping after running requests have ended; a second signal aborts them");
-                    Input::Stop
+            Some(ReceivedSignal::Replace(why)) => {
+                tracing::info!("{why}");
+                match Settings::load(&self.arguments.source, environment) {
+                    Ok(Settings { update, .. }) => self.settings.update = update,
+                    // The new worker exits with the same error.
+                    Err(error) => tracing::debug!(%error, "the configuration is not used"),
                 }
-                Some(ReceivedSignal::Replace(why)) => {
-                    tracing::info!("{why}");
-                    Input::Replace(supervisor.choose())
-                }
-                Some(ReceivedSignal::Detach) => Input::Detach,
-            },
-        };
-        actions = supervision.handle(input, Instant::now());
+                let installed = self.installed_version().await;
+                Input::Replace(self.choose(installed).program)
+            }
+            Some(ReceivedSignal::Detach) => Input::Detach,
+        }
     }
 }
 
@@ -88,15 +141,21 @@ enum ReceivedSignal {
 }
 
 /// Receives the signals of the supervisor.
-fn listen() -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>> {
+fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>> {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let meanings = [
+    let hangup = match hangup {
+        Hangup::Reload => ReceivedSignal::Replace("SIGHUP: using the configuration as it is now"),
+        Hangup::Stop => ReceivedSignal::Stop,
+    };
+    let mut meanings = vec![
         (SignalKind::interrupt(), ReceivedSignal::Stop),
         (SignalKind::terminate(), ReceivedSignal::Stop),
-        (SignalKind::hangup(), ReceivedSignal::Replace("SIGHUP: using the configuration as it is now")),
         (SignalKind::user_defined2(), ReceivedSignal::Replace("SIGUSR2: replacing the agent's process")),
         (SignalKind::user_defined1(), ReceivedSignal::Detach),
     ];
+    if !is_ignored(SignalKind::hangup()) {
+        meanings.push((SignalKind::hangup(), hangup));
+    }
     for (kind, meaning) in meanings {
         let (mut signal, sender) = (signal(kind)?, sender.clone());
         tokio::spawn(async move { while signal.recv().await.is_some() && sender.send(meaning).is_ok() {} });
@@ -104,25 +163,56 @@ fn listen() -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>> {
     Ok(receiver)
 }
 
+/// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // A mask in hexadecimal; bit 0 is signal 1 (proc_pid_status(5)).
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    mask >> (kind.as_raw_value() - 1) & 1 == 1
+}
+
 impl Supervisor {
-    /// The stored program that is to run; `None` for the installed one. Removes stored programs that are not newer.
-    fn choose(&self) -> Option<SignedProgram> {
-        let key = self.config.update.as_ref()?;
-        let record = self.config.state.updates().inspect_err(|error| {
+    /// The program that is to run. Removes stored programs that are not newer than the installed one.
+    fn choose(&self, installed: Version) -> Chosen {
+        let Some(key) = &self.settings.update else { return Chosen::default() };
+        let state = &self.settings.state;
+        let UpdateRecord { current, is_proven, .. } = state.updates().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot read the record of updates: using the installed program");
+            UpdateRecord::default()
         });
-        let program = record.ok()?.current?;
-        if program.version <= Version::own() {
-            StoredProgram::remove_others(&self.config.state, None);
-            return None;
+        let Some(program) = current else { return Chosen::default() };
+        if program.version <= installed {
+            self.use_installed();
+            return Chosen::default();
         }
-        match StoredProgram::find(&self.config.state, &program, key) {
-            Ok(_) => Some(program),
+        match StoredProgram::find(state, &program, key) {
+            Ok(_) => Chosen { program: Some(program), is_proven },
             Err(error) => {
                 tracing::error!(error, "the updated program cannot be used: using the installed one");
-                None
+                self.use_installed();
+                Chosen::default()
             }
         }
+    }
+
+    /// Forgets the chosen program, so that a gateway can offer it again, and removes all stored ones.
+    fn use_installed(&self) {
+        self.record(|record| record.current = None);
+        StoredProgram::remove_others(&self.settings.state, None);
+    }
+
+    /// Version of the installed program, whose file may have been replaced; that of this process if the program does not
+    /// answer.
+    async fn installed_version(&self) -> Version {
+        let mut command = Command::new(&self.installed);
+        command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(VERSION_WITHIN, command.output()).await;
+        let version = output.ok().and_then(Result::ok).and_then(|output| {
+            let text = String::from_utf8(output.stdout).ok()?;
+            text.split_whitespace().nth(1)?.parse().ok()
+        });
+        version.unwrap_or_else(Version::own)
     }
 
     /// Takes an action. Returns the exit code if it is the last one.
@@ -132,21 +222,40 @@ impl Supervisor {
                 if let Err(error) = self.start(worker, program.as_ref(), required).await {
                     tracing::error!(%error, "cannot start the agent's process");
                     // The receiver is this supervisor.
-                    let _ = self.inputs.send(Input::Exited { worker, code: None });
+                    let _ = self.inputs.send(Input::NotStarted { worker, error: error.to_string() });
                 }
             }
             Action::Tell { worker, message } => self.tell(worker, &message).await,
-            Action::Kill { worker } => drop(self.links.remove(&worker).map(|link| link.kill.send(()))),
-            Action::Choose { program } => {
-                self.record(|record| record.current.clone_from(&program));
-                let state = &self.config.state;
-                let key = self.config.update.as_ref();
-                let kept = program.zip(key).and_then(|(program, key)| StoredProgram::find(state, &program, key).ok());
-                StoredProgram::remove_others(state, kept.as_ref().map(|kept| kept.path.as_path()));
+            Action::Kill { worker } => {
+                if let Some(Link { kill, ended, .. }) = self.links.remove(&worker) {
+                    // Fails if the worker has ended.
+                    let _ = kill.send(());
+                    let _ = tokio::time::timeout(KILLED_WITHIN, ended).await;
+                }
             }
-            Action::Refuse { program, error } => {
+            Action::Choose { program } => {
+                self.record(|record| {
+                    record.is_proven = false;
+                    record.current.clone_from(&program);
+                });
+                let kept = program.as_ref().map(|program| stored::path(&self.settings.state, program));
+                StoredProgram::remove_others(&self.settings.state, kept.as_deref());
+            }
+            Action::Prove => self.record(|record| record.is_proven = true),
+            Action::Fail { program, error, blame, worker } => {
                 tracing::error!(version = %program.version, error, "the agent is not updated");
-                self.record(|record| record.add_failure(&program, &error));
+                let mut is_refused = false;
+                if blame != Blame::Other {
+                    self.record(|record| {
+                        is_refused = record.add_failure(&program, &error, blame == Blame::Program);
+                    });
+                }
+                if is_refused {
+                    StoredProgram::remove(&self.settings.state, &program);
+                }
+                if let Some(worker) = worker {
+                    self.tell(worker, &ToWorker::UpdateFailed { program, error, is_refused }).await;
+                }
             }
             Action::Exit { code } => return Some(code),
         }
@@ -163,7 +272,7 @@ impl Supervisor {
     }
 
     fn record(&self, change: impl FnOnce(&mut UpdateRecord)) {
-        let state = &self.config.state;
+        let state = &self.settings.state;
         let changed = state.updates().and_then(|mut record| {
             change(&mut record);
             state.write_updates(&record)
@@ -180,11 +289,14 @@ impl Supervisor {
         program: Option<&SignedProgram>,
         required: Vec<String>,
     ) -> io::Result<()> {
-        let stored = match (program, &self.config.update) {
+        let stored = match (program, &self.settings.update) {
+            (None, _) => None,
             (Some(program), Some(key)) => {
-                Some(StoredProgram::find(&self.config.state, program, key).map_err(io::Error::other)?.path)
+                Some(StoredProgram::find(&self.settings.state, program, key).map_err(io::Error::other)?.path)
             }
-            _ => None,
+            (Some(_), None) => {
+                return Err(io::Error::other("updates are off: reload the agent (SIGHUP) to turn them on"));
+            }
         };
         let path = stored.as_deref().unwrap_or(&self.installed);
         let (link, mut child) = self.spawn(path).map_err(|error| {
@@ -192,7 +304,6 @@ impl Supervisor {
         })?;
         let (reader, writer) = link.into_split();
         let (kill, killed) = oneshot::channel();
-        self.links.insert(worker, Link { messages: writer, kill });
         let inputs = self.inputs.clone();
         // Both tasks end with the worker. Sending fails if the supervisor is ending.
         tokio::spawn(async move {
@@ -202,11 +313,12 @@ impl Supervisor {
             }
         });
         let inputs = self.inputs.clone();
-        tokio::spawn(async move {
+        let ended = tokio::spawn(async move {
             let code = exit_code(&mut child, killed).await;
             let _ = inputs.send(Input::Exited { worker, code });
         });
-        self.tell(worker, &ToWorker::Start { required }).await;
+        self.links.insert(worker, Link { messages: writer, kill, ended });
+        self.tell(worker, &ToWorker::Start { required, program: program.cloned() }).await;
         Ok(())
     }
 
@@ -215,7 +327,7 @@ impl Supervisor {
         own.set_nonblocking(true)?;
         let mut command = Command::new(path);
         // A group of its own: Ctrl-C in a terminal reaches the supervisor only.
-        command.args(&self.arguments).stdin(Stdio::from(OwnedFd::from(other))).process_group(0);
+        command.args(&self.arguments.of_worker).stdin(Stdio::from(OwnedFd::from(other))).process_group(0);
         let child = command.spawn()?;
         Ok((UnixStream::from_std(own)?, child))
     }

@@ -25,8 +25,10 @@ pub(super) async fn work(config: Config, relayed: Option<Sender<RelayedService>>
     link.set_nonblocking(true)?;
     let (reader, mut writer) = UnixStream::from_std(link)?.into_split();
     let mut messages = Receiver::new(reader);
-    let Some(ToWorker::Start { required }) = messages.next().await else { return Err(WorkError::NoSupervisor) };
-    let (agent, mut events) = lifecycle::start_supervised(config, required, relayed)?;
+    let Some(ToWorker::Start { required, program }) = messages.next().await else {
+        return Err(WorkError::NoSupervisor);
+    };
+    let (agent, mut events) = lifecycle::start_supervised(config, required, program, relayed)?;
     loop {
         let message = match select(pin!(messages.next()), pin!(events.recv())).await {
             Either::Left((message, _)) => message,
@@ -40,15 +42,21 @@ pub(super) async fn work(config: Config, relayed: Option<Sender<RelayedService>>
         match message {
             Some(ToWorker::ExpectSuccessor) => agent.command(Command::ExpectSuccessor),
             Some(ToWorker::Resume) => agent.command(Command::Resume),
-            Some(ToWorker::UpdateFailed { program, error }) => agent.command(Command::UpdateFailed { program, error }),
+            Some(ToWorker::UpdateFailed { program, error, is_refused }) => {
+                agent.command(Command::UpdateFailed { program, error, is_refused });
+            }
             Some(ToWorker::Succeeded) => {
                 agent.command(Command::Succeeded);
                 return drain(agent).await;
             }
             Some(ToWorker::Detach) => {
                 agent.command(Command::ExpectSuccessor);
-                if let Some(event) = events.recv().await {
+                while let Some(event) = events.recv().await {
+                    // Fails if the supervisor has ended.
                     let _ = send(&mut writer, &event).await;
+                    if matches!(event, Event::Serving { .. }) {
+                        break;
+                    }
                 }
                 return serve_until_displaced(agent, events).await;
             }

@@ -6,9 +6,9 @@ use std::cell::RefCell;
 
 use gw_shared::identity::program::{ReleaseKey, SignedProgram, TARGET, UpdateReport, UpdateState};
 use gw_shared::version::Version;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use self::stored::{FailedProgram, UpdateRecord};
+use self::stored::{UpdateRecord, cut};
 
 /// The agent's updates, shared by its tunnels.
 pub(crate) struct Updates {
@@ -16,23 +16,27 @@ pub(crate) struct Updates {
     key: Option<ReleaseKey>,
     report: RefCell<UpdateReport>,
     pub(crate) offer: watch::Sender<Option<SignedProgram>>,
-    /// The stored program that runs, if it is not the installed one.
-    current: Option<SignedProgram>,
-    /// Programs that are not tried again.
-    failed: RefCell<Vec<FailedProgram>>,
+    /// The stored program that runs; `None` for the installed one.
+    running: Option<SignedProgram>,
+    /// Version and SHA-256 of programs that are not tried again.
+    refused: RefCell<Vec<(Version, String)>>,
+    /// Notified when the supervisor has given a program up that may be tried again.
+    pub(crate) retry: Notify,
 }
 
 impl Updates {
-    pub(crate) fn new(key: Option<ReleaseKey>, record: UpdateRecord) -> Self {
-        let UpdateRecord { current, failed } = record;
-        let last = failed.last().filter(|last| last.version > Version::own());
+    /// `running` is the stored program that runs; `None` for the installed one.
+    pub(crate) fn new(key: Option<ReleaseKey>, running: Option<SignedProgram>, record: &UpdateRecord) -> Self {
+        let last = record.failed.last().filter(|last| last.version > Version::own());
         let report = match (key, last) {
             (None, _) => UpdateReport { state: UpdateState::Off, version: None, error: None },
             (Some(_), None) => UpdateReport { state: UpdateState::Ready, version: None, error: None },
             (Some(_), Some(last)) => failure(last.version, &last.error),
         };
-        let (report, failed) = (RefCell::new(report), RefCell::new(failed));
-        Self { key, report, offer: watch::Sender::default(), current, failed }
+        let refused = record.failed.iter().filter(|failed| failed.is_refused());
+        let refused = refused.map(|failed| (failed.version, failed.sha256.clone())).collect();
+        let (report, refused) = (RefCell::new(report), RefCell::new(refused));
+        Self { key, report, offer: watch::Sender::default(), running, refused, retry: Notify::new() }
     }
 
     /// Progress, as it is reported to the gateway.
@@ -44,9 +48,9 @@ impl Updates {
     pub(crate) fn offered(&self, programs: Vec<SignedProgram>) {
         let Some(key) = &self.key else { return };
         // A program that was signed with a newer version than it has would otherwise be run again and again.
-        let runs = |program: &SignedProgram| self.current.as_ref() == Some(program);
+        let runs = |program: &SignedProgram| self.running.as_ref() == Some(program);
         let is_new =
-            |program: &SignedProgram| program.version > Version::own() && !runs(program) && !self.has_failed(program);
+            |program: &SignedProgram| program.version > Version::own() && !runs(program) && !self.is_refused(program);
         let Some(program) = programs.into_iter().find(|program| program.target == TARGET) else {
             return tracing::warn!(target = TARGET, "the gateway has no program for this architecture");
         };
@@ -65,15 +69,24 @@ impl Updates {
     }
 
     /// Does not try the program again, logs the reason and reports it to the gateway.
-    pub(crate) fn fail(&self, program: &SignedProgram, error: &str) {
+    pub(crate) fn refuse(&self, program: &SignedProgram, error: &str) {
         let version = program.version;
-        tracing::error!(%version, error, "the agent is not updated");
-        self.failed.borrow_mut().push(FailedProgram {
-            version,
-            sha256: program.sha256.clone(),
-            error: error.to_owned(),
-        });
+        tracing::error!(%version, error, "the agent is not updated to this program");
+        self.refused.borrow_mut().push((version, program.sha256.clone()));
         self.retry_later(program, error);
+    }
+
+    /// The supervisor could not run the program.
+    pub(crate) fn given_up(&self, program: &SignedProgram, error: &str, is_refused: bool) {
+        if is_refused {
+            return self.refuse(program, error);
+        }
+        self.retry_later(program, error);
+        self.retry.notify_one();
+    }
+
+    pub(crate) fn key(&self) -> Option<&ReleaseKey> {
+        self.key.as_ref()
     }
 
     /// Reports that an update is under way.
@@ -87,14 +100,13 @@ impl Updates {
         self.report.replace(failure(program.version, error));
     }
 
-    fn has_failed(&self, program: &SignedProgram) -> bool {
-        self.failed.borrow().iter().any(|failed| failed.sha256 == program.sha256 && failed.version == program.version)
+    fn is_refused(&self, program: &SignedProgram) -> bool {
+        self.refused.borrow().iter().any(|(version, sha256)| *sha256 == program.sha256 && *version == program.version)
     }
 }
 
 fn failure(version: Version, error: &str) -> UpdateReport {
-    let error: String = error.chars().take(UpdateReport::ERROR_MAX / 4).collect();
-    UpdateReport { state: UpdateState::Failed, version: Some(version), error: Some(error) }
+    UpdateReport { state: UpdateState::Failed, version: Some(version), error: Some(cut(error)) }
 }
 
 #[cfg(test)]
@@ -110,7 +122,7 @@ mod tests {
     #[test]
     fn only_a_newer_program_with_the_right_signature_is_accepted() {
         let (pair, other) = (Ed25519KeyPair::generate().unwrap(), Ed25519KeyPair::generate().unwrap());
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), UpdateRecord::default());
+        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &UpdateRecord::default());
         let mut offers = updates.offer.subscribe();
         let mut accepted = |program: SignedProgram| {
             updates.offered(vec![program]);
@@ -131,34 +143,38 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_program_is_not_tried_again_and_is_reported() {
+    fn a_refused_program_is_not_tried_again_and_is_reported() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = signed("999.0.0", &pair);
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), UpdateRecord::default());
-        updates.fail(&program, "it does not start");
-        updates.offered(vec![program.clone()]);
-        assert_eq!(*updates.offer.borrow(), None);
-        let failed = updates.failed.take();
-        let restarted = Updates::new(Some(ReleaseKey::of(&pair)), UpdateRecord { current: None, failed });
-        restarted.offered(vec![program]);
-        assert_eq!(*restarted.offer.borrow(), None);
-        let report = restarted.report();
-        assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some("it does not start")));
+        let takes_offer = |updates: &Updates| {
+            updates.offered(vec![program.clone()]);
+            updates.offer.borrow().is_some()
+        };
+        let updates = Updates::new(Some(ReleaseKey::of(&pair)), None, &UpdateRecord::default());
+        updates.given_up(&program, "it does not start", true);
+        assert!(!takes_offer(&updates));
+        let mut record = UpdateRecord::default();
+        for is_refused in [false, false, true] {
+            assert_eq!(record.add_failure(&program, "it has no tunnel", false), is_refused);
+            let restarted = Updates::new(Some(ReleaseKey::of(&pair)), None, &record);
+            let report = restarted.report();
+            assert_eq!((report.state, report.error.as_deref()), (UpdateState::Failed, Some("it has no tunnel")));
+            assert_eq!(takes_offer(&restarted), !is_refused);
+        }
     }
 
     #[test]
     fn the_program_that_runs_is_not_fetched_again() {
         let pair = Ed25519KeyPair::generate().unwrap();
         let program = signed("999.0.0", &pair);
-        let record = UpdateRecord { current: Some(program.clone()), failed: Vec::new() };
-        let updates = Updates::new(Some(ReleaseKey::of(&pair)), record);
+        let updates = Updates::new(Some(ReleaseKey::of(&pair)), Some(program.clone()), &UpdateRecord::default());
         updates.offered(vec![program]);
         assert_eq!((updates.offer.borrow().clone(), updates.report().state), (None, UpdateState::Ready));
     }
 
     #[test]
     fn an_agent_without_updates_takes_no_offer() {
-        let updates = Updates::new(None, UpdateRecord::default());
+        let updates = Updates::new(None, None, &UpdateRecord::default());
         updates.offered(vec![signed("999.0.0", &Ed25519KeyPair::generate().unwrap())]);
         assert_eq!((updates.offer.borrow().clone(), updates.report().state), (None, UpdateState::Off));
     }

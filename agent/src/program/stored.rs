@@ -1,39 +1,47 @@
 //! Programs in the state folder, and the record of updates.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
-use gw_shared::identity::program::{ReleaseKey, SIZE_MAX, SignedProgram};
+use gw_shared::identity::program::{ReleaseKey, SIZE_MAX, SignedProgram, UpdateReport};
 use gw_shared::version::Version;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::state::{StateDir, StateError};
 
 /// Failed programs that are remembered.
 const FAILED_MAX: usize = 16;
+/// Failures after which a program is not tried again, if each of them can have a cause outside of the program.
+const ATTEMPTS_MAX: u32 = 3;
 
-/// `update.json`
+/// `update.json`. Written by the supervisor, and read by workers of other versions too: unknown members are ignored.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct UpdateRecord {
     /// The program that runs in place of the installed one.
     #[serde(default)]
     pub(crate) current: Option<SignedProgram>,
-    /// Programs that are not tried again, the last one last.
+    /// Whether `current` has served for the time of its trial.
+    #[serde(default)]
+    pub(crate) is_proven: bool,
+    /// Programs that did not serve, the last one last.
     #[serde(default)]
     pub(crate) failed: Vec<FailedProgram>,
 }
 
 /// A program that did not serve.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct FailedProgram {
     pub(crate) version: Version,
     pub(crate) sha256: String,
     pub(crate) error: String,
+    /// Failed attempts, or [`ATTEMPTS_MAX`] after a failure that is the program's own.
+    #[serde(default = "FailedProgram::attempts_max")]
+    pub(crate) attempts: u32,
 }
 
 /// A checked program in the state folder.
@@ -44,14 +52,41 @@ pub(crate) struct StoredProgram {
 }
 
 impl UpdateRecord {
-    /// Adds a program that failed, and forgets the oldest one if there are too many.
-    pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str) {
-        let error = error.chars().take(300).collect();
-        self.failed.retain(|failed| failed.sha256 != program.sha256);
-        self.failed.push(FailedProgram { version: program.version, sha256: program.sha256.clone(), error });
+    /// Adds a failure, and forgets the oldest program if there are too many. `is_final` is a failure after which the program
+    /// is not tried again. Returns whether it is not.
+    pub(crate) fn add_failure(&mut self, program: &SignedProgram, error: &str, is_final: bool) -> bool {
+        let before = self.failed.iter().find(|failed| failed.is(program)).map_or(0, |failed| failed.attempts);
+        let attempts = if is_final { ATTEMPTS_MAX } else { (before + 1).min(ATTEMPTS_MAX) };
+        let SignedProgram { version, sha256, .. } = program;
+        let failed = FailedProgram { version: *version, sha256: sha256.clone(), error: cut(error), attempts };
+        let is_refused = failed.is_refused();
+        self.failed.retain(|failed| !failed.is(program));
+        self.failed.push(failed);
         let surplus = self.failed.len().saturating_sub(FAILED_MAX);
         self.failed.drain(..surplus);
+        is_refused
     }
+}
+
+impl FailedProgram {
+    fn attempts_max() -> u32 {
+        ATTEMPTS_MAX
+    }
+
+    /// Whether this is about `program`.
+    pub(crate) fn is(&self, program: &SignedProgram) -> bool {
+        self.sha256 == program.sha256 && self.version == program.version
+    }
+
+    /// Whether the program is not tried again.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.attempts >= ATTEMPTS_MAX
+    }
+}
+
+/// The beginning of an error, as long as a report to the gateway may contain.
+pub(crate) fn cut(error: &str) -> String {
+    error[..error.floor_char_boundary(UpdateReport::ERROR_MAX)].to_owned()
 }
 
 /// Folder of the programs.
@@ -59,26 +94,73 @@ pub(crate) fn folder(state: &StateDir) -> PathBuf {
     state.path().join("programs")
 }
 
-fn path(state: &StateDir, program: &SignedProgram) -> PathBuf {
+/// Path of a program.
+pub(crate) fn path(state: &StateDir, program: &SignedProgram) -> PathBuf {
     // The start of a hash in hexadecimal: two builds of one version have files of their own.
     let hash: String = program.sha256.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     folder(state).join(format!("gw-agent-{}-{hash}", program.version))
 }
 
-impl StoredProgram {
-    /// Writes a program whose content was checked.
-    pub(crate) fn write(state: &StateDir, program: &SignedProgram, content: &[u8]) -> io::Result<Self> {
+/// The file of a program that is to be downloaded, with its space on the disk. Removed unless the program is stored.
+#[derive(Debug)]
+pub(crate) struct ReservedFile {
+    program: SignedProgram,
+    /// `None` once the program is stored.
+    file: Option<File>,
+    temporary: PathBuf,
+    path: PathBuf,
+}
+
+impl ReservedFile {
+    /// Makes the file. Fails if the disk has no space for the program.
+    pub(crate) fn new(state: &StateDir, program: &SignedProgram) -> io::Result<Self> {
         let path = path(state, program);
         files::create_private_dir(&folder(state))?;
-        let new = path.with_extension("new");
-        files::remove_if_there(&new)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&new)?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&new, &path)?;
-        Ok(Self { description: program.clone(), path })
+        // Of this process, because a predecessor may still be downloading.
+        let temporary = path.with_extension(format!("{}.new", std::process::id()));
+        files::remove_if_there(&temporary)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&temporary)?;
+        let reserved = Self { program: program.clone(), file: Some(file), temporary, path };
+        if let Some(file) = &reserved.file {
+            match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, program.size) {
+                // The file system cannot reserve space: a full disk is found when the program is written.
+                Ok(()) | Err(Errno::OPNOTSUPP) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(reserved)
     }
 
+    /// Stores a program whose content was checked.
+    pub(crate) fn store(mut self, content: &[u8]) -> io::Result<StoredProgram> {
+        if let Some(mut file) = self.file.take() {
+            let stored = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| {
+                // Closed first: a file that is open for writing cannot be executed (ETXTBSY).
+                drop(file);
+                fs::rename(&self.temporary, &self.path)
+            });
+            if let Err(error) = stored {
+                let _ = fs::remove_file(&self.temporary);
+                return Err(error);
+            }
+        }
+        if let Some(folder) = self.path.parent() {
+            File::open(folder)?.sync_all()?;
+        }
+        Ok(StoredProgram { description: self.program.clone(), path: self.path.clone() })
+    }
+}
+
+impl Drop for ReservedFile {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // A program that is not stored leaves nothing; what remains after a crash is removed with other old programs.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+impl StoredProgram {
     /// Finds a program that was stored before, and checks signature and content again.
     pub(crate) fn find(state: &StateDir, program: &SignedProgram, key: &ReleaseKey) -> Result<Self, String> {
         let path = path(state, program);
@@ -91,6 +173,14 @@ impl StoredProgram {
         let content = fs::read(&path).map_err(|error| explain(&error))?;
         program.verify_content(&content).map_err(|error| explain(&error))?;
         Ok(Self { description: program.clone(), path })
+    }
+
+    /// Removes a program.
+    pub(crate) fn remove(state: &StateDir, program: &SignedProgram) {
+        let path = path(state, program);
+        if let Err(error) = files::remove_if_there(&path) {
+            tracing::warn!(file = %path.display(), %error, "cannot remove a program");
+        }
     }
 
     /// Removes all stored programs but `kept`.
@@ -132,17 +222,31 @@ mod tests {
         let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
         let (state, key) = (StateDir::new(directory.path()), ReleaseKey::of(&pair));
         let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
-        let stored = StoredProgram::write(&state, &program, b"program").unwrap();
+        let write = || ReservedFile::new(&state, &program).unwrap().store(b"program").unwrap();
+        let stored = write();
         assert_eq!(fs::metadata(&stored.path).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(StoredProgram::find(&state, &program, &key), Ok(stored.clone()));
         fs::write(&stored.path, b"Program").unwrap();
         assert!(StoredProgram::find(&state, &program, &key).unwrap_err().contains("SHA-256"));
-        StoredProgram::write(&state, &program, b"program").unwrap();
+        write();
         StoredProgram::remove_others(&state, Some(&stored.path));
         assert!(stored.path.exists());
         StoredProgram::remove_others(&state, None);
         assert!(!stored.path.exists());
         assert!(StoredProgram::find(&state, &program, &key).is_err());
+    }
+
+    #[test]
+    fn a_program_that_is_not_stored_leaves_no_file() {
+        let (directory, pair) = (tempfile::tempdir().unwrap(), Ed25519KeyPair::generate().unwrap());
+        let state = StateDir::new(directory.path());
+        let files = || fs::read_dir(folder(&state)).unwrap().count();
+        let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, b"program", &pair);
+        drop(ReservedFile::new(&state, &program).unwrap());
+        assert_eq!(files(), 0);
+        let large = SignedProgram { size: 1 << 60, ..program };
+        assert!(ReservedFile::new(&state, &large).is_err(), "no disk has the space");
+        assert_eq!(files(), 0);
     }
 
     #[test]
@@ -153,10 +257,14 @@ mod tests {
         assert_eq!(record, UpdateRecord::default());
         for number in 0..=FAILED_MAX {
             let program = SignedProgram::sign("9.0.0".parse().unwrap(), TARGET, &[number as u8], &pair);
-            record.add_failure(&program, "it failed");
-            record.add_failure(&program, "it failed again");
+            assert!(!record.add_failure(&program, "it failed", false));
+            assert!(!record.add_failure(&program, "it failed again", false));
+            assert!(record.add_failure(&program, &"é".repeat(1000), false), "the third time");
         }
         assert_eq!(record.failed.len(), FAILED_MAX);
+        assert_eq!(record.failed[0].error.len(), UpdateReport::ERROR_MAX);
+        let other = SignedProgram::sign("9.0.1".parse().unwrap(), TARGET, b"program", &pair);
+        assert!(record.add_failure(&other, "it crashed", true));
         state.write_updates(&record).unwrap();
         assert_eq!(state.updates().unwrap(), record);
     }

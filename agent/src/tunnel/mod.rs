@@ -61,7 +61,7 @@ impl Agent {
     /// An agent in a process that nothing replaces.
     #[cfg(any(test, feature = "bench_support"))]
     pub(crate) fn alone(config: Config) -> Self {
-        Self::new(config, None, Updates::new(None, UpdateRecord::default()), Events::new().0)
+        Self::new(config, None, Updates::new(None, None, &UpdateRecord::default()), Events::new().0)
     }
 
     pub(crate) fn new(config: Config, tracing: Option<Tracing>, updates: Updates, events: Events) -> Self {

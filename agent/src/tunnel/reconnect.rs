@@ -55,9 +55,11 @@ impl Reconnects {
         Successes(self.successes.subscribe())
     }
 
-    /// Records that a tunnel became ready. Ends the pauses of the services that could not reach the gateway.
-    pub(crate) fn record_success(&self) {
+    /// Records that a tunnel became ready. Ends the pauses of the services that could not reach the gateway. Returns whether
+    /// it is the first one.
+    pub(crate) fn record_success(&self) -> bool {
         self.successes.send_modify(|successes| *successes += 1);
+        *self.successes.borrow() == 1
     }
 
     /// Runs `attempt` once fewer than [`ATTEMPTS`] others are running.

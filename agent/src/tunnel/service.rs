@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::backend::{Backends, Pool};
 use crate::backoff::{Backoff, random};
 use crate::forward::slots::Slots;
-use crate::succession::Succession;
+use crate::succession::{Event, Succession};
 use crate::tunnel::dial::{self, DialError};
 use crate::tunnel::reconnect::{Successes, displaced_pause};
 use crate::tunnel::registry::RegisteredService;
@@ -38,6 +38,10 @@ pub(crate) async fn keep_tunnel(agent: Rc<Agent>, hostname: String, backends: Ba
         stop: stop.clone(),
     };
     while !*stop.borrow() {
+        // A tunnel from here would replace that of a successor which is starting.
+        if unless_stopped(&stop, agent.succession.wait_until_unexpected()).await.is_none() {
+            break;
+        }
         service.ending.retain(|phase| *phase.borrow() != Phase::Ended);
         service.successes.ignore_past();
         // Boxed: an open tunnel does not keep the memory of an attempt.
@@ -102,7 +106,9 @@ impl Service {
         runtime::spawn(session::serve(Rc::clone(&session), stream));
         let was_ready = follow(&mut watched, &self.stop, || {
             self.backoff.reset();
-            self.agent.reconnects.record_success();
+            if self.agent.reconnects.record_success() {
+                self.agent.events.send(Event::Connected);
+            }
             self.successes.ignore_past();
             if let (Some(service), Some(relayed)) = (self.unannounced.take(), &self.agent.relayed) {
                 // Fails if the receiver is gone.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
+use gw_shared::identity::program::SignedProgram;
 use gw_shared::runtime;
 use gw_shared::tunnel::{self, handshake};
 
@@ -14,8 +15,8 @@ use crate::tunnel::dial::{self, DialError};
 /// Time limit for a program.
 const TIME_LIMIT: Duration = Duration::from_secs(600);
 
-/// Downloads the program for this machine, of `size` bytes.
-pub(super) async fn download(agent: &Agent, size: u64) -> Result<Vec<u8>, DialError> {
+/// Downloads a program. Its content remains to be checked.
+pub(super) async fn download(agent: &Agent, program: &SignedProgram) -> Result<Vec<u8>, DialError> {
     let (state, to) = (&agent.config.state, &agent.config.enrollment);
     let identity = state.identity()?;
     // Any service that this agent serves: the gateway authenticates the connection as that of a tunnel.
@@ -24,8 +25,8 @@ pub(super) async fn download(agent: &Agent, size: u64) -> Result<Vec<u8>, DialEr
     let tls = connection::client_config(state.gateway_authorities()?, Some(identity.client_auth()), tunnel::ALPN)?;
     let downloaded = async {
         let stream = connection::open(&agent.config.proxies, &to.gateway_host, to.gateway_port, &hostname, tls).await?;
-        let request = |proof: Option<&handshake::Proof>| handshake::program_request(&hostname, proof);
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let request = |proof: Option<&handshake::Proof>| handshake::program_request(&hostname, &program.sha256, proof);
+        let size = usize::try_from(program.size).unwrap_or(usize::MAX);
         let mut buffer = BytesMut::new();
         let answer = dial::authenticated(&stream, &hostname, &identity, request, size, &mut buffer).await?;
         Ok(answer.into_body()?)

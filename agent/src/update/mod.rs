@@ -4,22 +4,26 @@
 mod download;
 
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use gw_shared::identity::program::{InvalidProgram, SignedProgram};
 use gw_shared::runtime;
 use tokio::sync::oneshot;
 
 use crate::backoff::{Backoff, random};
-use crate::config::Config;
-use crate::program::stored::{self, StoredProgram};
-use crate::succession::Event;
+use crate::identity::state::StateDir;
+use crate::program::stored::{self, ReservedFile, StoredProgram};
+use crate::succession::{Event, Succession};
 use crate::tunnel::Agent;
 use crate::tunnel::dial::DialError;
 
 /// Agents that get the offer at the same time begin their downloads spread over this time.
 const SPREAD: Duration = Duration::from_secs(5);
+/// Time after which a program is tried again that the supervisor has given up for a cause outside of the program.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Why a program was not stored.
 #[derive(Debug, thiserror::Error)]
@@ -30,20 +34,26 @@ enum UpdateError {
     Invalid(#[from] InvalidProgram),
     #[error("cannot store the program in {path}: {error}")]
     Store { path: String, error: io::Error },
-    #[error("cannot start the thread that stores the program")]
+    #[error("cannot start the thread that stores the program: the limit on threads or memory is reached")]
     Thread,
 }
 
-/// Downloads each offered program and tells the supervisor, which runs it. Never returns.
+/// Downloads each offered program and tells the supervisor, which runs it. Returns when a successor serves.
 pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
+    select(pin!(agent.succession.wait_for(Succession::Done)), pin!(follow_offers(agent))).await;
+}
+
+async fn follow_offers(agent: &Rc<Agent>) {
     let mut offers = agent.updates.offer.subscribe();
     loop {
-        // The sender lives as long as the agent.
-        if offers.changed().await.is_err() {
-            return std::future::pending().await;
-        }
+        let pause = match select(pin!(offers.changed()), pin!(agent.updates.retry.notified())).await {
+            Either::Left((Ok(()), _)) => SPREAD.mul_f64(random()),
+            // The sender lives as long as the agent.
+            Either::Left((Err(_), _)) => return,
+            Either::Right(_) => RETRY_AFTER,
+        };
+        runtime::sleep(pause).await;
         let Some(program) = offers.borrow_and_update().clone() else { continue };
-        runtime::sleep(SPREAD.mul_f64(random())).await;
         let mut backoff = Backoff::default();
         while !offers.has_changed().unwrap_or(true) {
             agent.updates.begin(&program);
@@ -53,7 +63,7 @@ pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
                     break;
                 }
                 Err(UpdateError::Invalid(error)) => {
-                    agent.updates.fail(&program, &format!("the program is refused: {error}"));
+                    agent.updates.refuse(&program, &format!("the program is refused: {error}"));
                     break;
                 }
                 Err(error) => error,
@@ -66,21 +76,39 @@ pub(crate) async fn keep_updated(agent: &Rc<Agent>) {
     }
 }
 
-/// Downloads, checks and stores a program.
+/// Downloads, checks and stores a program, unless it was stored before.
 async fn fetch(agent: &Agent, program: &SignedProgram) -> Result<StoredProgram, UpdateError> {
-    let content = download::download(agent, program.size).await?;
-    let (sender, receiver) = oneshot::channel();
-    let (program, config) = (program.clone(), agent.config.clone());
-    // Hashing and synced writes take too long for the reactor.
-    let store = move || drop(sender.send(store(&config, &program, &content)));
-    std::thread::Builder::new().name("gw-update".into()).spawn(store).map_err(|_| UpdateError::Thread)?;
-    receiver.await.unwrap_or(Err(UpdateError::Thread))
+    let reserved = {
+        let (program, state, key) = (program.clone(), agent.config.state.clone(), agent.updates.key().copied());
+        on_thread(move || match key.and_then(|key| StoredProgram::find(&state, &program, &key).ok()) {
+            Some(stored) => Ok(Either::Left(stored)),
+            None => ReservedFile::new(&state, &program).map(Either::Right).map_err(|error| not_stored(&state, error)),
+        })
+        .await?
+    };
+    let file = match reserved {
+        Either::Left(stored) => return Ok(stored),
+        Either::Right(file) => file,
+    };
+    let content = download::download(agent, program).await?;
+    let (program, state) = (program.clone(), agent.config.state.clone());
+    let store = move || {
+        program.verify_content(&content)?;
+        file.store(&content).map_err(|error| not_stored(&state, error))
+    };
+    on_thread(store).await
 }
 
-fn store(config: &Config, program: &SignedProgram, content: &[u8]) -> Result<StoredProgram, UpdateError> {
-    program.verify_content(content)?;
-    StoredProgram::write(&config.state, program, content).map_err(|error| {
-        let path = stored::folder(&config.state).display().to_string();
-        UpdateError::Store { path, error }
-    })
+fn not_stored(state: &StateDir, error: io::Error) -> UpdateError {
+    UpdateError::Store { path: stored::folder(state).display().to_string(), error }
+}
+
+/// Runs `work` on a thread of its own: hashing and synced writes take too long for the reactor.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, UpdateError> + Send + 'static,
+) -> Result<T, UpdateError> {
+    let (sender, receiver) = oneshot::channel();
+    let run = move || drop(sender.send(work()));
+    std::thread::Builder::new().name("gw-update".into()).spawn(run).map_err(|_| UpdateError::Thread)?;
+    receiver.await.unwrap_or(Err(UpdateError::Thread))
 }

@@ -80,8 +80,8 @@ pub(crate) async fn serve(
     };
     let opening = known.unwrap_or_else(|| begin(agent.clone()));
     opening.set_service(&service);
-    if let Purpose::Program(target) = purpose {
-        return send_program(&tunnels, &stream, &agent, &target, &guard).await;
+    if let Purpose::Program(sha256) = purpose {
+        return send_program(&tunnels, &stream, &agent, &sha256, &guard).await;
     }
     let accepted = async {
         let acceptance = handshake::acceptance();
@@ -201,10 +201,10 @@ fn refuse_version(tunnels: &Tunnels, stream: &TlsStream, head: &RequestHead, mis
     Error::VersionMismatch(mismatch.to_string())
 }
 
-/// Sends the program for `target` to an agent, and closes the connection.
-async fn send_program(tunnels: &Tunnels, stream: &TlsStream, agent: &AgentId, target: &str, guard: &ConnectionGuard) {
-    let Some(program) = tunnels.releases.program(target) else {
-        let error = Error::BadRequest(format!("this gateway has no agent program for {target}"));
+/// Sends the program with this SHA-256 to an agent, and closes the connection.
+async fn send_program(tunnels: &Tunnels, stream: &TlsStream, agent: &AgentId, sha256: &str, guard: &ConnectionGuard) {
+    let Some(program) = tunnels.releases.program(sha256) else {
+        let error = Error::BadRequest("this gateway has no agent program with this SHA-256".to_owned());
         return refuse(tunnels, stream, &error, guard).await;
     };
     if tunnels.downloads.get() >= limits::PROGRAM_DOWNLOADS {
@@ -215,7 +215,7 @@ async fn send_program(tunnels: &Tunnels, stream: &TlsStream, agent: &AgentId, ta
     tunnels.downloads.set(tunnels.downloads.get() - 1);
     match sent {
         Ok(()) => {
-            tracing::info!(%agent, target, "sent the agent a program");
+            tracing::info!(%agent, sha256, "sent the agent a program");
             http1::linger(stream, guard).await;
         }
         // The agent has closed the connection.

@@ -54,6 +54,12 @@ impl Agent<'_> {
 
     /// Sends requests while `act` runs; panics if one of them fails.
     fn while_calling<T>(&self, act: impl FnOnce() -> T) -> T {
+        struct StopOnDrop<'a>(&'a AtomicBool);
+        impl Drop for StopOnDrop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
         let (stop, prepared, address) = (AtomicBool::new(false), self.prepared, self.gateway.address);
         thread::scope(|scope| {
             let callers: Vec<_> = ["/slow", "/"]
@@ -73,8 +79,10 @@ impl Agent<'_> {
                     })
                 })
                 .collect();
+            // After a failure, too.
+            let stopping = StopOnDrop(&stop);
             let result = act();
-            stop.store(true, Ordering::Relaxed);
+            drop(stopping);
             callers.into_iter().for_each(|caller| caller.join().unwrap());
             result
         })
@@ -196,6 +204,24 @@ fn a_restart_of_a_lone_agent_fails_no_request() {
 }
 
 #[test]
+fn a_second_signal_ends_the_worker_with_its_requests() {
+    let (prepared, held) = (Prepared::new(), HeldBackend::start());
+    let gateway = prepared.serve_with(&prepared.config());
+    let it = Agent { prepared: &prepared, gateway: &gateway };
+    let mut agent = it.start(&it.configure(&configuration(&held.url)));
+    let worker = only_worker(agent.id());
+    let mut caller = prepared.connect(gateway.address);
+    caller.send(prepared.get("/held"));
+    held.wait_for_held();
+    agent.signal("TERM");
+    it.wait_for_log("a second signal aborts them");
+    agent.signal("TERM");
+    assert_eq!(agent.exit_code(), Some(1));
+    assert!(!send_signal(worker, "CONT"), "no worker is left");
+    assert_eq!(caller.response().status, 502);
+}
+
+#[test]
 fn a_worker_ends_with_its_requests_when_the_supervisor_is_killed() {
     let (prepared, held) = (Prepared::new(), HeldBackend::start());
     let gateway = prepared.serve_with(&prepared.config());
@@ -261,10 +287,12 @@ fn an_agent_updates_itself_without_a_failed_request() {
     let signed = release.offer(&program());
     let gateway = prepared.serve_with(&prepared.config());
     let it = Agent { prepared: &prepared, gateway: &gateway };
-    let config = it.configure(&release.configuration(&backend.url));
-    let mut agent = it.start(&config);
+    let mut agent = it.start(&it.configure(&configuration(&backend.url)));
     let programs = prepared.path("agent/programs");
+    // A reload turns updates on.
+    let config = it.configure(&release.configuration(&backend.url));
     let updated = it.while_calling(|| {
+        agent.signal("HUP");
         eventually("the program in the state folder runs", || {
             let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
             executable(worker).starts_with(&programs).then_some(worker)
@@ -286,9 +314,13 @@ fn an_agent_updates_itself_without_a_failed_request() {
     *changed.last_mut().unwrap() ^= 1;
     fs::remove_file(&file).unwrap();
     fs::write(&file, changed).unwrap();
+    // A changed program is not used, but downloaded again.
     let agent = it.start(&config);
     it.wait_for_log("using the installed one");
-    assert_eq!(executable(only_worker(agent.id())), PathBuf::from(gw_agent().get_program()));
+    eventually("the program is downloaded again", || {
+        let [worker] = <[u32; 1]>::try_from(workers(agent.id())).ok()?;
+        (executable(worker) == file).then_some(())
+    });
 }
 
 #[test]
@@ -307,11 +339,12 @@ fn a_program_that_does_not_serve_is_given_up_without_a_failed_request() {
     });
     assert!(update["error"].as_str().unwrap().contains("exit code 7"), "{update}");
     assert_eq!(only_worker(agent.id()), worker, "the same worker goes on");
+    assert_eq!(fs::read_dir(prepared.path("agent/programs")).unwrap().count(), 0, "the program is removed");
     it.while_calling(|| {});
 }
 
 #[test]
-fn programs_by_another_key_or_for_another_machine_are_refused() {
+fn programs_by_another_key_are_refused() {
     let (prepared, backend) = (Prepared::new(), HeldBackend::start());
     let release = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };
     let other = Release { prepared: &prepared, key: Ed25519KeyPair::generate().unwrap() };

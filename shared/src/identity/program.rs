@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::version::Version;
 
-/// Path on an agent's connection below which the programs are, by their target.
+/// Path on an agent's connection below which the programs are, by their SHA-256.
 pub const PATH: &str = "/program/";
 /// Largest program, in bytes.
 pub const SIZE_MAX: u64 = 64 << 20;

@@ -24,7 +24,7 @@ pub const PROTOCOL: &str = "gw-tunnel";
 const UPGRADE: UpgradeProtocol = UpgradeProtocol::from_static(PROTOCOL);
 
 /// Bounds on the heads of the handshake in both directions.
-pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 64 };
+pub const HEAD_LIMITS: HeadLimits = HeadLimits { head: 8 * 1024, fields: 32, target: 128 };
 
 /// Error of a request that is refused before authentication.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -93,10 +93,9 @@ pub fn request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
     write(host, &PathAndQuery::from_static(PATH), Connection::Upgrade(&UPGRADE), proof)
 }
 
-/// Head of an agent's request for the program of its own target, in place of a tunnel.
-pub fn program_request(host: &str, proof: Option<&Proof>) -> Vec<u8> {
-    // Architectures are letters, digits and `_`.
-    let path = format!("{}{}", program::PATH, program::TARGET);
+/// Head of an agent's request for the program with this SHA-256 (hexadecimal), in place of a tunnel.
+pub fn program_request(host: &str, sha256: &str, proof: Option<&Proof>) -> Vec<u8> {
+    let path = format!("{}{sha256}", program::PATH);
     let path = PathAndQuery::try_from(path).unwrap_or_else(|_| PathAndQuery::from_static(program::PATH));
     write(host, &path, Connection::Persists, proof)
 }
@@ -123,7 +122,7 @@ pub struct AgentRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purpose {
     Tunnel,
-    /// The agent program for this target.
+    /// The agent program with this SHA-256.
     Program(String),
 }
 
@@ -135,7 +134,7 @@ pub fn check(request: &RequestHead, served: AgentVersions) -> Result<AgentReques
         PATH if request.target == PATH && upgrades => Purpose::Tunnel,
         path => path
             .strip_prefix(program::PATH)
-            .map(|target| Purpose::Program(target.to_owned()))
+            .map(|sha256| Purpose::Program(sha256.to_owned()))
             .ok_or(BadUpgrade::NotAnUpgrade)?,
     };
     if request.method != Method::GET {
@@ -204,9 +203,9 @@ mod tests {
 
     #[test]
     fn request_for_a_program_parses_back() {
-        let head =
-            head::parse_request(&program_request("acme--api.eu1.example.com", None).into(), HEAD_LIMITS).unwrap();
-        let request = check(&head, AgentVersions::Same).unwrap();
-        assert_eq!(request.purpose, Purpose::Program(program::TARGET.to_owned()));
+        let sha256 = "0a".repeat(32);
+        let request = program_request("acme--api.eu1.example.com", &sha256, None);
+        let head = head::parse_request(&request.into(), HEAD_LIMITS).unwrap();
+        assert_eq!(check(&head, AgentVersions::Same).unwrap().purpose, Purpose::Program(sha256));
     }
 }

@@ -1,0 +1,65 @@
+//! What the supervisor reads of the configuration: its own settings alone. Workers check the whole of it, because an updated
+//! program may know keys that the installed one does not.
+
+use std::path::PathBuf;
+
+use gw_shared::config::{ConfigErrors, Keys};
+use gw_shared::identity::program::ReleaseKey;
+use gw_shared::telemetry::logging::LogFormat;
+
+use crate::config::{ConfigError, read, update_key};
+use crate::identity::state::{self, StateDir};
+
+/// Where the configuration of an agent is.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The configuration file.
+    pub file: Option<PathBuf>,
+    /// Takes precedence over `state_dir` in the file.
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Settings of the supervisor.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) state: StateDir,
+    /// Release key of the agent's updates; `None` if it does not update itself.
+    pub(super) update: Option<ReleaseKey>,
+    pub(super) log_format: LogFormat,
+}
+
+impl Settings {
+    pub(super) fn load(source: &Source, environment: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let table = source.file.as_deref().map(read).transpose()?.unwrap_or_default();
+        let mut keys = Keys::new(table, &environment);
+        let state_dir = keys.text("state_dir", "a folder", |text| Some(PathBuf::from(text)));
+        let log_format = keys.text("log_format", "\"text\" or \"json\"", |text| text.parse().ok());
+        let update = update_key(&mut keys);
+        if !keys.errors.is_empty() {
+            return Err(ConfigError::Invalid(ConfigErrors(keys.errors)));
+        }
+        let state_dir = source.state_dir.clone().or(state_dir);
+        let state = StateDir::new(state_dir.unwrap_or_else(|| state::DEFAULT.into()));
+        Ok(Self { state, update, log_format: log_format.unwrap_or_default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_other_versions_are_left_to_the_worker() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("agent.toml");
+        let load = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Settings::load(&Source { file: Some(file.clone()), state_dir: None }, |_| None)
+        };
+        let settings = load("state_dir = \"/s\"\nlog_format = \"json\"\nbackend = 7\nnew_key = 1\n").unwrap();
+        assert_eq!((settings.state.path().to_str(), settings.update), (Some("/s"), None));
+        assert_eq!(settings.log_format, LogFormat::Json);
+        assert!(matches!(load("update = \"sometimes\"\n"), Err(ConfigError::Invalid(_))));
+        assert!(matches!(load("update = \n"), Err(ConfigError::Toml { .. })));
+    }
+}
