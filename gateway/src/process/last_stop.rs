@@ -122,10 +122,9 @@ mod tests {
     use super::*;
     use crate::rate::Rate;
 
-    const STOPPED: SystemTime = match UNIX_EPOCH.checked_add(Duration::from_secs(1_800_000_000)) {
-        Some(stopped) => stopped,
-        None => UNIX_EPOCH,
-    };
+    fn stopped() -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+    }
 
     fn level(service: &str, until_full_ms: u64) -> Level {
         Level { service: service.to_owned(), rate: Rate::new(10, 60).unwrap(), until_full_ms }
@@ -140,17 +139,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
         let last = LastStop { levels: vec![level("a--x", 90_000)], tunnels: tunnels() };
-        last.store(&path, STOPPED).unwrap();
+        last.store(&path, stopped()).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let after = |seconds| {
-            let LastStop { levels, tunnels } = LastStop::load(&path, STOPPED + Duration::from_secs(seconds));
+            let LastStop { levels, tunnels } = LastStop::load(&path, stopped() + Duration::from_secs(seconds));
             (levels, tunnels)
         };
         assert_eq!(after(0), (vec![level("a--x", 90_000)], tunnels()));
         assert_eq!(after(60), (vec![level("a--x", 30_000)], tunnels()));
         assert_eq!(after(61), (vec![level("a--x", 29_000)], BTreeMap::new()));
         assert_eq!(after(90), (Vec::new(), BTreeMap::new()));
-        LastStop::default().store(&path, STOPPED).unwrap();
+        LastStop::default().store(&path, stopped()).unwrap();
         assert!(!path.exists());
     }
 
@@ -158,24 +157,24 @@ mod tests {
     fn implausible_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);
-        assert!(matches!(LastStop::read(&path, STOPPED), Err(Unusable::Io(_))));
-        LastStop { levels: Vec::new(), tunnels: tunnels() }.store(&path, STOPPED).unwrap();
+        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Io(_))));
+        LastStop { levels: Vec::new(), tunnels: tunnels() }.store(&path, stopped()).unwrap();
         let moment = Duration::from_secs(1);
-        assert!(matches!(LastStop::read(&path, STOPPED - moment), Err(Unusable::FromTheFuture(_))));
-        assert!(LastStop::read(&path, STOPPED + AGE_MAX).is_ok());
-        assert!(matches!(LastStop::read(&path, STOPPED + AGE_MAX + moment), Err(Unusable::TooOld(_))));
+        assert!(matches!(LastStop::read(&path, stopped() - moment), Err(Unusable::FromTheFuture(_))));
+        assert!(LastStop::read(&path, stopped() + AGE_MAX).is_ok());
+        assert!(matches!(LastStop::read(&path, stopped() + AGE_MAX + moment), Err(Unusable::TooOld(_))));
         for text in ["", "{", "{\"levels\":[]}", "[1]", "\u{fffd}"] {
             std::fs::write(&path, text).unwrap();
-            assert!(matches!(LastStop::read(&path, STOPPED), Err(Unusable::Corrupt(_))), "{text}");
-            assert_eq!(LastStop::load(&path, STOPPED), LastStop::default());
+            assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Corrupt(_))), "{text}");
+            assert_eq!(LastStop::load(&path, stopped()), LastStop::default());
         }
         // A rate of zero is rejected when rates are parsed.
         let zero = "{\"written_at_ms\":0,\"tunnels\":{},\"levels\":[{\"service\":\"a\",\"rate\":{\"burst\":0,\
                     \"refill_per_minute\":1},\"until_full_ms\":1}]}";
         std::fs::write(&path, zero).unwrap();
-        assert!(matches!(LastStop::read(&path, STOPPED), Err(Unusable::Corrupt(_))));
+        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::Corrupt(_))));
         File::create(&path).unwrap().set_len(FILE_MAX + 1).unwrap();
-        assert!(matches!(LastStop::read(&path, STOPPED), Err(Unusable::TooLong)));
+        assert!(matches!(LastStop::read(&path, stopped()), Err(Unusable::TooLong)));
     }
 
     #[test]
@@ -189,8 +188,8 @@ mod tests {
             levels: (0..=limits::LEVELS).map(level).collect(),
             tunnels: (0..=limits::EXPECTED_SERVICES).map(|number| (long(number), usize::MAX)).collect(),
         };
-        last.store(&path, STOPPED).unwrap();
-        let read = LastStop::load(&path, STOPPED);
+        last.store(&path, stopped()).unwrap();
+        let read = LastStop::load(&path, stopped());
         assert_eq!((read.levels.len(), read.tunnels.len()), (limits::LEVELS, limits::EXPECTED_SERVICES));
     }
 }

@@ -60,9 +60,9 @@ impl Installation {
         let admin_token = fs::read_to_string(folder.path().join("data/admin.token"))?.trim().to_owned();
         let base_url = format!("https://eu1.gw.localhost:{port}");
         let rate = UNLIMITED.to_string();
-        let mut create = administration(folder.path(), &admin_url, &admin_token);
-        create.args(["service", "create", "demo", "echo", "--create-account", "--with-key", "--burst", &rate]);
-        let created: Value = serde_json::from_slice(&output(create.args(["--refill-per-minute", &rate]))?)?;
+        let create = ["service", "create", "demo", "echo", "--create-account", "--with-key", "--burst", &rate];
+        let create = [&create[..], &["--refill-per-minute", &rate]].concat();
+        let created = administer(folder.path(), &admin_url, &admin_token, &create)?;
         let key = created["service_key"].as_str().ok_or_else(|| Failure::new("no service key"))?;
         let url = format!("https://demo--echo.eu1.gw.localhost:{port}");
         let target = Target::new(&url, &folder.path().join("data/dev-ca.crt"), key)?;
@@ -77,8 +77,7 @@ impl Installation {
 
     /// Runs the command-line client and parses its output.
     pub(super) fn administer(&self, arguments: &[&str]) -> Result<Value, Failure> {
-        let mut command = administration(self.folder.path(), &self.admin_url, &self.admin_token);
-        Ok(serde_json::from_slice(&output(command.args(arguments))?)?)
+        administer(self.folder.path(), &self.admin_url, &self.admin_token, arguments)
     }
 
     /// Enrolls agents. `more` are further lines of their configuration.
@@ -183,10 +182,10 @@ fn serve(folder: &Path, admin_url: &str) -> Result<Process, Failure> {
     }
 }
 
-fn administration(folder: &Path, admin_url: &str, admin_token: &str) -> Command {
+fn administer(folder: &Path, admin_url: &str, admin_token: &str, arguments: &[&str]) -> Result<Value, Failure> {
     let mut command = Command::new(folder.join(GATEWAY));
-    command.arg("--json").env("GW_ADMIN_URL", admin_url).env("GW_ADMIN_TOKEN", admin_token);
-    command
+    command.args(arguments).arg("--json").env("GW_ADMIN_URL", admin_url).env("GW_ADMIN_TOKEN", admin_token);
+    Ok(serde_json::from_slice(&output(&mut command)?)?)
 }
 
 fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {
