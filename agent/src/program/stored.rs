@@ -116,7 +116,7 @@ impl ReservedFile {
     pub(crate) fn new(state: &StateDir, program: &SignedProgram) -> io::Result<Self> {
         let path = path(state, program);
         files::create_private_dir(&folder(state))?;
-        // Of this process, because a predecessor may still be downloading.
+        // The name has the process id, because a predecessor may still be downloading.
         let temporary = path.with_extension(format!("{}.new", std::process::id()));
         files::remove_if_there(&temporary)?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o700).open(&temporary)?;

@@ -155,12 +155,14 @@ pub(crate) fn run(page: &str, given: Given, blocks: &[&Block]) {
         fs::write(bin.join(name), text).unwrap();
         fs::set_permissions(bin.join(name), Permissions::from_mode(0o755)).unwrap();
     }
-    // A page may use files of the repository, and the programs where a release build leaves them.
+    // A page may use files of the repository, and the programs where a build leaves them.
     for name in ["LICENSE-MIT", "LICENSE-APACHE", "README.md", "packaging"] {
         symlink(repository().join(name), checkout.join(name)).unwrap();
     }
     fs::create_dir(checkout.join("target")).unwrap();
-    symlink(&bin, checkout.join("target/release")).unwrap();
+    for profile in ["release", "demo"] {
+        symlink(&bin, checkout.join("target").join(profile)).unwrap();
+    }
 
     let search = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let log = folder.path().join("log");

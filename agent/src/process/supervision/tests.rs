@@ -17,12 +17,12 @@ impl Scenario {
         Self { supervision, now }
     }
 
-    /// Of the installed program.
+    /// Starts with the installed program.
     fn installed() -> Self {
         Self::new(None, false)
     }
 
-    /// Of the installed program, which is updated; the program and its worker.
+    /// Starts with the installed program and an update of it. Returns the update and its worker.
     fn updating() -> (Self, SignedProgram, WorkerId) {
         let (mut it, update) = (Self::installed(), program("9.0.0"));
         assert_eq!(it.event(0, Event::Update { program: update.clone() }), [tell(0, ToWorker::ExpectSuccessor)]);
