@@ -57,6 +57,8 @@ for program in gw-gateway gw-agent; do
             install -d "$top/etc/gw"
             sed 's/^#listen = .*/listen = "0.0.0.0:8443"/' packaging/examples/gateway.toml >"$top/etc/gw/gateway.toml"
             settings=(--command=serve --command=--config --command=/etc/gw/gateway.toml --port=8443 --port=9080)
+            # For the commands of administration, run in the container.
+            settings+=("--env=GW_ADMIN_TOKEN_FILE=/var/lib/$program/admin.token")
             ;;
         gw-agent)
             settings=(--command=run --env=GW_STATE_DIR=/var/lib/gw-agent)

@@ -22,7 +22,7 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 27] = [
+const OTHERS: [&str; 26] = [
     "age",
     "cat",
     "cd",
@@ -40,7 +40,6 @@ const OTHERS: [&str; 27] = [
     "pg_ctlcluster",
     "pg_dump",
     "pg_restore",
-    "podman",
     "psql",
     "rm",
     "scp",
@@ -108,6 +107,7 @@ fn mistake_of_program(words: &[&str]) -> Option<String> {
             missing("package", packages.filter(|name| !names.contains(&format!("name = \"{name}\""))))
         }
         "docker" => docker(arguments),
+        "podman" => podman(arguments),
         "kubectl" => kubectl(arguments),
         // Any command.
         "…" => None,
@@ -181,6 +181,24 @@ fn docker(arguments: &[&str]) -> Option<String> {
     Some("no service".to_owned())
 }
 
+/// `podman exec` names a container and a program in it. Behind an image are arguments of its program.
+fn podman(arguments: &[&str]) -> Option<String> {
+    match arguments {
+        ["load", ..] => None,
+        ["exec", _, command @ ..] => mistake_of_program(command),
+        ["run", arguments @ ..] => {
+            let Some(at) = arguments.iter().position(|word| word.starts_with("localhost/")) else {
+                return Some("no image".to_owned());
+            };
+            match arguments[at]["localhost/".len()..].split(':').next() {
+                Some(name @ ("gw-gateway" | "gw-agent")) => refusal(&built(name), &arguments[at + 1..]),
+                _ => Some(format!("no such image: {}", arguments[at])),
+            }
+        }
+        _ => Some("no test knows this command of podman".to_owned()),
+    }
+}
+
 /// Folders have a kustomization; namespaces, secrets and workloads are in the manifests.
 fn kubectl(arguments: &[&str]) -> Option<String> {
     let manifests = texts(&repository().join("packaging/kubernetes"));
@@ -246,7 +264,7 @@ fn mistakes(page: &str, block: &Block) -> Vec<String> {
 const REGION: &str = "several machines; gateway/tests/it/region_commands runs the commands on PostgreSQL";
 
 /// Every block marked `sh norun`: its page, how it begins, and what it needs.
-const NOT_RUN: [(&str, &str, &str); 36] = [
+const NOT_RUN: [(&str, &str, &str); 37] = [
     ("README.md", "./test", "it would run itself"),
     ("docs/agent.md", "gw-agent http", "the page enrolls the machine by other commands; docs/quickstart.md runs it"),
     ("docs/backup.md", "set -o pipefail", "age, and the key of a reader"),
@@ -257,6 +275,7 @@ const NOT_RUN: [(&str, &str, &str); 36] = [
     ("docs/packages.md", "apt install ./gw-gateway", "a package; gateway/tests/packages installs it"),
     ("docs/packages.md", "apt install ./gw-agent", "a package; gateway/tests/packages installs it"),
     ("docs/packages.md", "skopeo copy", "an image and a registry; gateway/tests/packages runs images"),
+    ("docs/packages.md", "podman run", "podman and images; gateway/tests/packages runs these commands by runc"),
     ("docs/packages.md", "cd packaging", "Docker"),
     ("docs/packages.md", "kubectl apply", "Kubernetes"),
     ("docs/performance.md", "cargo build --release -p", "a release build and minutes"),
@@ -335,6 +354,9 @@ fn a_wrong_command_is_found() {
         "cargo build -p gw-relay",
         "docker compose up gw",
         "docker compose run agent enrol",
+        "podman run localhost/gw-relay:1",
+        "podman run --detach localhost/gw-agent:1 https 8000",
+        "podman exec gw-gateway gw-gateway service make acme api",
         "kubectl apply --kustomize packaging/kubernetes",
         "kubectl --namespace gateway get pods",
         "packaging/build rpm",

@@ -1,42 +1,78 @@
 //! Container images, run by runc: as another user than root, with a root that cannot be written.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{build, run, usable};
+use crate::{FOLDER, build, run, usable};
 
-/// An image unpacked for runc.
-struct Bundle {
+/// The network of a machine on which all ports are free. Its first process is the backend.
+struct Machine(Child);
+
+impl Machine {
+    /// With a backend that listens on `port` and answers with `body`.
+    fn start(port: u16, body: &str) -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "python3"]).arg(Path::new(FOLDER).join("backend.py")).arg(port.to_string()).arg(body);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut machine = Self(child);
+        // It is in its namespace then, and loopback is up.
+        assert_eq!(first_line(&mut machine.0, |_| true), "listening");
+        machine
+    }
+
+    /// A command on this network.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.0.id())).arg(program).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The first line of the program's standard output of which `is_it` is true.
+fn first_line(child: &mut Child, is_it: impl Fn(&str) -> bool) -> String {
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| is_it(line)).expect("the program has ended without that line")
+}
+
+/// An image unpacked for runc, on a machine.
+struct Bundle<'m> {
+    machine: &'m Machine,
     folder: PathBuf,
     /// The name of the container, of which there is one on the machine.
     name: String,
 }
 
-impl Bundle {
-    /// Unpacks the image; the container's folder of data is writable, and nothing else is.
-    fn unpack(archive: &Path, folder: PathBuf, data: &str) -> Self {
+impl<'m> Bundle<'m> {
+    /// Unpacks the image; the container's folder of data is writable, and nothing else is. Its network is the machine's.
+    fn unpack(machine: &'m Machine, archive: &Path, folder: PathBuf, data: &str) -> Self {
         let layout = folder.with_extension("layout");
         let from = format!("oci-archive:{}", archive.display());
         run(Command::new("skopeo").args(["copy", "--quiet", &from]).arg(format!("oci:{}:it", layout.display())));
         run(Command::new("umoci").arg("unpack").arg("--image").arg(format!("{}:it", layout.display())).arg(&folder));
-        let bundle = Self { name: format!("gw-test-{}-{data}", std::process::id()), folder };
+        let bundle = Self { machine, name: format!("gw-test-{}-{data}", std::process::id()), folder };
         let mut config = bundle.config();
         assert_eq!(config["process"]["user"], json!({ "uid": 65532, "gid": 65532 }));
         config["root"]["readonly"] = json!(true);
         config["process"]["terminal"] = json!(false);
         config["process"]["capabilities"] = json!({});
         config["process"]["noNewPrivileges"] = json!(true);
+        config["linux"]["namespaces"].as_array_mut().unwrap().retain(|namespace| namespace["type"] != "network");
         let options = ["uid=65532", "gid=65532", "mode=0700"];
         let volume = format!("/var/lib/{data}");
-        config["mounts"]
-            .as_array_mut()
-            .unwrap()
-            .push(json!({ "destination": volume, "type": "tmpfs", "source": "tmpfs", "options": options }));
         bundle.write(&config);
+        bundle.mount(json!({ "destination": volume, "type": "tmpfs", "source": "tmpfs", "options": options }));
         bundle
     }
 
@@ -48,32 +84,61 @@ impl Bundle {
         fs::write(self.folder.join("config.json"), config.to_string()).unwrap();
     }
 
-    /// Sets the arguments of the image's program, and adds to its environment.
-    fn set(&self, arguments: Option<&[&str]>, environment: &[&str]) {
+    fn mount(&self, mount: Value) {
         let mut config = self.config();
-        if let Some(arguments) = arguments {
-            let program = config["process"]["args"][0].clone();
-            config["process"]["args"] = [program].into_iter().chain(arguments.iter().map(|it| json!(it))).collect();
-        }
-        config["process"]["env"].as_array_mut().unwrap().extend(environment.iter().map(|it| json!(it)));
+        config["mounts"].as_array_mut().unwrap().push(mount);
+        self.write(&config);
+    }
+
+    /// Sets the arguments of the image's program.
+    fn set_arguments(&self, arguments: &[&str]) {
+        let mut config = self.config();
+        let program = config["process"]["args"][0].clone();
+        config["process"]["args"] = [program].into_iter().chain(arguments.iter().map(|it| json!(it))).collect();
+        self.write(&config);
+    }
+
+    fn add_to_environment(&self, variables: &[&str]) {
+        let mut config = self.config();
+        config["process"]["env"].as_array_mut().unwrap().extend(variables.iter().map(|it| json!(it)));
         self.write(&config);
     }
 
     fn runc(&self) -> Command {
-        let mut command = Command::new("runc");
+        let mut command = self.machine.command("runc");
         command.arg("--root").arg(self.folder.with_extension("state"));
         command
     }
 
+    /// Runs the container, for a minute at most.
     fn command(&self) -> Command {
-        let mut command = Command::new("timeout");
+        let mut command = self.machine.command("timeout");
         command.args(["60", "runc", "--root"]).arg(self.folder.with_extension("state"));
-        command.arg("run").arg("--bundle").arg(&self.folder).arg(&self.name).stdin(Stdio::null());
+        command.arg("run").arg("--bundle").arg(&self.folder).arg(&self.name);
         command
+    }
+
+    /// Repeats a command in the container until it succeeds, for half a minute at most; its output.
+    fn exec(&self, arguments: &[&str]) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let output = self.runc().args(["exec", &self.name]).args(arguments).output().unwrap();
+            if output.status.success() {
+                return String::from_utf8(output.stdout).unwrap();
+            }
+            assert!(Instant::now() < deadline, "{output:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Asserts that SIGTERM ends the container with exit code 0.
+    fn stop(&self, process: &mut Child) {
+        run(self.runc().args(["kill", &self.name, "TERM"]));
+        assert!(process.wait().unwrap().success(), "SIGTERM drains and ends {} with exit code 0", self.name);
     }
 }
 
-impl Drop for Bundle {
+impl Drop for Bundle<'_> {
     fn drop(&mut self) {
         // It is gone already unless the test has failed.
         let _ = self.runc().args(["delete", "--force", &self.name]).output();
@@ -81,36 +146,46 @@ impl Drop for Bundle {
 }
 
 #[test]
-fn images_run_without_root_and_without_a_writable_root() {
-    if !usable(&["python3", "runc", "skopeo", "umoci"]) {
+fn images_relay_a_request_without_root_and_without_a_writable_root() {
+    if !usable(&["curl", "python3", "runc", "skopeo", "umoci", "unshare"]) {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let images = build("oci", folder.path(), ".oci.tar");
     let [gateway, agent] = &images[..] else { panic!("{images:?}") };
+    let machine = Machine::start(8000, "the backend's answer");
+    let unpack = |image: &Path, data: &str| Bundle::unpack(&machine, image, folder.path().join(data), data);
 
-    let bundle = Bundle::unpack(agent, folder.path().join("agent"), "gw-agent");
-    bundle.set(Some(&["--version"]), &[]);
-    let version = run(&mut bundle.command());
-    assert_eq!(version, format!("gw-agent {}\n", env!("CARGO_PKG_VERSION")));
+    let agent = unpack(agent, "gw-agent");
+    agent.set_arguments(&["--version"]);
+    assert_eq!(run(&mut agent.command()), format!("gw-agent {}\n", env!("CARGO_PKG_VERSION")));
 
-    // The image's own command, with the variables that it needs.
-    let bundle = Bundle::unpack(gateway, folder.path().join("gateway"), "gw-gateway");
-    bundle.set(None, &["GW_REGION=eu1", "GW_DOMAIN=gw.localhost"]);
-    let mut process = bundle.command().stderr(Stdio::null()).spawn().unwrap();
-    let mut administer = bundle.runc();
-    administer.args(["exec", "--env", "GW_ADMIN_TOKEN_FILE=/var/lib/gw-gateway/admin.token"]);
-    administer.args([&*bundle.name, "/usr/bin/gw-gateway", "account", "create", "acme", "--json"]);
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let answer = loop {
-        let output = administer.output().unwrap();
-        if output.status.success() {
-            break String::from_utf8(output.stdout).unwrap();
-        }
-        assert!(Instant::now() < deadline, "{output:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    };
-    assert!(answer.contains("acme"), "{answer}");
-    run(bundle.runc().args(["kill", &bundle.name, "TERM"]));
-    assert!(process.wait().unwrap().success(), "SIGTERM drains and ends the gateway with exit code 0");
+    // The commands of docs/packages.md. First the image's own command, with the variables that it needs.
+    let gateway = unpack(gateway, "gw-gateway");
+    gateway.add_to_environment(&["GW_REGION=eu1", "GW_DOMAIN=gw.localhost"]);
+    let mut serving = gateway.command().stderr(Stdio::null()).spawn().unwrap();
+
+    let create =
+        "gw-gateway service create acme api --create-account --with-key --with-agent --backend-port 8000 --json";
+    let created: Value = serde_json::from_str(&gateway.exec(&create.split(' ').collect::<Vec<_>>())).unwrap();
+    let command = |name: &str| created[name].as_str().unwrap().to_owned();
+
+    // As printed: the file of the authority is written where the command is run, and mounted for the agent.
+    let agent_command = command("agent_command");
+    let (write_authority, arguments) = agent_command.split_once("gw-agent ").unwrap();
+    let mut sh = machine.command("sh");
+    run(sh.arg("-c").arg(write_authority).current_dir(&folder));
+    let authority = folder.path().join("gw-ca.crt");
+    agent.mount(json!({ "destination": "/gw-ca.crt", "type": "bind", "source": authority, "options": ["bind", "ro"] }));
+    agent.set_arguments(&arguments.split_whitespace().collect::<Vec<_>>());
+    let mut relaying = agent.command().stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let relayed = first_line(&mut relaying, |line| line.contains(" -> "));
+    assert_eq!(relayed, "https://acme--api.eu1.gw.localhost:8443 -> http://127.0.0.1:8000");
+
+    let mut sh = machine.command("sh");
+    let answer = run(sh.arg("-c").arg(command("curl_command")).current_dir(&folder));
+    assert_eq!(answer, "the backend's answer");
+
+    agent.stop(&mut relaying);
+    gateway.stop(&mut serving);
 }
