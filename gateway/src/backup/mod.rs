@@ -51,6 +51,8 @@ pub enum BackupError {
     Store(#[from] StoreError),
     #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]
     NotEmpty { path: PathBuf, entry: String },
+    #[error("{}: another restore into this folder is running; wait until it has ended", path.display())]
+    Restoring { path: PathBuf },
     #[error("the archive is damaged or incomplete: {0}; nothing was restored, use another backup")]
     Damaged(io::Error),
     #[error("this is no backup of a gateway: {0}; nothing was restored")]

@@ -1,20 +1,22 @@
 //! Restoring a backup into an empty data folder. Everything is checked before the first file gets its name.
 
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
+use rustix::fs::OFlags;
+use tempfile::TempPath;
 
 use super::archive::unpack;
 use super::{BackupError, DATABASE, Manifest};
 use crate::config::{Config, StoreSettings};
+use crate::control::INCOMPLETE_RESTORE;
 use crate::store::{SqliteStore, Store};
 use crate::tls::certificate;
 
-/// Folder in the data folder for the files that are not checked yet.
-const STAGING: &str = "restore.partial";
 /// Directory that file systems have of their own.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -66,8 +68,11 @@ fn check_authority(folder: &Path, name: &str) -> Result<(), BackupError> {
 /// A data folder that is not complete yet. A drop before [`Self::keep`] deletes what was written.
 struct Destination<'a> {
     folder: &'a Path,
+    /// Folder for the files that are not checked yet. While it exists, no gateway starts with the data folder.
     staging: PathBuf,
-    /// The folder did not exist before.
+    /// `staging`, locked: another restore fails.
+    _lock: File,
+    /// The data folder did not exist before.
     is_new: bool,
     /// User and group of the files: those of the folder, or of the one that it is made in.
     owner: (u32, u32),
@@ -80,29 +85,20 @@ impl<'a> Destination<'a> {
         let like = if is_new { parent } else { folder };
         let like = fs::metadata(like).map_err(BackupError::file(like))?;
         if !is_new {
-            let entries = fs::read_dir(folder).map_err(BackupError::file(folder))?;
-            for entry in entries {
-                let name = entry.map_err(BackupError::file(folder))?.file_name();
-                if name != LOST_AND_FOUND {
-                    let entry = name.to_string_lossy().into_owned();
-                    return Err(BackupError::NotEmpty { path: folder.to_owned(), entry });
-                }
-            }
+            check_empty(folder)?;
         }
-        let staging = folder.join(STAGING);
-        files::create_private_dir(&staging).map_err(BackupError::file(&staging))?;
-        Ok(Self { folder, staging, is_new, owner: (like.uid(), like.gid()) })
+        let staging = folder.join(INCOMPLETE_RESTORE);
+        let lock = create_staging(&staging)?;
+        let destination = Self { folder, staging, _lock: lock, is_new, owner: (like.uid(), like.gid()) };
+        // A gateway that started before the folder of unchecked files existed has made its database by now, or refuses.
+        check_empty(folder)?;
+        Ok(destination)
     }
 
     /// Gives the files their owner and their places. The database is the last: without it a gateway has no records.
     fn keep(self) -> Result<(), BackupError> {
-        let entries = fs::read_dir(&self.staging).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
-        let mut names: Vec<_> = entries
-            .map_err(BackupError::file(&self.staging))?
-            .into_iter()
-            .map(|entry| entry.file_name())
-            .filter(|name| name != DATABASE)
-            .collect();
+        let mut names: Vec<_> =
+            names(&self.staging).map_err(BackupError::file(&self.staging))?.filter(|name| name != DATABASE).collect();
         names.push(DATABASE.into());
         if self.is_new {
             self.give(self.folder)?;
@@ -110,11 +106,18 @@ impl<'a> Destination<'a> {
         for name in &names {
             self.give(&self.staging.join(name))?;
         }
+        check_empty(self.folder)?;
+        let mut kept = Kept(Vec::new());
         for name in &names {
-            let (from, to) = (self.staging.join(name), self.folder.join(name));
-            fs::rename(&from, &to).map_err(BackupError::file(&to))?;
+            let path = self.folder.join(name);
+            // Not over a file that another process has made since.
+            let unchecked = TempPath::try_from_path(self.staging.join(name)).map_err(BackupError::file(&path))?;
+            unchecked.persist_noclobber(&path).map_err(|error| BackupError::file(&path)(error.error))?;
+            kept.0.push(path);
         }
-        File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(BackupError::file(self.folder))
+        File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(BackupError::file(self.folder))?;
+        kept.0.clear();
+        Ok(())
     }
 
     /// Sets the owner of a file, if it has another one.
@@ -136,4 +139,74 @@ impl Drop for Destination<'_> {
             let _ = fs::remove_dir(self.folder);
         }
     }
+}
+
+/// Files that have their places, but not all of the backup. A drop removes them; a failure to do so is of no use to report
+/// beside the reason.
+struct Kept(Vec<PathBuf>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn names(folder: &Path) -> io::Result<impl Iterator<Item = OsString>> {
+    let entries: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    Ok(entries.into_iter().map(|entry| entry.file_name()))
+}
+
+/// Refuses a data folder with files of a gateway.
+fn check_empty(folder: &Path) -> Result<(), BackupError> {
+    let mut names = names(folder).map_err(BackupError::file(folder))?;
+    match names.find(|name| name != LOST_AND_FOUND && name != INCOMPLETE_RESTORE) {
+        Some(name) => {
+            Err(BackupError::NotEmpty { path: folder.to_owned(), entry: name.to_string_lossy().into_owned() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Creates and locks the folder of unchecked files. Removes what an interrupted restore left in it.
+fn create_staging(staging: &Path) -> Result<File, BackupError> {
+    loop {
+        files::create_private_dir(staging).map_err(BackupError::file(staging))?;
+        let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+        let lock = match OpenOptions::new().read(true).custom_flags(flags).open(staging) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened.map_err(BackupError::file(staging))?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(BackupError::Restoring { path: staging.to_owned() }),
+            Err(TryLockError::Error(error)) => return Err(BackupError::file(staging)(error)),
+        }
+        let id = |file: fs::Metadata| (file.dev(), file.ino());
+        let is_same = |found: fs::Metadata| Ok(id(found) == id(lock.metadata()?));
+        match fs::symlink_metadata(staging).and_then(is_same) {
+            Ok(true) => {
+                clear(staging).map_err(BackupError::file(staging))?;
+                return Ok(lock);
+            }
+            // The restore that had locked it has ended since, and removed it.
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(BackupError::file(staging)(error)),
+        }
+    }
+}
+
+/// Removes everything in a folder.
+fn clear(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }

@@ -15,8 +15,11 @@ use crate::tls::pki::PkiError;
 
 /// File that is locked in place of a database if the store is PostgreSQL.
 pub(super) const LOCK_FILE: &str = "gw.lock";
+/// Folder in the data folder that exists while a backup is restored.
+pub(crate) const INCOMPLETE_RESTORE: &str = "restore.partial";
 
-/// Creates the folder if it is missing, and checks that this process may read and write it.
+/// Creates the folder if it is missing, and checks that this process may read and write it, and that no restore is
+/// incomplete.
 pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
     let user = rustix::process::geteuid().as_raw();
     if let Err(error) = files::create_private_dir(path) {
@@ -45,7 +48,21 @@ pub(super) fn prepare(path: &Path) -> Result<(), ControlError> {
             _ => "name another folder in data_dir".to_owned(),
         };
         unusable(path, format!("{error}; {advice}"))
-    })
+    })?;
+    refuse_incomplete_restore(path)
+}
+
+/// Refuses a folder that does not have all files of a backup yet. Called again after the database was opened: a restore
+/// that begins later finds the database and refuses.
+pub(super) fn refuse_incomplete_restore(path: &Path) -> Result<(), ControlError> {
+    if !path.join(INCOMPLETE_RESTORE).exists() {
+        return Ok(());
+    }
+    let reason = format!(
+        "a restore of a backup is running or was interrupted, because it has {INCOMPLETE_RESTORE}: wait until `gw-gateway \
+         restore` has ended. If it does not run, empty the folder and restore the backup again"
+    );
+    Err(unusable(path, reason))
 }
 
 const READ_ONLY: &str = "name a folder on a file system that can be written; under systemd, ReadWritePaths= of the unit \
@@ -134,6 +151,11 @@ mod tests {
         // Others have nothing to do with the folder.
         let newer = StoreError::NewerSchema { found: 9, known: 1 };
         assert_eq!(text(&explain(&path, StoreError::NewerSchema { found: 9, known: 1 }.into())), newer.to_string());
+
+        fs::create_dir(path.join(INCOMPLETE_RESTORE)).unwrap();
+        let incomplete = text(&prepare(&path).unwrap_err());
+        assert!(incomplete.starts_with(&named("a restore of a backup is running or was interrupted")), "{incomplete}");
+        fs::remove_dir(path.join(INCOMPLETE_RESTORE)).unwrap();
 
         fs::remove_dir(&path).unwrap();
         fs::write(&path, "").unwrap();

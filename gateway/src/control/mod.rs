@@ -47,6 +47,7 @@ pub use caller_secret::{
     ServiceKeyView,
 };
 pub use certificate::AgentProof;
+pub(crate) use data_folder::INCOMPLETE_RESTORE;
 #[cfg(any(test, feature = "fuzz_support"))]
 pub(crate) use enrollment_token::parse_token;
 pub use enrollment_token::{EnrollmentTokenView, NewEnrollmentToken, NewEnrollmentTokenView};

@@ -35,6 +35,7 @@ impl Control {
         let store_source = store_source(config)?;
         // Must come first: it fails if another process uses the folder.
         let mut store = store_source.open()?;
+        data_folder::refuse_incomplete_restore(&config.data_dir)?;
         let snapshot = load(store.as_mut(), &store_source, config)?;
         let agents = Authority::load_or_create(&config.data_dir, AGENT_CA_NAME, "Gw agents")?;
         let tls = TlsMaterial::new(

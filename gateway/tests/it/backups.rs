@@ -1,5 +1,7 @@
 //! `gw-gateway backup` and `gw-gateway restore`.
 
+mod running;
+
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

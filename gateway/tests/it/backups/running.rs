@@ -1,0 +1,99 @@
+//! A restore that is still running: other programs that use the data folder, and signals.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use super::{backup, config, names, restore, run};
+use crate::support::eventually;
+use crate::support::prepared::Prepared;
+use crate::support::process::{Running, config_text, gw_gateway, serve_command};
+
+/// A backup, and a restore of it that has begun and waits for the archive on its standard input.
+struct Restoring {
+    prepared: Prepared,
+    /// Configuration whose data folder is restored.
+    target: PathBuf,
+    archive: Vec<u8>,
+    process: Child,
+}
+
+impl Restoring {
+    /// Restores into a missing folder.
+    fn begin() -> Self {
+        Self::begin_with(|_| ())
+    }
+
+    /// `prepare` makes the folder.
+    fn begin_with(prepare: impl FnOnce(&Path)) -> Self {
+        let prepared = Prepared::new();
+        let file = prepared.path("backup.tar.zst");
+        let source = config(&prepared, "data");
+        assert_eq!(run(&mut backup(&["--config", source.to_str().unwrap()], &file)).0, 0);
+        let target = config(&prepared, "target");
+        prepare(&prepared.path("target"));
+        let mut command = gw_gateway();
+        command.args(["restore", "-", "--config"]).arg(&target);
+        let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let restoring = Self { target, archive: fs::read(file).unwrap(), process, prepared };
+        eventually("the restore has begun", || restoring.folder().join("restore.partial").exists().then_some(()));
+        restoring
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.prepared.path("target")
+    }
+
+    /// Gives the restore the whole archive; its exit code and messages.
+    fn finish(mut self) -> (Option<i32>, String, Prepared) {
+        // Fails if the restore has ended already.
+        let _ = self.process.stdin.take().unwrap().write_all(&self.archive);
+        let output = self.process.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap(), self.prepared)
+    }
+}
+
+#[test]
+fn no_gateway_starts_during_a_restore() {
+    let restoring = Restoring::begin();
+    let (target, folder) = (restoring.target.clone(), restoring.folder());
+    let (code, _, message) = run(&mut serve_command(&target));
+    assert!(code == 1 && message.contains("target: a restore of a backup is running or was interrupted"), "{message}");
+    assert_eq!(names(&folder), ["restore.partial"]);
+    let (code, _, message) = restore(&target, &restoring.prepared.path("backup.tar.zst"));
+    assert!(code == 1 && message.contains("another restore into this folder is running"), "{message}");
+
+    let (code, message, prepared) = restoring.finish();
+    assert_eq!(code, Some(0), "{message}");
+    prepared.serve_with(&config_text(&folder, 0));
+}
+
+#[test]
+fn files_of_a_gateway_that_started_before_a_restore_are_kept() {
+    for made in ["gw.sqlite", "agent-ca.key", "rate-limits.json"] {
+        let restoring = Restoring::begin();
+        let folder = restoring.folder();
+        fs::write(folder.join(made), "of a gateway").unwrap();
+        let (code, message, _prepared) = restoring.finish();
+        assert!(code == Some(2) && message.contains(&format!("is not empty: it has {made}")), "{message}");
+        assert_eq!(names(&folder), [made]);
+        assert_eq!(fs::read_to_string(folder.join(made)).unwrap(), "of a gateway");
+    }
+}
+
+#[test]
+fn a_restore_after_one_that_was_killed_begins_again() {
+    let restoring = Restoring::begin();
+    fs::write(restoring.folder().join("restore.partial/agent-ca.key"), "half a file").unwrap();
+    let (target, folder) = (restoring.target.clone(), restoring.folder());
+    let Restoring { prepared, process, .. } = restoring;
+    drop(Running::new(process));
+    assert_eq!(names(&folder), ["restore.partial"]);
+    let (code, _, message) = run(&mut serve_command(&target));
+    assert!(code == 1 && message.contains("empty the folder and restore the backup again"), "{message}");
+    let (code, _, message) = restore(&target, &prepared.path("backup.tar.zst"));
+    assert_eq!(code, 0, "{message}");
+    assert!(!folder.join("restore.partial").exists());
+    prepared.serve_with(&config_text(&folder, 0));
+}
