@@ -19,6 +19,7 @@ mod current;
 pub mod demo;
 mod downstream;
 pub mod error;
+pub mod file_owner;
 pub mod hostname;
 mod http1;
 mod http2;

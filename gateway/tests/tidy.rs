@@ -61,6 +61,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "clock",
             "strict_json",
             "current",
+            "file_owner",
             "lifecycle",
         ],
     ),

@@ -12,6 +12,7 @@ use super::{BackupError, DATABASE, FORMAT, IN_POSTGRES, MANIFEST, Manifest};
 use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
 use crate::control::{Actor, Control, ControlError, SHARED_SECRETS};
+use crate::file_owner::FileOwner;
 use crate::store::{AuditQuery, NumberedEntry, Snapshot, SqliteStore, Store, StoreSource};
 
 /// Folder in the data folder for the copy of the database while a backup is made.
@@ -20,7 +21,7 @@ const STAGING: &str = "backup.partial";
 const PAGE: usize = 1_000;
 
 /// Everything that a backup contains. The copy of the database is deleted with it.
-pub struct PreparedBackup {
+pub(crate) struct PreparedBackup {
     staging: Staging,
     manifest: Manifest,
     created_at: Timestamp,
@@ -54,11 +55,17 @@ pub(crate) fn of_running(control: &Control, is_cancelled: &dyn Fn() -> bool) -> 
     })
 }
 
-/// Prepares a backup of the data folder of a stopped gateway.
-pub fn of_folder(config: &Config) -> Result<PreparedBackup, BackupError> {
+/// Writes a backup of the data folder of a stopped gateway to `out`. As root, works with the rights of the folder's owner.
+pub fn of_folder(config: &Config, out: impl Write) -> Result<(), BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
+    let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
+    let made = owner.run(|| prepare_folder(config)?.write(out).map_err(BackupError::Output));
+    made.map_err(BackupError::file(&config.data_dir))?
+}
+
+fn prepare_folder(config: &Config) -> Result<PreparedBackup, BackupError> {
     let mut store = SqliteStore::open_existing(&StoreSource::sqlite_in(&config.data_dir))?;
     let snapshot = store.load()?;
     let prepared = PreparedBackup::new(&config.data_dir, config.region.apex(), snapshot, |before| {
@@ -115,12 +122,8 @@ impl PreparedBackup {
         Ok(Self { staging, manifest, created_at, secrets })
     }
 
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
-    }
-
     /// Writes the archive.
-    pub fn write(&self, out: impl Write) -> io::Result<()> {
+    pub(crate) fn write(&self, out: impl Write) -> io::Result<()> {
         let mut writer = Writer::begin(out, u64::try_from(self.created_at.0).unwrap_or(0))?;
         let manifest = serde_json::to_vec(&self.manifest)?;
         writer.add(MANIFEST, manifest.len() as u64, &manifest[..])?;

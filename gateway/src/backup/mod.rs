@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::create::of_running;
-pub use self::create::{PreparedBackup, of_folder};
+pub use self::create::of_folder;
+pub(crate) use self::create::{PreparedBackup, of_running};
 pub use self::restore::{Restored, restore};
 use crate::store::StoreError;
 
@@ -47,6 +47,9 @@ pub enum BackupError {
     InPostgres,
     #[error("{}: {error}", path.display())]
     File { path: PathBuf, error: io::Error },
+    /// The archive cannot be written.
+    #[error("{0}")]
+    Output(io::Error),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use gw_shared::files;
@@ -14,6 +14,7 @@ use super::archive::unpack;
 use super::{BackupError, DATABASE, Manifest};
 use crate::config::{Config, StoreSettings};
 use crate::control::INCOMPLETE_RESTORE;
+use crate::file_owner::FileOwner;
 use crate::store::{SqliteStore, Store};
 use crate::tls::certificate;
 
@@ -29,10 +30,16 @@ pub struct Restored {
 }
 
 /// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
+/// As root, works with the rights of the folder's owner.
 pub fn restore(config: &Config, input: impl Read) -> Result<Restored, BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
+    let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
+    owner.run(|| restore_files(config, input)).map_err(BackupError::file(&config.data_dir))?
+}
+
+fn restore_files(config: &Config, input: impl Read) -> Result<Restored, BackupError> {
     let destination = Destination::begin(&config.data_dir)?;
     let manifest = unpack(input, &destination.staging)?;
     if manifest.region != config.region.apex() {
@@ -74,38 +81,27 @@ struct Destination<'a> {
     _lock: File,
     /// The data folder did not exist before.
     is_new: bool,
-    /// User and group of the files: those of the folder, or of the one that it is made in.
-    owner: (u32, u32),
 }
 
 impl<'a> Destination<'a> {
     fn begin(folder: &'a Path) -> Result<Self, BackupError> {
         let is_new = !folder.exists();
-        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let like = if is_new { parent } else { folder };
-        let like = fs::metadata(like).map_err(BackupError::file(like))?;
         if !is_new {
             check_empty(folder)?;
         }
         let staging = folder.join(INCOMPLETE_RESTORE);
         let lock = create_staging(&staging)?;
-        let destination = Self { folder, staging, _lock: lock, is_new, owner: (like.uid(), like.gid()) };
+        let destination = Self { folder, staging, _lock: lock, is_new };
         // A gateway that started before the folder of unchecked files existed has made its database by now, or refuses.
         check_empty(folder)?;
         Ok(destination)
     }
 
-    /// Gives the files their owner and their places. The database is the last: without it a gateway has no records.
+    /// Gives the files their places. The database is the last: without it a gateway has no records.
     fn keep(self) -> Result<(), BackupError> {
         let mut names: Vec<_> =
             names(&self.staging).map_err(BackupError::file(&self.staging))?.filter(|name| name != DATABASE).collect();
         names.push(DATABASE.into());
-        if self.is_new {
-            self.give(self.folder)?;
-        }
-        for name in &names {
-            self.give(&self.staging.join(name))?;
-        }
         check_empty(self.folder)?;
         let mut kept = Kept(Vec::new());
         for name in &names {
@@ -118,15 +114,6 @@ impl<'a> Destination<'a> {
         File::open(self.folder).and_then(|folder| folder.sync_all()).map_err(BackupError::file(self.folder))?;
         kept.0.clear();
         Ok(())
-    }
-
-    /// Sets the owner of a file, if it has another one.
-    fn give(&self, path: &Path) -> Result<(), BackupError> {
-        let found = fs::metadata(path).map_err(BackupError::file(path))?;
-        if (found.uid(), found.gid()) == self.owner {
-            return Ok(());
-        }
-        chown(path, Some(self.owner.0), Some(self.owner.1)).map_err(BackupError::file(path))
     }
 }
 

@@ -73,7 +73,7 @@ fn refusal(bytes: &[u8]) -> String {
 fn a_backup_of_a_folder_is_restored() {
     let (folder, parent) = (Folder::new(), tempfile::tempdir().unwrap());
     let mut bytes = Vec::new();
-    of_folder(&folder.config()).unwrap().write(&mut bytes).unwrap();
+    of_folder(&folder.config(), &mut bytes).unwrap();
     assert!(!folder.0.path().join("backup.partial").exists());
     // A new file system has a folder of its own.
     std::fs::create_dir(parent.path().join("lost+found")).unwrap();
@@ -187,7 +187,8 @@ fn a_region_on_postgresql_is_not_backed_up_here() {
     let folder = Folder::new();
     let settings = PostgresSettings::new("postgres://gw@localhost/gw", None, None).unwrap();
     let config = Config { store: StoreSettings::Postgres(settings), ..folder.config() };
-    for error in [of_folder(&config).map(drop).unwrap_err(), restore(&config, Cursor::new([])).map(drop).unwrap_err()] {
+    for error in [of_folder(&config, Vec::new()).unwrap_err(), restore(&config, Cursor::new([])).map(drop).unwrap_err()]
+    {
         assert!(error.to_string().contains("pg_dump"), "{error}");
     }
 }

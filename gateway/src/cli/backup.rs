@@ -6,12 +6,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_gateway::backup::{self, BackupError};
-use gw_gateway::config::Config;
 use gw_gateway::store::StoreError;
 use gw_shared::command::Failure;
 use serde_json::json;
 
-use super::api::ApiError;
 use super::connection::{AdminConnection, load_config};
 
 /// Name of standard input and output.
@@ -90,21 +88,17 @@ fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path) -> Resu
         }
         (Err(error), Some(config)) if error.is_connection_refused() => {
             let (config, refused) = (load_config(config, |name| std::env::var(name).ok())?, error);
-            of_stopped(&config, &refused)?.write(out).map_err(written)
+            backup::of_folder(&config, out).map_err(|error| match error {
+                BackupError::Output(error) => written(error),
+                BackupError::Store(StoreError::InUse) => Failure::Run(format!(
+                    "a gateway runs with {}, and its admin listener does not answer: {refused}",
+                    config.data_dir.display()
+                )),
+                error => Failure::run(error),
+            })
         }
         (Err(error), _) => Err(Failure::run(error)),
     }
-}
-
-/// Prepares a backup of the data folder, if no gateway uses it.
-fn of_stopped(config: &Config, refused: &ApiError) -> Result<backup::PreparedBackup, Failure> {
-    backup::of_folder(config).map_err(|error| match error {
-        BackupError::Store(StoreError::InUse) => Failure::Run(format!(
-            "a gateway runs with {}, and its admin listener does not answer: {refused}",
-            config.data_dir.display()
-        )),
-        error => Failure::run(error),
-    })
 }
 
 impl RestoreArguments {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use gw_gateway::admin_client::{AdminAddress, URL_DEFAULT};
 use gw_gateway::config::Config;
+use gw_gateway::file_owner::FileOwner;
 use gw_shared::command::Failure;
 use gw_shared::identity::secret::Secret;
 
@@ -83,7 +84,7 @@ impl AdminConnection {
         let address = address.map_err(Failure::Usage)?;
         let (token, token_source) = match (&self.admin_token_file, &config, variable("GW_ADMIN_TOKEN")) {
             (Some(file), ..) => read_token(file),
-            (None, Some(config), _) => read_token(&config.data_dir.join("admin.token")),
+            (None, Some(config), _) => read_token_in(&config.data_dir),
             (None, None, Some(token)) => Ok((token, "GW_ADMIN_TOKEN".to_owned())),
             (None, None, None) => match variable("GW_ADMIN_TOKEN_FILE") {
                 Some(file) => read_token(Path::new(&file)),
@@ -103,6 +104,13 @@ impl AdminConnection {
 pub(super) fn load_config(path: &Path, environment: impl Fn(&str) -> Option<String>) -> Result<Config, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
     Config::parse(&text, environment).map_err(|errors| Failure::Usage(format!("{}: {errors}", path.display())))
+}
+
+/// The token in a data folder, read with the rights of its owner.
+fn read_token_in(data_dir: &Path) -> Result<(String, String), String> {
+    let file = data_dir.join("admin.token");
+    let read = FileOwner::of(data_dir).and_then(|owner| owner.run(|| read_token(&file)));
+    read.map_err(|error| format!("cannot read the admin token: {}: {error}", file.display()))?
 }
 
 /// The token and its source.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -96,4 +97,75 @@ fn a_restore_after_one_that_was_killed_begins_again() {
     assert_eq!(code, 0, "{message}");
     assert!(!folder.join("restore.partial").exists());
     prepared.serve_with(&config_text(&folder, 0));
+}
+
+/// A user that owns a data folder. It needs no entry in /etc/passwd.
+const OWNER: u32 = 23_456;
+
+/// Whether this process may act as another user. If not, the calling test must return.
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        eprintln!("skipped: needs root");
+    }
+    is_root
+}
+
+fn owned_folder(path: &Path) {
+    // The owner has to reach the folder.
+    fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir_all(path).unwrap();
+    chown(path, Some(OWNER), Some(OWNER)).unwrap();
+}
+
+#[test]
+fn root_restores_with_the_rights_of_the_owner_of_the_folder() {
+    if !is_root() {
+        return;
+    }
+    let restoring = Restoring::begin_with(owned_folder);
+    let staging = restoring.folder().join("restore.partial");
+    assert_eq!(fs::metadata(&staging).unwrap().uid(), OWNER);
+    let (code, message, prepared) = restoring.finish();
+    assert_eq!(code, Some(0), "{message}");
+    let folder = prepared.path("target");
+    assert!(names(&folder).iter().all(|name| fs::metadata(folder.join(name)).unwrap().uid() == OWNER));
+
+    // The owner puts a link in place of the folder of unchecked files: it leads nowhere that the owner cannot go.
+    let restoring = Restoring::begin_with(owned_folder);
+    let (folder, secret) = (restoring.folder(), restoring.prepared.path("of-root"));
+    fs::create_dir(&secret).unwrap();
+    fs::write(secret.join("admin.token"), "of root").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::rename(folder.join("restore.partial"), folder.join("aside")).unwrap();
+    symlink(&secret, folder.join("restore.partial")).unwrap();
+    let (code, message, prepared) = restoring.finish();
+    assert!(code == Some(1) && message.contains("Permission denied"), "{message}");
+    let secret = prepared.path("of-root");
+    assert_eq!(names(&secret), ["admin.token"]);
+    assert_eq!(fs::metadata(secret.join("admin.token")).unwrap().uid(), 0);
+}
+
+#[test]
+fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
+    if !is_root() {
+        return;
+    }
+    let (code, message, prepared) = Restoring::begin_with(owned_folder).finish();
+    assert_eq!(code, Some(0), "{message}");
+    let target = config(&prepared, "target");
+    let connection = ["--config", target.to_str().unwrap()];
+    // A folder that the owner cannot write.
+    let file = prepared.path("of-root.tar.zst");
+    assert_eq!(run(&mut backup(&connection, &file)).0, 0);
+    assert_eq!(fs::metadata(&file).unwrap().uid(), 0);
+
+    // The owner puts a link to a file of root in place of the token, which is sent to the gateway of the owner.
+    let (token, secret) = (prepared.path("target/admin.token"), prepared.path("of-root"));
+    fs::write(&secret, "secret-of-root\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::remove_file(&token).unwrap();
+    symlink(&secret, &token).unwrap();
+    let (code, _, message) = run(&mut backup(&connection, &prepared.path("other.tar.zst")));
+    assert!(code == 2 && message.contains("admin.token: Permission denied"), "{message}");
 }
