@@ -25,20 +25,27 @@ impl FileOwner {
         Self { user: Uid::from_raw(user), group: Gid::from_raw(group), groups }
     }
 
-    /// The owner of `path`. If there is no such file, the owner of the folder that it would be in.
+    /// The owner of `path`. If there is no such file, the owner of the nearest folder above it.
     pub fn of(path: &Path) -> io::Result<Self> {
-        let found = match fs::metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-                fs::metadata(parent.unwrap_or(Path::new(".")))?
+        for path in path.ancestors() {
+            let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            match fs::metadata(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                found => {
+                    let found = found?;
+                    return Ok(Self::new(found.uid(), found.gid(), &[found.gid()]));
+                }
             }
-            found => found?,
-        };
-        Ok(Self::new(found.uid(), found.gid(), &[found.gid()]))
+        }
+        Err(io::ErrorKind::NotFound.into())
     }
 
     pub fn user(&self) -> u32 {
         self.user.as_raw()
+    }
+
+    pub fn group(&self) -> u32 {
+        self.group.as_raw()
     }
 
     /// Runs `work` with the rights of this user if this process runs as root, else with those that it has. Threads that
@@ -77,7 +84,7 @@ mod tests {
     #[test]
     fn work_has_the_rights_of_the_owner_and_root_gets_its_own_back() {
         let folder = tempfile::tempdir().unwrap();
-        let missing = folder.path().join("missing");
+        let missing = folder.path().join("missing/below");
         assert_eq!(FileOwner::of(&missing).unwrap(), FileOwner::of(folder.path()).unwrap());
         if !geteuid().is_root() {
             eprintln!("skipped: needs root");

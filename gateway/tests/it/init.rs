@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -171,4 +172,22 @@ fn an_account_of_a_running_gateway_is_created_by_its_api() {
     let (code, said) = end(&second.arg("--data-dir").arg(data_dir).stdin(Stdio::null()).output().unwrap());
     assert!(code == Some(0) && said.contains("Created:\n  account          other"), "{said}");
     log.find(|line| (line["action"] == "account.create").then_some(()));
+}
+
+#[test]
+fn root_creates_files_with_the_rights_of_the_owner_of_the_data_folder() {
+    if would_install() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // A user that needs no entry in /etc/passwd, and has to reach the folder.
+    const OWNER: u32 = 23_456;
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    chown(&data, Some(OWNER), Some(OWNER)).unwrap();
+    let (code, said) = end(&init(folder.path()).args(["--account", "acme"]).output().unwrap());
+    assert!(code == Some(0) && said.contains("Account acme: created."), "{said}");
+    let owners: Vec<u32> = fs::read_dir(&data).unwrap().map(|file| file.unwrap().metadata().unwrap().uid()).collect();
+    assert!(!owners.is_empty() && owners.iter().all(|owner| *owner == OWNER), "{owners:?}");
 }

@@ -141,4 +141,15 @@ systemctl stop gw-gateway
 gw-gateway init --account other --data-dir /srv/gw --force --no-start </dev/null
 test "$(systemctl is-active gw-gateway)" != active
 test "$(find /srv/gw ! -user gw-gateway)" = ""
+
+# Without a start it makes a new data folder for the user, and gives away nothing that exists.
+gw-gateway init --account other --data-dir /srv/new/data --force --no-start </dev/null
+test "$(stat --format '%a %U' /srv/new/data)" = "700 gw-gateway"
+test "$(find /srv/new/data ! -user gw-gateway)" = ""
+test "$(stat --format %U /srv/new)" = root
+mkdir /srv/shared
+touch /srv/shared/file
+said=$(gw-gateway init --account other --data-dir /srv/shared --force --no-start </dev/null 2>&1) && exit 1
+grep "/srv/shared: it exists and belongs to user 0" <<<"$said"
+test "$(stat --format %U /srv/shared /srv/shared/file | uniq)" = root
 touch /root/passed

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use gw_gateway::config::Config;
+use gw_gateway::file_owner::FileOwner;
 use gw_gateway::process::init::create_account;
 use gw_gateway::{ControlError, Gateway};
 use gw_shared::command::Failure;
@@ -88,15 +89,15 @@ impl InitArguments {
         if let Some(systemd) = systemd {
             systemd.install(&config)?;
             if no_start {
-                add_account(&config, &answers)?;
-                systemd.own(&config.data_dir)?;
+                add_account(&config, &answers, &systemd::user()?)?;
                 return say_next(Stage::StoppedService);
             }
             systemd.start(&config, written.is_change())?;
             add_account_by_api(&answers)?;
             return say_next(Stage::Service);
         }
-        add_account(&config, &answers)?;
+        let owner = FileOwner::of(&config.data_dir).map_err(at_data_dir(&config))?;
+        add_account(&config, &answers, &owner)?;
         if !foreground {
             return say_next(Stage::Stopped);
         }
@@ -107,15 +108,20 @@ impl InitArguments {
     }
 }
 
-/// Creates the account in the records; through the administration API if a gateway has them open.
-fn add_account(config: &Config, answers: &Answers) -> Result<(), Failure> {
+/// Creates the account in the records, with the rights of `owner`; through the administration API if a gateway has the
+/// records open.
+fn add_account(config: &Config, answers: &Answers, owner: &FileOwner) -> Result<(), Failure> {
     let account = &answers.account;
-    match create_account(config, account) {
+    match owner.run(|| create_account(config, account)).map_err(at_data_dir(config))? {
         Ok(true) => say(&format!("Account {account}: created.")),
         Ok(false) => say(&format!("Account {account}: exists, unchanged.")),
         Err(ControlError::DataFolderInUse { .. }) => add_account_by_api(answers),
         Err(error) => Err(Failure::Run(format!("cannot create the account {account}: {error}"))),
     }
+}
+
+fn at_data_dir(config: &Config) -> impl Fn(io::Error) -> Failure {
+    |error| Failure::Run(format!("{}: {error}", config.data_dir.display()))
 }
 
 fn add_account_by_api(answers: &Answers) -> Result<(), Failure> {

@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, lchown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use gw_gateway::admin_client::AdminAddress;
 use gw_gateway::config::Config;
+use gw_gateway::file_owner::FileOwner;
 use gw_shared::command::Failure;
+use rustix::fs::OFlags;
 
 use super::answers::{Answers, CONFIG_OF_ROOT, DATA_DIR_OF_ROOT};
 use super::configuration::put;
@@ -70,11 +72,7 @@ impl Systemd {
             succeed("useradd", &[&["--system", "--user-group"][..], &home, &[USER]].concat())?;
             say(&format!("User {USER}: created."))?;
         }
-        if !config.data_dir.exists() {
-            let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(&config.data_dir);
-            created.map_err(|error| Failure::Run(format!("{}: {error}", config.data_dir.display())))?;
-            self.own(&config.data_dir)?;
-        }
+        make_data_dir(&config.data_dir, &user()?)?;
         if let Some(unit) = &self.unit {
             put(Path::new(OWN), unit)?;
             say(&format!("{OWN}: written."))?;
@@ -89,17 +87,6 @@ impl Systemd {
                 failure.message()
             ))
         })
-    }
-
-    /// Gives a folder and everything in it to the user of the gateway.
-    pub(super) fn own(&self, folder: &Path) -> Result<(), Failure> {
-        let id = |option: &str| -> Result<u32, Failure> {
-            let output = succeed("id", &[option, USER])?;
-            let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            text.parse().map_err(|_| Failure::Run(format!("id {option} {USER}: {text:?} is not a number")))
-        };
-        let owned = own_all(folder, id("--user")?, id("--group")?);
-        owned.map_err(|error| Failure::Run(format!("{}: cannot be given to {USER}: {error}", folder.display())))
     }
 
     /// Starts the service now and at each boot, again if its files have changed, and waits until it is ready.
@@ -149,15 +136,42 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"/._+-@:".contains(&byte)
 }
 
-fn own_all(path: &Path, user: u32, group: u32) -> io::Result<()> {
-    // Not through symbolic links, which the gateway's user could have made.
-    lchown(path, Some(user), Some(group))?;
-    if fs::symlink_metadata(path)?.is_dir() {
-        for entry in fs::read_dir(path)? {
-            own_all(&entry?.path(), user, group)?;
-        }
+/// The user of the gateway with all its groups.
+pub(super) fn user() -> Result<FileOwner, Failure> {
+    let ids = |option: &str| -> Result<Vec<u32>, Failure> {
+        let output = succeed("id", &[option, USER])?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let ids = text.split(' ').map(str::parse).collect::<Result<_, _>>();
+        ids.map_err(|_| Failure::Run(format!("id {option} {USER}: {text:?} is not a number")))
+    };
+    Ok(FileOwner::new(ids("--user")?[0], ids("--group")?[0], &ids("--groups")?))
+}
+
+/// Creates the data folder for `user`, if it is missing. A folder that exists stays as it is, and must belong to `user`.
+fn make_data_dir(path: &Path, user: &FileOwner) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::Run(format!("{}: cannot be created for {USER}: {error}", path.display()));
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
     }
-    Ok(())
+    match fs::DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => {
+            let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+            let folder = fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+            fchown(folder, Some(user.user()), Some(user.group())).map_err(failed)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = fs::metadata(path).map_err(failed)?.uid();
+            if found == user.user() {
+                return Ok(());
+            }
+            Err(Failure::Usage(format!(
+                "init: {path}: it exists and belongs to user {found}, and the gateway runs as {USER}: name a folder that does \
+                 not exist with --data-dir, or give this one to the gateway with `chown {USER}: {path}`",
+                path = path.display()
+            )))
+        }
+        Err(error) => Err(failed(error)),
+    }
 }
 
 fn wait_until_ready(config: &Config) -> Result<(), Failure> {
@@ -219,6 +233,30 @@ mod tests {
         for fine in ["/usr/local/bin/gw-gateway", "/etc/gw/gateway.toml", "/var/lib/gw-gateway", "/homes/gw"] {
             assert!(check_reachable(Path::new(fine)).is_ok(), "{fine}");
         }
+    }
+
+    #[test]
+    fn only_a_new_data_folder_gets_an_owner() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let user = FileOwner::new(23456, 23457, &[]);
+        let new = folder.path().join("above/data");
+        make_data_dir(&new, &user).unwrap();
+        make_data_dir(&new, &user).unwrap();
+        let owner =
+            |path: &Path| fs::metadata(path).map(|found| (found.uid(), found.gid(), found.mode() & 0o777)).unwrap();
+        assert_eq!(owner(&new), (23456, 23457, 0o700));
+        assert_eq!(owner(new.parent().unwrap()).0, 0);
+
+        let foreign = folder.path().join("foreign");
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join("file"), "").unwrap();
+        let message = make_data_dir(&foreign, &user).unwrap_err().message().to_owned();
+        assert!(message.contains("it exists and belongs to user 0") && message.contains("--data-dir"), "{message}");
+        assert_eq!((owner(&foreign).0, owner(&foreign.join("file")).0), (0, 0));
     }
 
     #[test]
