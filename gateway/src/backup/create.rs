@@ -56,23 +56,28 @@ pub(crate) fn of_running(control: &Control, is_cancelled: &dyn Fn() -> bool) -> 
 }
 
 /// Writes a backup of the data folder of a stopped gateway to `out`. As root, works with the rights of the folder's owner.
-pub fn of_folder(config: &Config, out: impl Write) -> Result<(), BackupError> {
+/// Ends early when `is_cancelled`.
+pub fn of_folder(config: &Config, out: impl Write, is_cancelled: &dyn Fn() -> bool) -> Result<(), BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
     let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
-    let made = owner.run(|| prepare_folder(config)?.write(out).map_err(BackupError::Output));
+    let made = owner.run(|| prepare_folder(config, is_cancelled)?.write(out).map_err(BackupError::Output));
     made.map_err(BackupError::file(&config.data_dir))?
 }
 
-fn prepare_folder(config: &Config) -> Result<PreparedBackup, BackupError> {
+fn prepare_folder(config: &Config, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, BackupError> {
     let mut store = SqliteStore::open_existing(&StoreSource::sqlite_in(&config.data_dir))?;
     let snapshot = store.load()?;
     let prepared = PreparedBackup::new(&config.data_dir, config.region.apex(), snapshot, |before| {
+        if is_cancelled() {
+            return Err(ControlError::Stopping);
+        }
         let query = AuditQuery { account: None, before: Some(before), limit: PAGE };
         store.audit_log(&query).map_err(ControlError::from)
     });
     prepared.map_err(|error| match error {
+        ControlError::Stopping => BackupError::Cancelled,
         ControlError::Store(error) => error.into(),
         error => BackupError::file(&config.data_dir)(io::Error::other(error)),
     })
@@ -89,7 +94,14 @@ impl PreparedBackup {
         let staging = data_dir.join(STAGING);
         if staging.exists() {
             // Left by a process that ended during a backup.
-            fs::remove_dir_all(&staging).map_err(at(&staging))?;
+            fs::remove_dir_all(&staging).map_err(|error| {
+                let path = staging.display();
+                let message = format!(
+                    "{path}: the rest of an interrupted backup cannot be deleted: {error}; delete it as root with \
+                     `rm -r {path}`, and make the backup again"
+                );
+                io::Error::new(error.kind(), message)
+            })?;
         }
         files::create_private_dir(&staging).map_err(at(&staging))?;
         let staging = Staging(staging);

@@ -47,6 +47,8 @@ pub enum BackupError {
     InPostgres,
     #[error("{}: {error}", path.display())]
     File { path: PathBuf, error: io::Error },
+    #[error("cancelled")]
+    Cancelled,
     /// The archive cannot be written.
     #[error("{0}")]
     Output(io::Error),

@@ -30,16 +30,16 @@ pub struct Restored {
 }
 
 /// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
-/// As root, works with the rights of the folder's owner.
-pub fn restore(config: &Config, input: impl Read) -> Result<Restored, BackupError> {
+/// As root, works with the rights of the folder's owner. Ends early when `is_cancelled`.
+pub fn restore(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> bool) -> Result<Restored, BackupError> {
     if matches!(config.store, StoreSettings::Postgres(_)) {
         return Err(BackupError::InPostgres);
     }
     let owner = FileOwner::of(&config.data_dir).map_err(BackupError::file(&config.data_dir))?;
-    owner.run(|| restore_files(config, input)).map_err(BackupError::file(&config.data_dir))?
+    owner.run(|| restore_files(config, input, is_cancelled)).map_err(BackupError::file(&config.data_dir))?
 }
 
-fn restore_files(config: &Config, input: impl Read) -> Result<Restored, BackupError> {
+fn restore_files(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> bool) -> Result<Restored, BackupError> {
     let destination = Destination::begin(&config.data_dir)?;
     let manifest = unpack(input, &destination.staging)?;
     if manifest.region != config.region.apex() {
@@ -56,6 +56,9 @@ fn restore_files(config: &Config, input: impl Read) -> Result<Restored, BackupEr
         let found = snapshot.position.revision.0;
         let refused = format!("{DATABASE} ends with change {found}, and it should with {}", manifest.revision);
         return Err(BackupError::Refused(refused));
+    }
+    if is_cancelled() {
+        return Err(BackupError::Cancelled);
     }
     destination.keep()?;
     Ok(Restored { manifest, records: snapshot.records.into_vec().len() })

@@ -64,7 +64,7 @@ fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
 fn refusal(bytes: &[u8]) -> String {
     let parent = tempfile::tempdir().unwrap();
     let config = Config::new(Region::new("eu1", "example.com"), parent.path().join("data"));
-    let error = restore(&config, Cursor::new(bytes)).unwrap_err().to_string();
+    let error = restore(&config, Cursor::new(bytes), &|| false).unwrap_err().to_string();
     assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0, "{error}");
     error
 }
@@ -73,17 +73,34 @@ fn refusal(bytes: &[u8]) -> String {
 fn a_backup_of_a_folder_is_restored() {
     let (folder, parent) = (Folder::new(), tempfile::tempdir().unwrap());
     let mut bytes = Vec::new();
-    of_folder(&folder.config(), &mut bytes).unwrap();
+    of_folder(&folder.config(), &mut bytes, &|| false).unwrap();
     assert!(!folder.0.path().join("backup.partial").exists());
     // A new file system has a folder of its own.
     std::fs::create_dir(parent.path().join("lost+found")).unwrap();
     let config = Config::new(Region::new("eu1", "example.com"), parent.path().to_owned());
-    let restored = restore(&config, Cursor::new(&bytes)).unwrap();
+    let restored = restore(&config, Cursor::new(&bytes), &|| false).unwrap();
     assert_eq!((restored.manifest.revision, restored.records), (0, 0));
     for name in ["agent-ca.key", "agent-ca.crt", "admin.token"] {
         assert_eq!(std::fs::read(parent.path().join(name)).unwrap(), folder.read(name));
     }
-    assert!(matches!(restore(&config, Cursor::new(&bytes)), Err(BackupError::NotEmpty { .. })));
+    assert!(matches!(restore(&config, Cursor::new(&bytes), &|| false), Err(BackupError::NotEmpty { .. })));
+}
+
+#[test]
+fn a_cancelled_backup_or_restore_leaves_nothing() {
+    let (folder, parent) = (Folder::new(), tempfile::tempdir().unwrap());
+    let mut bytes = Vec::new();
+    let names = |folder: &std::path::Path| std::fs::read_dir(folder).unwrap().count();
+    let before = names(folder.0.path());
+    let cancelled = of_folder(&folder.config(), &mut bytes, &|| true).unwrap_err();
+    assert!(matches!(cancelled, BackupError::Cancelled) && bytes.is_empty(), "{cancelled}");
+    assert_eq!(names(folder.0.path()), before);
+
+    of_folder(&folder.config(), &mut bytes, &|| false).unwrap();
+    let config = Config::new(Region::new("eu1", "example.com"), parent.path().join("data"));
+    let cancelled = restore(&config, Cursor::new(&bytes), &|| true).unwrap_err();
+    assert!(matches!(cancelled, BackupError::Cancelled), "{cancelled}");
+    assert_eq!(names(parent.path()), 0);
 }
 
 #[test]
@@ -187,8 +204,10 @@ fn a_region_on_postgresql_is_not_backed_up_here() {
     let folder = Folder::new();
     let settings = PostgresSettings::new("postgres://gw@localhost/gw", None, None).unwrap();
     let config = Config { store: StoreSettings::Postgres(settings), ..folder.config() };
-    for error in [of_folder(&config, Vec::new()).unwrap_err(), restore(&config, Cursor::new([])).map(drop).unwrap_err()]
-    {
+    for error in [
+        of_folder(&config, Vec::new(), &|| false).unwrap_err(),
+        restore(&config, Cursor::new([]), &|| false).map(drop).unwrap_err(),
+    ] {
         assert!(error.to_string().contains("pg_dump"), "{error}");
     }
 }

@@ -175,7 +175,7 @@ impl Api {
     }
 
     /// A backup of the gateway, which is read while it is made.
-    pub(crate) fn backup(&self) -> Result<impl io::Read, ApiError> {
+    pub(crate) fn backup(&self) -> Result<impl io::Read + use<>, ApiError> {
         let mut response = self.begin(Method::GET, "/backup", None, Some(BACKUP_WITHIN))?;
         if !response.status().is_success() {
             let status = response.status();

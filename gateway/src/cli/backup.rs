@@ -1,7 +1,7 @@
 //! `gw-gateway backup` and `gw-gateway restore`.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,7 +10,9 @@ use gw_gateway::store::StoreError;
 use gw_shared::command::Failure;
 use serde_json::json;
 
+use super::api::ApiError;
 use super::connection::{AdminConnection, load_config};
+use super::interrupt::Interrupt;
 
 /// Name of standard input and output.
 const STANDARD: &str = "-";
@@ -37,22 +39,26 @@ pub(crate) struct RestoreArguments {
     config: PathBuf,
 }
 
+const NOT_MADE: &str = "no backup was made";
+const NOT_RESTORED: &str = "nothing was restored";
+
 impl BackupArguments {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { file, force, connection } = self;
+        let interrupt = Interrupt::listen()?;
         if file == Path::new(STANDARD) {
             let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
-            let done = copy(&connection, &mut out, Path::new("standard output"));
+            let done = copy(&connection, &mut out, Path::new("standard output"), &interrupt);
             return done.and_then(|()| out.flush().map_err(|error| Failure::Run(format!("standard output: {error}"))));
         }
         if !force && file.exists() {
             return Err(Failure::Usage(format!("{} exists; give another name, or --force", file.display())));
         }
-        let failed = |error: io::Error| Failure::Run(format!("{}: {error}; no backup was made", file.display()));
+        let failed = |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", file.display()));
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Has mode 0600, and is deleted on a failure.
         let mut new = tempfile::Builder::new().prefix(".gw-backup-").tempfile_in(folder).map_err(failed)?;
-        copy(&connection, new.as_file_mut(), &file)?;
+        copy(&connection, new.as_file_mut(), &file, &interrupt)?;
         new.as_file().sync_all().map_err(failed)?;
         let kept = if force { new.persist(&file) } else { new.persist_noclobber(&file) };
         let kept = kept.map_err(|error| failed(error.error))?;
@@ -69,51 +75,70 @@ impl BackupArguments {
 }
 
 /// Writes the backup of a running gateway to `out`, or else that of the data folder of the configuration.
-fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path) -> Result<(), Failure> {
-    let written = |error: io::Error| Failure::Run(format!("{}: {error}; no backup was made", name.display()));
-    match (connection.open_api()?.backup(), connection.config_file()) {
-        (Ok(mut archive), _) => {
-            let mut chunk = vec![0; CHUNK];
-            loop {
-                let read = archive.read(&mut chunk).map_err(|error| {
-                    Failure::Run(format!(
-                        "the gateway did not send the whole backup: {error}; no backup was made, try again"
-                    ))
-                })?;
-                if read == 0 {
-                    return Ok(());
-                }
-                out.write_all(&chunk[..read]).map_err(written)?;
-            }
-        }
-        (Err(error), Some(config)) if error.is_connection_refused() => {
-            let (config, refused) = (load_config(config, |name| std::env::var(name).ok())?, error);
-            backup::of_folder(&config, out).map_err(|error| match error {
-                BackupError::Output(error) => written(error),
-                BackupError::Store(StoreError::InUse) => Failure::Run(format!(
-                    "a gateway runs with {}, and its admin listener does not answer: {refused}",
-                    config.data_dir.display()
-                )),
-                error => Failure::run(error),
+fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut out = interrupt.writer(out);
+    let written = |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", name.display()));
+    let copied = match (download(connection, &mut out, written, interrupt), connection.config_file()) {
+        (Ok(Err(refused)), Some(config)) if refused.is_connection_refused() => {
+            load_config(config, |name| std::env::var(name).ok()).and_then(|config| {
+                backup::of_folder(&config, &mut out, &|| interrupt.is_set()).map_err(|error| match error {
+                    BackupError::Output(error) => written(error),
+                    BackupError::Store(StoreError::InUse) => Failure::Run(format!(
+                        "a gateway runs with {}, and its admin listener does not answer: {refused}",
+                        config.data_dir.display()
+                    )),
+                    error => Failure::run(error),
+                })
             })
         }
-        (Err(error), _) => Err(Failure::run(error)),
+        (Ok(Err(error)), _) => Err(Failure::run(error)),
+        (Ok(Ok(())), _) => Ok(()),
+        (Err(failure), _) => Err(failure),
+    };
+    copied.map_err(|failure| interrupt.explain(failure, NOT_MADE))
+}
+
+/// Writes the backup of a running gateway. The inner error is that of its API.
+fn download(
+    connection: &AdminConnection,
+    out: &mut impl Write,
+    written: impl Fn(io::Error) -> Failure,
+    interrupt: &Interrupt,
+) -> Result<Result<(), ApiError>, Failure> {
+    let api = connection.open_api()?;
+    let mut archive = match interrupt.open(move || api.backup()).map_err(Failure::run)? {
+        Ok(archive) => archive,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let read = archive.read(&mut chunk).map_err(|error| {
+            Failure::Run(format!("the gateway did not send the whole backup: {error}; {NOT_MADE}, try again"))
+        })?;
+        if read == 0 {
+            return Ok(Ok(()));
+        }
+        out.write_all(&chunk[..read]).map_err(&written)?;
     }
 }
 
 impl RestoreArguments {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let Self { file, config: path } = self;
+        let interrupt = Interrupt::listen()?;
         let config = load_config(&path, |name| std::env::var(name).ok())?;
-        let restored = if file == Path::new(STANDARD) {
-            backup::restore(&config, io::stdin().lock())
-        } else {
-            let input = File::open(&file).map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
-            backup::restore(&config, BufReader::with_capacity(CHUNK, input))
+        let source = file.clone();
+        let open = move || -> io::Result<Box<dyn Read>> {
+            if source == Path::new(STANDARD) {
+                return Ok(Box::new(io::stdin().lock()));
+            }
+            Ok(Box::new(File::open(source)?))
         };
-        let restored = restored.map_err(|error| match error {
+        let input = interrupt.open(open).and_then(|opened| opened);
+        let input = input.map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
+        let restored = backup::restore(&config, input, &|| interrupt.is_set()).map_err(|error| match error {
             BackupError::NotEmpty { .. } | BackupError::InPostgres => Failure::Usage(error.to_string()),
-            error => Failure::run(error),
+            error => interrupt.explain(Failure::run(error), NOT_RESTORED),
         })?;
         let backup::Restored { manifest, records } = restored;
         let told = writeln!(

@@ -14,6 +14,7 @@ mod caller_secret;
 mod connection;
 mod enrollment_token;
 pub(crate) mod init;
+mod interrupt;
 mod output;
 pub(crate) mod region;
 mod request;

@@ -5,11 +5,12 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
 
 use super::{backup, config, names, restore, run};
-use crate::support::eventually;
 use crate::support::prepared::Prepared;
-use crate::support::process::{Running, config_text, gw_gateway, serve_command};
+use crate::support::process::{Running, config_text, gw_gateway, send_signal, serve_command};
+use crate::support::{SOON, backend, eventually};
 
 /// A backup, and a restore of it that has begun and waits for the archive on its standard input.
 struct Restoring {
@@ -168,4 +169,49 @@ fn root_backs_up_with_the_rights_of_the_owner_of_the_folder() {
     symlink(&secret, &token).unwrap();
     let (code, _, message) = run(&mut backup(&connection, &prepared.path("other.tar.zst")));
     assert!(code == 2 && message.contains("admin.token: Permission denied"), "{message}");
+}
+
+#[test]
+fn a_signal_ends_a_restore_and_leaves_nothing() {
+    for signal in ["INT", "TERM", "HUP"] {
+        let mut restoring = Restoring::begin();
+        let mut input = restoring.process.stdin.take().unwrap();
+        input.write_all(&restoring.archive[..restoring.archive.len() / 2]).unwrap();
+        assert!(send_signal(restoring.process.id(), signal));
+        let output = restoring.process.wait_with_output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        let expected = "gw-gateway: interrupted by a signal; nothing was restored\n";
+        assert_eq!((output.status.code(), message.as_str()), (Some(1), expected));
+        assert!(!restoring.prepared.path("target").exists());
+    }
+}
+
+#[test]
+fn a_signal_ends_a_backup_and_leaves_no_file() {
+    let prepared = Prepared::new();
+    let (token, folder) = (prepared.path("token"), prepared.path("backups"));
+    fs::write(&token, "t0ken").unwrap();
+    fs::create_dir(&folder).unwrap();
+    // A gateway that sends a part of a response, and then nothing more until the caller closes the connection.
+    let parts = ["", "HTTP/1.1 200 X\r\nContent-Type: application/zstd\r\nContent-Length: 100\r\n\r\nhalf"];
+    for part in parts {
+        let (asked, is_asked) = mpsc::channel();
+        let url = backend::start(move |mut peer| {
+            peer.request().unwrap();
+            peer.send(part);
+            asked.send(()).unwrap();
+            drop(peer.request());
+        });
+        let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
+        let mut command = backup(&connection, &folder.join("file"));
+        let process = command.stderr(Stdio::piped()).spawn().unwrap();
+        is_asked.recv_timeout(SOON).unwrap();
+        assert_eq!(names(&folder).len(), 1);
+        assert!(send_signal(process.id(), "INT"));
+        let output = process.wait_with_output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        let expected = "gw-gateway: interrupted by a signal; no backup was made\n";
+        assert_eq!((output.status.code(), message.as_str()), (Some(1), expected));
+        assert!(names(&folder).is_empty());
+    }
 }

@@ -54,6 +54,7 @@ impl Running {
 pub(crate) fn send_signal(id: u32, signal: &str) -> bool {
     let signal = match signal {
         "HUP" => Signal::HUP,
+        "INT" => Signal::INT,
         "KILL" => Signal::KILL,
         "CONT" => Signal::CONT,
         "STOP" => Signal::STOP,
