@@ -67,7 +67,7 @@ pub fn of_folder(config: &Config, out: impl Write, is_cancelled: &dyn Fn() -> bo
 }
 
 fn prepare_folder(config: &Config, is_cancelled: &dyn Fn() -> bool) -> Result<PreparedBackup, BackupError> {
-    let mut store = SqliteStore::open_existing(&StoreSource::sqlite_in(&config.data_dir))?;
+    let mut store = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(&config.data_dir))?;
     let snapshot = store.load()?;
     let prepared = PreparedBackup::new(&config.data_dir, config.region.apex(), snapshot, |before| {
         if is_cancelled() {

@@ -104,6 +104,29 @@ fn a_cancelled_backup_or_restore_leaves_nothing() {
 }
 
 #[test]
+fn a_backup_never_migrates_the_database() {
+    let folder = Folder::new();
+    let path = folder.0.path().join(DATABASE);
+    let version = |to: Option<u32>| {
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        if let Some(to) = to {
+            connection.pragma_update(None, "user_version", to).unwrap();
+        }
+        connection.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0)).unwrap()
+    };
+    let known = version(None);
+    for (found, expected) in
+        [(known - 1, "use the program of the version that ran with it"), (999, "run a newer version")]
+    {
+        version(Some(found));
+        let mut bytes = Vec::new();
+        let error = of_folder(&folder.config(), &mut bytes, &|| false).unwrap_err().to_string();
+        assert!(error.contains(&format!("schema {found}")) && error.contains(expected), "{error}");
+        assert_eq!((version(None), bytes.len()), (found, 0));
+    }
+}
+
+#[test]
 fn archives_with_other_contents_are_refused() {
     let folder = Folder::new();
     let files = folder.files();

@@ -132,6 +132,11 @@ pub enum StoreError {
     Full,
     #[error("store: the database has schema {found}, but this program supports at most {known}; run a newer version")]
     NewerSchema { found: usize, known: usize },
+    #[error(
+        "store: the database has schema {found}, of an older version, and this program has schema {known}: use the program of \
+         the version that ran with it, or start this version's gateway once, which migrates the database"
+    )]
+    OlderSchema { found: usize, known: usize },
     #[error("store: the database is damaged: {0}")]
     Damaged(String),
     #[error("store: a stored record cannot be read: {0}")]

@@ -92,6 +92,30 @@ pub struct SqliteStore(Connection);
 impl SqliteStore {
     /// Opens or creates the database at `path` (mode 0600) and migrates its schema.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let mut store = Self::connect(path)?;
+        store.migrate()?;
+        Ok(store)
+    }
+
+    /// As [`Self::open`], but fails if there is no database at `path`.
+    pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
+        check_exists(path)?;
+        Self::open(path)
+    }
+
+    /// As [`Self::open_existing`], but fails if the schema is of another version, and never changes it.
+    pub fn open_unmigrated(path: &Path) -> Result<Self, StoreError> {
+        check_exists(path)?;
+        let store = Self::connect(path)?;
+        let found: u32 = store.0.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        match (found as usize, MIGRATIONS.len()) {
+            (found, known) if found < known => Err(StoreError::OlderSchema { found, known }),
+            (found, known) if found > known => Err(StoreError::NewerSchema { found, known }),
+            _ => Ok(store),
+        }
+    }
+
+    fn connect(path: &Path) -> Result<Self, StoreError> {
         // SQLite gives its other files the same permissions.
         OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let connection = Connection::open(path)?;
@@ -103,18 +127,7 @@ impl SqliteStore {
             _ => error.into(),
         })?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        let mut store = Self(connection);
-        store.migrate()?;
-        Ok(store)
-    }
-
-    /// As [`Self::open`], but fails if there is no database at `path`.
-    pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
-        if !path.exists() {
-            let missing = format!("{}: there is no such database", path.display());
-            return Err(std::io::Error::new(std::io::ErrorKind::NotFound, missing).into());
-        }
-        Self::open(path)
+        Ok(Self(connection))
     }
 
     fn migrate(&mut self) -> Result<(), StoreError> {
@@ -180,6 +193,14 @@ impl SqliteStore {
             None => Ok(()),
         }
     }
+}
+
+fn check_exists(path: &Path) -> Result<(), StoreError> {
+    if path.exists() {
+        return Ok(());
+    }
+    let missing = format!("{}: there is no such database", path.display());
+    Err(std::io::Error::new(std::io::ErrorKind::NotFound, missing).into())
 }
 
 fn insert_records(connection: &Connection, records: &[StoredRecord]) -> Result<(), StoreError> {

@@ -29,7 +29,7 @@ pub fn import(config: &Config, folder: &Path) -> Result<Moved, RegionError> {
     let mut region = store(config)?;
     let refused = |reason: String| RegionError::Source { folder: folder.display().to_string(), reason };
     // Also makes sure that no gateway runs with the folder.
-    let mut old = SqliteStore::open_existing(&StoreSource::sqlite_in(folder)).map_err(|error| match error {
+    let mut old = SqliteStore::open_unmigrated(&StoreSource::sqlite_in(folder)).map_err(|error| match error {
         StoreError::InUse => refused("a gateway is running with this folder; stop it first".to_owned()),
         StoreError::Io(error) => refused(error.to_string()),
         error => refused(error.to_string()),
