@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 
 use gw_shared::files;
 use rustix::fs::OFlags;
+use serde_json::json;
 use tempfile::TempPath;
 
 use super::archive::unpack;
 use super::{BackupError, DATABASE, Manifest};
+use crate::clock::Timestamp;
 use crate::config::{Config, StoreSettings};
-use crate::control::INCOMPLETE_RESTORE;
+use crate::control::{Actor, INCOMPLETE_RESTORE};
 use crate::file_owner::FileOwner;
-use crate::store::{SqliteStore, Store};
+use crate::store::{AuditEntry, RecordId, Snapshot, SqliteStore, Step, Store};
 use crate::tls::certificate;
 
 /// Directory that file systems have of their own.
@@ -27,6 +29,8 @@ pub struct Restored {
     pub manifest: Manifest,
     /// Number of records in the database.
     pub records: usize,
+    /// Number of enrollment tokens in the backup, which were deleted.
+    pub enrollment_tokens: usize,
 }
 
 /// Restores the archive `input` into `data_dir`, which must be empty or missing. On an error the folder is as before.
@@ -51,17 +55,48 @@ fn restore_files(config: &Config, input: impl Read, is_cancelled: &dyn Fn() -> b
     }
     let database = destination.staging.join(DATABASE);
     SqliteStore::check(&database)?;
-    let snapshot = SqliteStore::open_existing(&database)?.load()?;
+    let mut store = SqliteStore::open_existing(&database)?;
+    let snapshot = store.load()?;
     if snapshot.position.revision.0 != manifest.revision {
         let found = snapshot.position.revision.0;
         let refused = format!("{DATABASE} ends with change {found}, and it should with {}", manifest.revision);
         return Err(BackupError::Refused(refused));
     }
+    let records = snapshot.records.clone().into_vec().len();
+    let enrollment_tokens = delete_enrollment_tokens(&mut store, &snapshot, &manifest)?;
+    // Moves the write-ahead log into the database.
+    drop(store);
     if is_cancelled() {
         return Err(BackupError::Cancelled);
     }
     destination.keep()?;
-    Ok(Restored { manifest, records: snapshot.records.into_vec().len() })
+    Ok(Restored { manifest, records: records - enrollment_tokens, enrollment_tokens })
+}
+
+/// Deletes enrollment tokens, which may have been used or deleted since the backup, and notes the restore in the audit log.
+/// Returns the number of tokens.
+fn delete_enrollment_tokens(
+    store: &mut SqliteStore,
+    restored: &Snapshot,
+    manifest: &Manifest,
+) -> Result<usize, BackupError> {
+    let tokens: Vec<_> = restored.records.enrollment_tokens.keys().cloned().collect();
+    let entry = AuditEntry {
+        at: Timestamp::now(),
+        actor: Actor::Admin.to_string(),
+        action: "backup.restore".into(),
+        account: None,
+        target: manifest.region.clone(),
+        detail: json!({
+            "created_at": manifest.created_at,
+            "revision": manifest.revision,
+            "deleted_enrollment_tokens": tokens,
+        }),
+    };
+    let deleted = tokens.len();
+    let steps: Vec<Step> = tokens.into_iter().map(|id| Step::Delete(RecordId::EnrollmentToken(id))).collect();
+    store.commit(&restored.position, &steps, &entry)?;
+    Ok(deleted)
 }
 
 /// Checks that a certificate authority is whole.

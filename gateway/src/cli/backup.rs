@@ -140,10 +140,16 @@ impl RestoreArguments {
             BackupError::NotEmpty { .. } | BackupError::InPostgres => Failure::Usage(error.to_string()),
             error => interrupt.explain(Failure::run(error), NOT_RESTORED),
         })?;
-        let backup::Restored { manifest, records } = restored;
+        let backup::Restored { manifest, records, enrollment_tokens } = restored;
+        let deleted = match enrollment_tokens {
+            0 => String::new(),
+            count => format!(
+                "\nDeleted {count} enrollment tokens, which may have been used since. Create others for new agents."
+            ),
+        };
         let told = writeln!(
             io::stdout(),
-            "Restored {records} records of {}, up to change {}, of {}, into {}.\nStart it: gw-gateway serve --config {}",
+            "Restored {records} records of {}, up to change {}, of {}, into {}.{deleted}\nStart it: gw-gateway serve --config {}",
             manifest.region,
             manifest.revision,
             manifest.created_at,

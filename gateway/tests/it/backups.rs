@@ -147,23 +147,33 @@ fn changes_answered_before_a_backup_are_in_it() {
     let served = prepared.serve_with(&prepared.config());
     let create = |admin, id: &str| prepared.administer(admin, "POST", "/accounts", &json!({ "id": id }));
     assert_eq!(create(served.admin_address, "before"), 201);
+    // The token may be used after the backup, which then has it unused.
+    let token = json!({ "services": ["echo"] });
+    assert_eq!(prepared.administer(served.admin_address, "POST", "/accounts/demo/enrollment-tokens", &token), 201);
     let (url, file) = (format!("http://{}", served.admin_address), prepared.path("backup.tar.zst"));
     let token = prepared.path("data/admin.token");
     let connection = ["--admin-url", &url, "--admin-token-file", token.to_str().unwrap()];
     assert_eq!(run(&mut backup(&connection, &file)).0, 0);
     assert_eq!(create(served.admin_address, "later"), 201);
     drop(served);
-    assert_eq!(restore(&config(&prepared, "restored"), &file).0, 0);
+    let (code, out, err) = restore(&config(&prepared, "restored"), &file);
+    assert!(code == 0 && out.contains(" enrollment tokens, which may have been used since."), "{out}{err}");
     let served = prepared.serve_with(&config_text(&prepared.path("restored"), 0));
     assert_eq!(create(served.admin_address, "before"), 200);
     assert_eq!(create(served.admin_address, "later"), 201);
     let url = format!("http://{}", served.admin_address);
-    let mut audit = gw_gateway();
-    audit.args(["audit", "--json", "--admin-url", &url, "--admin-token-file", token.to_str().unwrap()]);
-    let audit: serde_json::Value = run(&mut audit).1.parse().unwrap();
-    let actions: Vec<&str> =
-        audit["items"].as_array().unwrap().iter().map(|entry| entry["action"].as_str().unwrap()).collect();
-    assert_eq!(actions[..3], ["account.create", "backup.create", "account.create"]);
+    let items = |command: &[&str]| {
+        let mut list = gw_gateway();
+        list.args(command).args(["--json", "--admin-url", &url, "--admin-token-file", token.to_str().unwrap()]);
+        let list: serde_json::Value = run(&mut list).1.parse().unwrap();
+        list["items"].as_array().unwrap().clone()
+    };
+    assert!(items(&["enrollment-token", "list", "demo"]).is_empty());
+    let audit = items(&["audit"]);
+    let actions: Vec<&str> = audit.iter().map(|entry| entry["action"].as_str().unwrap()).collect();
+    let expected = ["account.create", "backup.restore", "backup.create", "enrollment_token.create", "account.create"];
+    assert_eq!(actions[..5], expected);
+    assert!(!audit[1]["detail"]["deleted_enrollment_tokens"].as_array().unwrap().is_empty());
 }
 
 #[test]
