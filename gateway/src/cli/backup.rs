@@ -78,7 +78,7 @@ impl BackupArguments {
 fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut out = interrupt.writer(out);
     let written = |error: io::Error| Failure::Run(format!("{}: {error}; {NOT_MADE}", name.display()));
-    let copied = match (download(connection, &mut out, written, interrupt), connection.config_file()) {
+    let copied = match (download(connection, &mut out, written, interrupt), connection.own_config_file()) {
         (Ok(Err(refused)), Some(config)) if refused.is_connection_refused() => {
             load_config(config, |name| std::env::var(name).ok()).and_then(|config| {
                 backup::of_folder(&config, &mut out, &|| interrupt.is_set()).map_err(|error| match error {

@@ -60,9 +60,10 @@ impl AdminConnection {
         self.endpoint(|name| std::env::var(name).ok()).map(Api::new)
     }
 
-    /// The configuration file, if one is named.
-    pub(crate) fn config_file(&self) -> Option<&Path> {
-        self.config.as_deref()
+    /// The configuration file of the gateway at this address; `None` if another address is named. GW_ADMIN_URL is not used
+    /// with a configuration file.
+    pub(crate) fn own_config_file(&self) -> Option<&Path> {
+        self.config.as_deref().filter(|_| self.admin_url.is_none())
     }
 
     /// Whether JSON is wanted.

@@ -256,3 +256,18 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
     assert!(code == 1 && message.contains("No space left"), "{message}");
     assert_eq!(left, "");
 }
+
+#[test]
+fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
+    let prepared = Prepared::new();
+    let (_held, address) = backend::refusing();
+    let config = config(&prepared, "data");
+    let (url, file) = (format!("http://{address}"), prepared.path("backup.tar.zst"));
+    let connection = ["--config", config.to_str().unwrap(), "--admin-url", &url];
+    let (code, _, message) = run(&mut backup(&connection, &file));
+    assert!(code == 1 && message.contains(&format!("no response from {url}")), "{message}");
+    assert!(!file.exists());
+    // The address of a configuration file is that of its gateway, whatever the environment has.
+    let (code, _, message) = run(backup(&connection[..2], &file).env("GW_ADMIN_URL", &url));
+    assert_eq!(code, 0, "{message}");
+}
