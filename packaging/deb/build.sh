@@ -81,17 +81,18 @@ for program in gw-gateway gw-agent; do
     install_units "$root" "$program"
     install_manual "$root" "$program"
     install_about "$root" "$program" "$program"
-    install -D -m 644 "packaging/examples/${program#gw-}.toml" "$root/etc/gw/${program#gw-}.toml"
-    install -d "$root/DEBIAN"
-    echo "/etc/gw/${program#gw-}.toml" >"$root/DEBIAN/conffiles"
+    # Not conffiles of dpkg: they have to be edited, so that each change of an example would stop an upgrade with a question.
+    configs=/etc/gw/${program#gw-}.toml
+    install -D -m 644 -t "$root/usr/share/$program" "packaging/examples/${program#gw-}.toml"
     if [[ $program == gw-agent ]]; then
-        install -D -m 644 packaging/deb/gw-agent.default "$root/etc/default/gw-agent"
-        echo /etc/default/gw-agent >>"$root/DEBIAN/conffiles"
+        configs+=" /etc/default/gw-agent"
+        install -m 644 packaging/deb/gw-agent.default "$root/usr/share/gw-agent/gw-agent"
     fi
+    install -d "$root/DEBIAN"
     install -D -m 644 "packaging/deb/lintian-overrides" "$root/usr/share/lintian/overrides/$program"
     units=$(cd "$root/lib/systemd/system" && echo -- * | cut -d ' ' -f 2-)
-    for script in postinst prerm postrm; do
-        sed -e "s/PROGRAM/$program/g" -e "s/UNITS/$units/" -e "s/DESCRIPTION/Gw ${program#gw-}/" \
+    for script in preinst postinst prerm postrm; do
+        sed -e "s/PROGRAM/$program/g" -e "s/UNITS/$units/" -e "s|CONFIGS|$configs|" -e "s/DESCRIPTION/Gw ${program#gw-}/" \
             "packaging/deb/$script" >"$root/DEBIAN/$script"
         chmod 755 "$root/DEBIAN/$script"
     done

@@ -36,4 +36,27 @@ for unit in gw-gateway gw-agent gw-agent-enroll; do
     systemd-analyze security --offline=yes --threshold=25 $unit.service >/dev/null
 done
 gw-gateway serve --config /etc/gw/gateway.toml --check
+
+# An upgrade to a package with other examples keeps an edited configuration file, and asks nothing. It replaces one that is as
+# installed, and the package that is installed then is the first one again.
+for program in gw-gateway gw-agent; do
+    example=/usr/share/$program/${program#gw-}.toml
+    config=/etc/gw/${program#gw-}.toml
+    cmp "$example" "$config"
+    dpkg-deb --raw-extract /root/${program}_*.deb /root/changed
+    sed -i 's/^Version: .*/Version: 99-1/' /root/changed/DEBIAN/control
+    echo "# of the new version" >>"/root/changed$example"
+    dpkg-deb --build /root/changed /root/changed.deb
+    echo "# edited" >>"$config"
+    dpkg --install /root/changed.deb </dev/null
+    test "$(tail -n 1 "$config")" = "# edited"
+    cp "$example" "$config"
+    dpkg --install /root/${program}_*.deb </dev/null
+    cmp "$example" "$config"
+    test "$(grep --count "# of the new version" "$config")" = 0
+    test ! -e "$config.unedited"
+    rm -r /root/changed /root/changed.deb
+done
+test "$(stat --format '%a %U' /etc/gw/gateway.toml)" = "644 root"
+cmp /usr/share/gw-agent/gw-agent /etc/default/gw-agent
 touch /root/passed

@@ -110,6 +110,8 @@ systemctl start gw-gateway
 apt-get purge -y gw-gateway gw-agent
 test "$(systemctl is-active gw-gateway)" != active
 test ! -e /etc/gw/gateway.toml
+test ! -e /etc/gw/agent.toml
+test ! -e /etc/default/gw-agent
 test ! -e /etc/systemd/system/multi-user.target.wants/gw-gateway.service
 test -e /var/lib/gw-gateway/admin.token
 
