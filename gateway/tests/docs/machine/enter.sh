@@ -17,6 +17,7 @@ fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 0x41))'
 
 mkdir -p /etc/gw /etc/systemd/system
 cp "$GIVEN/fullchain.pem" "$GIVEN/key.pem" /etc/gw/
+cp "$GIVEN/key.pem" /etc/gw/privkey.pem # as certbot names it
 rm -rf /etc/ssl/certs
 mkdir -p /etc/ssl/certs
 cp "$GIVEN/ca.pem" /etc/ssl/certs/ca-certificates.crt
