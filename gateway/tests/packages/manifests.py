@@ -36,6 +36,11 @@ POD = {
     "automountServiceAccountToken": FLAG,
     "terminationGracePeriodSeconds": NUMBER,
     "restartPolicy": ("Never", "OnFailure"),
+    "affinity": {
+        "podAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": TEXT, "labelSelector": SELECTOR}]
+        }
+    },
     "securityContext": {
         "runAsNonRoot": FLAG,
         "runAsUser": NUMBER,
@@ -139,8 +144,17 @@ def load(path):
     return objects
 
 
+def is_beside(pod, labels):
+    """Whether the pod is scheduled to the node of a pod with `labels`."""
+    affinity = pod.get("affinity", {}).get("podAffinity", {})
+    return any(
+        term["topologyKey"] == "kubernetes.io/hostname" and term["labelSelector"]["matchLabels"].items() <= labels
+        for term in affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    )
+
+
 def check_pod(item, where, claims, config_maps, images):
-    """Checks the references of a workload's pods, and their restrictions."""
+    """Checks the references of a workload's pods, and their restrictions. Notes the pods of each claim in `claims`."""
     template = item["spec"]["template"]
     pod = template["spec"]
     if "selector" in item["spec"]:
@@ -153,6 +167,10 @@ def check_pod(item, where, claims, config_maps, images):
     for volume in pod.get("volumes", []):
         claim = volume.get("persistentVolumeClaim", {}).get("claimName")
         assert claim is None or claim in claims, f"{where}: no claim {claim}"
+        if claim:
+            # Another node could not mount the volume.
+            assert not claims[claim] or is_beside(pod, claims[claim]), f"{where}: may be on another node than {claim}"
+            claims[claim] = template["metadata"]["labels"].items()
         config_map = volume.get("configMap", {}).get("name")
         assert config_map is None or config_map in config_maps, f"{where}: no config map {config_map}"
     for container in pod["containers"]:
@@ -170,7 +188,7 @@ def check_pod(item, where, claims, config_maps, images):
 
 
 def check_kustomization(folder, claims):
-    """Checks one folder; returns its objects."""
+    """Checks one folder; returns `claims` with those of the folder. A claim has the labels of the pods that mount it."""
     (kustomization,) = load(folder / "kustomization.yaml")
     objects = [item for name in kustomization["resources"] for item in load(folder / name)]
     used = {"kustomization.yaml", *kustomization["resources"]}
@@ -180,7 +198,7 @@ def check_kustomization(folder, claims):
         used |= set(generator["files"])
     files = {path.name for path in folder.iterdir() if path.is_file()}
     assert files == used, f"{folder}: has {files}, uses {used}"
-    claims = claims | {item["metadata"]["name"] for item in objects if item["kind"] == "PersistentVolumeClaim"}
+    claims = claims | {item["metadata"]["name"]: None for item in objects if item["kind"] == "PersistentVolumeClaim"}
 
     pods, services = {}, set()
     for item in objects:
@@ -224,7 +242,7 @@ def check_compose(path):
 
 
 packaging = pathlib.Path(sys.argv[1])
-check_kustomization(packaging / "kubernetes/gateway", set())
-state = check_kustomization(packaging / "kubernetes/agent", set())
+check_kustomization(packaging / "kubernetes/gateway", {})
+state = check_kustomization(packaging / "kubernetes/agent", {})
 check_kustomization(packaging / "kubernetes/agent/enroll", state)
 check_compose(packaging / "compose.yaml")
