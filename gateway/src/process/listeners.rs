@@ -28,6 +28,8 @@ pub(crate) struct Listeners {
     pub(crate) peers: Vec<TcpListener>,
     /// The sockets for callers are not those of the service manager.
     pub(crate) are_ours: bool,
+    /// The admin listener is not that of the service manager.
+    pub(crate) admin_is_ours: bool,
 }
 
 /// Listening sockets from the service manager or from the predecessor.
@@ -36,7 +38,10 @@ pub(crate) struct Inherited {
     pub(crate) callers: Vec<TcpListener>,
     pub(crate) admin: Option<TcpListener>,
     pub(crate) peers: Vec<TcpListener>,
+    /// The service manager has opened `callers`.
     pub(crate) from_service_manager: bool,
+    /// The service manager has opened `admin`.
+    pub(crate) admin_from_service_manager: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +62,7 @@ impl Inherited {
             let listener = listener(fd).map_err(ListenError::Inherited)?;
             if name == ADMIN {
                 found.admin = Some(listener);
+                found.admin_from_service_manager = true;
             } else {
                 found.callers.push(listener);
                 found.from_service_manager = true;
@@ -71,6 +77,8 @@ impl Inherited {
         self.peers.retain(|listener| config.peer_listen.is_some_and(|wanted| is_at(listener, wanted)));
         if !self.from_service_manager {
             self.callers.retain(|listener| is_at(listener, config.listen));
+        }
+        if !self.admin_from_service_manager {
             self.admin.take_if(|listener| !is_at(listener, config.admin_listen));
         }
     }
@@ -95,14 +103,15 @@ impl Listeners {
     /// Opens the sockets of the configuration. Uses those of `inherited` with the same address.
     pub(crate) fn open(config: &Config, mut inherited: Inherited) -> Result<Self, ListenError> {
         inherited.retain_wanted(config);
-        let Inherited { mut callers, admin, mut peers, from_service_manager } = inherited;
+        let Inherited { mut callers, admin, mut peers, from_service_manager, admin_from_service_manager } = inherited;
         let admin = admin.map_or_else(|| bind("admin_listen", config.admin_listen, false), Ok)?;
         let queues = if from_service_manager { callers.len() } else { config.workers };
         bind_queues("listen", &mut callers, config.listen, queues)?;
         if let Some(address) = config.peer_listen {
             bind_queues("peer_listen", &mut peers, address, config.workers)?;
         }
-        Ok(Self { callers, admin, peers, are_ours: !from_service_manager })
+        let (are_ours, admin_is_ours) = (!from_service_manager, !admin_from_service_manager);
+        Ok(Self { callers, admin, peers, are_ours, admin_is_ours })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -211,6 +220,7 @@ mod tests {
             admin: Some(listeners.admin.try_clone().unwrap()),
             peers: listeners.peers.iter().map(|listener| listener.try_clone().unwrap()).collect(),
             from_service_manager: !listeners.are_ours,
+            admin_from_service_manager: !listeners.admin_is_ours,
         }
     }
 
@@ -237,6 +247,17 @@ mod tests {
         let moved = Listeners::open(&elsewhere, handed_over(&first)).unwrap();
         assert_eq!(moved.address().unwrap().ip(), elsewhere.listen.ip());
         assert_eq!(moved.admin_address().unwrap(), first.admin_address().unwrap());
+    }
+
+    #[test]
+    fn the_admin_socket_of_the_service_manager_is_used_without_others() {
+        let admin = TcpListener::bind("127.0.0.2:0").unwrap();
+        let address = admin.local_addr().unwrap();
+        let inherited = Inherited { admin: Some(admin), admin_from_service_manager: true, ..Inherited::default() };
+        let listeners = Listeners::open(&config(1), inherited).unwrap();
+        assert_eq!((listeners.admin_address().unwrap(), listeners.are_ours), (address, true));
+        let next = Listeners::open(&config(1), handed_over(&listeners)).unwrap();
+        assert_eq!(next.admin_address().unwrap(), address);
     }
 
     #[test]
