@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use rustix::process::{Pid, kill_process};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -57,18 +58,20 @@ impl Signals {
                 notify(&[NotifyState::Ready]);
             }
             let stopped = streams.until_stopped(&mut gateway, program).await;
-            let has_successor = gateway.has_successor;
+            let successor = stopped.as_ref().ok().copied().flatten();
             let drained = tokio::task::spawn_blocking(|| gateway.drain());
             let cut = async {
-                if has_successor {
+                if successor.is_some() {
                     // The first signal may have been sent to all processes of the service, to stop the successor.
-                    streams.stop().await;
+                    streams.stop(successor).await;
                 }
-                streams.stop().await;
+                streams.stop(successor).await;
             };
             tokio::select! {
-                _ = drained => stopped,
+                biased;
+                // First: forwards a SIGHUP that came during the replacement, also if nothing has to be drained.
                 () = cut => Err(io::Error::other("stopped during the drain: running requests were aborted")),
+                _ = drained => stopped.map(drop),
             }
         });
         // Does not wait for an aborted drain.
@@ -78,8 +81,9 @@ impl Signals {
 }
 
 impl Streams {
-    /// Handles signals until this process has to drain. The error says that nothing asked it to.
-    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) -> io::Result<()> {
+    /// Handles signals until this process has to drain. Returns the successor's process id, if one has taken over. Returns an
+    /// error if the membership failed.
+    async fn until_stopped(&mut self, gateway: &mut Gateway, program: Option<&Program>) -> io::Result<Option<u32>> {
         loop {
             let left = gateway.members.as_ref().map(|members| Arc::clone(members.ended()));
             let left = async {
@@ -97,7 +101,7 @@ impl Streams {
                 SignalAction::Stop => {
                     notify(&[NotifyState::Stopping]);
                     tracing::warn!("stopping after running requests; a second signal aborts them");
-                    return Ok(());
+                    return Ok(None);
                 }
                 SignalAction::Left => {
                     notify(&[NotifyState::Stopping]);
@@ -105,14 +109,14 @@ impl Streams {
                     // Service managers start the process again after a failure. Not if another process took the slot: the
                     // two would end each other in turns.
                     let has_failed = gateway.members.as_ref().is_some_and(Members::has_failed);
-                    return if has_failed { Err(io::Error::other("the membership failed")) } else { Ok(()) };
+                    return if has_failed { Err(io::Error::other("the membership failed")) } else { Ok(None) };
                 }
                 // Blocks: one successor at a time.
                 SignalAction::Replace => match gateway.replace(program) {
                     Ok(successor) => {
                         notify(&[NotifyState::MainPid(successor)]);
                         tracing::warn!(successor, "replaced by a successor; running requests finish here");
-                        return Ok(());
+                        return Ok(Some(successor));
                     }
                     Err(error) => tracing::error!(%error, "not replaced: this process goes on"),
                 },
@@ -129,8 +133,24 @@ impl Streams {
         }
     }
 
-    async fn stop(&mut self) {
-        while !matches!(self.next().await, SignalAction::Stop) {}
+    /// Waits for a signal to stop. Forwards SIGHUP to the successor: the service manager may not know yet that it is the main
+    /// process.
+    async fn stop(&mut self, successor: Option<u32>) {
+        loop {
+            match (self.next().await, successor) {
+                (SignalAction::Stop, _) => return,
+                (SignalAction::Reload, Some(successor)) => reload(successor),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Sends SIGHUP to the successor. It is a child of this process, which never waits for it: no other process has its id.
+fn reload(successor: u32) {
+    let id = i32::try_from(successor).ok().and_then(Pid::from_raw);
+    if let Some(Err(error)) = id.map(|id| kill_process(id, rustix::process::Signal::HUP)) {
+        tracing::warn!(successor, %error, "cannot forward SIGHUP to the successor: it did not read the certificates again");
     }
 }
 

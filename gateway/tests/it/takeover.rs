@@ -117,6 +117,23 @@ fn a_failed_takeover_leaves_the_running_process_unchanged() {
 }
 
 #[test]
+fn a_replaced_process_forwards_sighup_to_its_successor() {
+    let prepared = Prepared::new();
+    let held = HeldBackend::start();
+    let (Served { process, address, log, .. }, _agent) = prepared.start(&held.url);
+    let mut caller = prepared.connect(address);
+    caller.send(prepared.get("/held"));
+    held.wait_for_held();
+    let successor = replace(process.id(), &log);
+    // The replaced process waits for the request.
+    process.signal("HUP");
+    log.line_with("certificates reloaded");
+    held.release();
+    assert_eq!(caller.response().status, 200);
+    drop(successor);
+}
+
+#[test]
 fn a_successor_may_have_a_different_number_of_workers() {
     let prepared = Prepared::new();
     let backend = HeldBackend::start();
