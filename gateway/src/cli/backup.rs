@@ -1,6 +1,6 @@
 //! `gw-gateway backup` and `gw-gateway restore`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -50,6 +50,13 @@ impl BackupArguments {
             let mut out = BufWriter::with_capacity(CHUNK, io::stdout().lock());
             let done = copy(&connection, &mut out, Path::new("standard output"), &interrupt);
             return done.and_then(|()| out.flush().map_err(|error| Failure::Run(format!("standard output: {error}"))));
+        }
+        if fs::symlink_metadata(&file).is_ok_and(|found| !found.is_file()) {
+            // It would be replaced, not written to.
+            return Err(Failure::Usage(format!(
+                "{} is not a regular file; give another name, or - for standard output",
+                file.display()
+            )));
         }
         if !force && file.exists() {
             return Err(Failure::Usage(format!("{} exists; give another name, or --force", file.display())));

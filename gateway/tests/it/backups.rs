@@ -3,7 +3,7 @@
 mod running;
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -278,4 +278,22 @@ fn a_gateway_at_another_address_is_never_replaced_by_the_local_folder() {
     // The address of a configuration file is that of its gateway, whatever the environment has.
     let (code, _, message) = run(backup(&connection[..2], &file).env("GW_ADMIN_URL", &url));
     assert_eq!(code, 0, "{message}");
+}
+
+#[test]
+fn only_a_regular_file_is_replaced() {
+    let prepared = Prepared::new();
+    let config = config(&prepared, "data");
+    let (file, link, folder) = (prepared.path("file"), prepared.path("link"), prepared.path("folder"));
+    fs::write(&file, "").unwrap();
+    symlink("/dev/stdout", &link).unwrap();
+    fs::create_dir(&folder).unwrap();
+    let connection = ["--config", config.to_str().unwrap()];
+    let replace = |target: &Path| run(backup(&connection, target).arg("--force"));
+    for (code, _, message) in [replace(&link), replace(&folder), run(&mut backup(&connection, &link))] {
+        assert!(code == 2 && message.contains("is not a regular file; give another name, or - for"), "{message}");
+    }
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/stdout"));
+    let (code, _, message) = replace(&file);
+    assert!(code == 0 && fs::metadata(&file).unwrap().len() > 0, "{message}");
 }
