@@ -1,9 +1,9 @@
 //! Output of the access log: appends whole lines to a file, or to the standard output of the process.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -40,7 +40,8 @@ impl Output {
             AccessLogTarget::File(path) => open_file(path)?,
         };
         let piece = if file.metadata()?.is_file() { FILE_PIECE } else { PIPE_PIECE };
-        Ok(Self { target: target.clone(), file, piece, is_torn: false })
+        let is_torn = matches!(target, AccessLogTarget::File(path) if ends_with_part(path));
+        Ok(Self { target: target.clone(), file, piece, is_torn })
     }
 
     pub(super) fn target(&self) -> &AccessLogTarget {
@@ -51,7 +52,7 @@ impl Output {
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         let reopened = Self::open(&self.target)?;
         let id = |file: &File| file.metadata().map(|file| (file.dev(), file.ino())).ok();
-        let is_torn = self.is_torn && id(&self.file) == id(&reopened.file);
+        let is_torn = reopened.is_torn || self.is_torn && id(&self.file) == id(&reopened.file);
         *self = Self { is_torn, ..reopened };
         Ok(())
     }
@@ -68,7 +69,8 @@ impl Output {
         }
         self.write(lines).map_err(|(bytes, error)| {
             let whole = lines[..bytes].iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
-            self.remove_end(bytes - whole);
+            // Not removed: another process may have appended to the file since.
+            self.is_torn = whole < bytes;
             Unwritten { written: memchr::memchr_iter(b'\n', &lines[..whole]).count(), error }
         })
     }
@@ -91,18 +93,18 @@ impl Output {
         }
         Ok(())
     }
+}
 
-    /// Removes the last `bytes` bytes, which are a part of a line. If that is not possible, the next line begins on a
-    /// line of its own.
-    fn remove_end(&mut self, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
-        let is_at_end = |file: &mut File| Ok(file.stream_position()? == file.metadata()?.len());
-        let is_last: io::Result<bool> = is_at_end(&mut self.file);
-        let end = self.file.metadata().map_or(0, |file| file.len()).saturating_sub(bytes as u64);
-        self.is_torn = !is_last.unwrap_or(false) || self.file.set_len(end).is_err();
-    }
+/// Whether a file has a part of a line at its end, which a full disk left there. False if the file cannot be read.
+fn ends_with_part(path: &Path) -> bool {
+    let last = || -> io::Result<u8> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, file.metadata()?.len().checked_sub(1).ok_or(io::ErrorKind::UnexpectedEof)?)?;
+        Ok(byte[0])
+    };
+    last().is_ok_and(|last| last != b'\n')
 }
 
 fn open_file(path: &Path) -> io::Result<File> {
@@ -172,20 +174,37 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_line_is_removed_or_ended() {
+    fn a_part_of_a_line_is_ended_and_never_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.jsonl");
-        let (mut output, mut other) = (output(&path), output(&path));
-        output.append(b"1\n{\"par").unwrap();
-        output.remove_end(5);
-        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), output.is_torn), ("1\n", false));
-        // Another process has appended since: its lines stay.
-        output.append(b"{\"par").unwrap();
-        other.append(b"2\n").unwrap();
-        output.remove_end(5);
-        assert!(output.is_torn);
-        output.append(b"3\n").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n{\"par2\n\n3\n");
+        fs::write(&path, "1\n{\"par").unwrap();
+        let (mut first, mut other) = (output(&path), output(&path));
+        assert!(first.is_torn);
+        first.append(b"2\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n{\"par\n2\n");
+        // The line of another process, which has found the part too, stays.
+        other.append(b"3\n").unwrap();
+        first.append(b"4\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n{\"par\n2\n\n3\n4\n");
+        assert!(!output(&path).is_torn);
+    }
+
+    /// A pipe takes a part of a write, as a disk does that becomes full: nothing is taken back from what was written.
+    #[test]
+    fn a_line_that_was_written_in_part_is_ended_by_the_next_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let mut options = OpenOptions::new();
+        let reader = options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&fifo).unwrap();
+        let mut output = output(&fifo);
+        rustix::fs::fcntl_setfl(&output.file, OFlags::NONBLOCK | OFlags::APPEND).unwrap();
+        // More than any pipe holds by default.
+        let mut lines = vec![b'x'; 2 << 20];
+        lines[1] = b'\n';
+        let Unwritten { written, error } = output.append(&lines).unwrap_err();
+        assert_eq!((written, error.kind(), output.is_torn), (1, io::ErrorKind::WouldBlock, true));
+        drop(reader);
     }
 
     #[test]
