@@ -22,12 +22,13 @@ const PLACEHOLDERS: [(&str, &str); 5] = [
 ];
 
 /// Programs of others. Their own options are not checked.
-const OTHERS: [&str; 26] = [
+const OTHERS: [&str; 27] = [
     "age",
     "cat",
     "cd",
     "certbot",
     "chown",
+    "cp",
     "createdb",
     "createuser",
     "dropdb",
