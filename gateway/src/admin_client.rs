@@ -31,7 +31,7 @@ pub struct AdminAddress {
     trusted: Trusted,
 }
 
-/// Certificates that that of an admin listener may be issued by.
+/// Certificates trusted as issuers of the admin listener's certificate.
 #[derive(Debug, Default)]
 struct Trusted {
     /// From a file that was named; the system's if there was none.

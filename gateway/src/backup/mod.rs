@@ -45,25 +45,38 @@ pub struct Manifest {
 pub enum BackupError {
     #[error("{IN_POSTGRES}")]
     InPostgres,
-    #[error("{}: {error}", path.display())]
+    #[error("{}: {error}{}", path.display(), remedy(Some(error.kind())))]
     File { path: PathBuf, error: io::Error },
     #[error("cancelled")]
     Cancelled,
     /// The archive cannot be written.
     #[error("{0}")]
     Output(io::Error),
-    #[error(transparent)]
+    #[error("{0}{remedy}", remedy = remedy(.0.kind()))]
     Store(#[from] StoreError),
     #[error("data_dir: {} is not empty: it has {entry}; move the folder away, or restore into another one", path.display())]
     NotEmpty { path: PathBuf, entry: String },
     #[error("{}: another restore into this folder is running; wait until it has ended", path.display())]
     Restoring { path: PathBuf },
-    #[error("the archive is damaged or incomplete: {0}; nothing was restored, use another backup")]
+    #[error("the archive is damaged or incomplete: {0}; use another backup")]
     Damaged(io::Error),
-    #[error("this is no backup of a gateway: {0}; nothing was restored")]
+    #[error("this is no backup of a gateway: {0}; use another file")]
     Refused(String),
-    #[error("the backup is of the region {found}, and the configuration is of {configured}; nothing was restored")]
+    #[error(
+        "the backup is of the region {found}, and the configuration is of {configured}; use a backup of {configured}"
+    )]
     OtherRegion { found: String, configured: String },
+}
+
+/// What to do about an error of the data folder.
+fn remedy(kind: Option<io::ErrorKind>) -> &'static str {
+    match kind {
+        Some(io::ErrorKind::StorageFull) => "; free space on the disk of data_dir and try again",
+        Some(io::ErrorKind::PermissionDenied) => {
+            "; run the command as root or as the owner of data_dir, to which all files in it must belong"
+        }
+        _ => "",
+    }
 }
 
 impl BackupError {

@@ -53,7 +53,11 @@ fn new_key(file: &Path) -> Result<(), Failure> {
         let message = format!("{}: the file exists; a release key is never replaced by this command", file.display());
         return Err(Failure::Usage(message));
     }
-    let failed = |_| Failure::Run("cannot make a key".to_owned());
+    let failed = |_| {
+        let message = "cannot make a release key: the cryptographic library failed; check that the system has random numbers \
+                       (/dev/urandom), and try again";
+        Failure::Run(message.to_owned())
+    };
     let key = Ed25519KeyPair::generate().map_err(failed)?;
     let document = key.to_pkcs8().map_err(failed)?;
     files::write_private(file, document.as_ref()).map_err(|error| at(file, &error))?;

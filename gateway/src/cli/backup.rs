@@ -94,7 +94,7 @@ fn copy(connection: &AdminConnection, out: &mut impl Write, name: &Path, interru
                         "a gateway runs with {}, and its admin listener does not answer: {refused}",
                         config.data_dir.display()
                     )),
-                    error => Failure::run(error),
+                    error => Failure::Run(format!("{error}; {NOT_MADE}")),
                 })
             })
         }
@@ -145,7 +145,7 @@ impl RestoreArguments {
         let input = input.map_err(|error| Failure::Usage(format!("{}: {error}", file.display())))?;
         let restored = backup::restore(&config, input, &|| interrupt.is_set()).map_err(|error| match error {
             BackupError::NotEmpty { .. } | BackupError::InPostgres => Failure::Usage(error.to_string()),
-            error => interrupt.explain(Failure::run(error), NOT_RESTORED),
+            error => interrupt.explain(Failure::Run(format!("{error}; {NOT_RESTORED}")), NOT_RESTORED),
         })?;
         let backup::Restored { manifest, records, enrollment_tokens } = restored;
         let deleted = match enrollment_tokens {

@@ -22,7 +22,7 @@ pub(crate) struct AdminConnection {
     /// URL of the admin listener, http or https [env: GW_ADMIN_URL] [default: http://127.0.0.1:9080].
     #[arg(long, global = true, value_name = "URL")]
     admin_url: Option<String>,
-    /// PEM file of the authorities that the certificate of the admin listener may be of [env: GW_ADMIN_CA] [default: those
+    /// PEM file of the authorities trusted to issue the certificate of the admin listener [env: GW_ADMIN_CA] [default: those
     /// of the system].
     #[arg(long, global = true, value_name = "FILE")]
     admin_ca: Option<PathBuf>,

@@ -262,6 +262,7 @@ fn a_full_disk_leaves_no_half_file_and_is_named() {
     let target = self::config(&prepared, "small");
     let (code, left, message) = on_small_disk(&[Path::new("restore"), Path::new("--config"), &target, &file]);
     assert!(code == 1 && message.contains("No space left"), "{message}");
+    assert!(message.contains("free space on the disk of data_dir and try again; nothing was restored\n"), "{message}");
     assert_eq!(left, "");
 }
 
