@@ -110,6 +110,7 @@ const CRATES: [(&str, &[&str]); 3] = [
             "error_body",
             "error_code",
             "files",
+            "signal",
             "version",
             "id",
             "allocator",

@@ -13,7 +13,7 @@
 //! - [`config`]: configuration files
 //! - [`command`]: outcome of a command
 //! - [`error_body`], [`error_code`]: error responses
-//! - [`files`], [`version`], [`id`], [`allocator`]
+//! - [`files`], [`signal`], [`version`], [`id`], [`allocator`]
 
 pub mod allocator;
 pub mod command;
@@ -28,6 +28,7 @@ pub mod id;
 pub mod identity;
 pub mod net;
 pub mod runtime;
+pub mod signal;
 pub mod telemetry;
 pub mod tunnel;
 pub mod version;

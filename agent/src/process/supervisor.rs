@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use gw_shared::identity::program::SignedProgram;
+use gw_shared::signal::is_ignored;
 use gw_shared::version::Version;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -153,7 +154,7 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
         (SignalKind::user_defined2(), ReceivedSignal::Replace("SIGUSR2: replacing the agent's process")),
         (SignalKind::user_defined1(), ReceivedSignal::Detach),
     ];
-    if !is_ignored(SignalKind::hangup()) {
+    if !is_ignored(SignalKind::hangup().as_raw_value())? {
         meanings.push((SignalKind::hangup(), hangup));
     }
     for (kind, meaning) in meanings {
@@ -161,15 +162,6 @@ fn listen(hangup: Hangup) -> io::Result<mpsc::UnboundedReceiver<ReceivedSignal>>
         tokio::spawn(async move { while signal.recv().await.is_some() && sender.send(meaning).is_ok() {} });
     }
     Ok(receiver)
-}
-
-/// Whether this process was started with the signal ignored, as `nohup` does with SIGHUP.
-fn is_ignored(kind: SignalKind) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    // A mask in hexadecimal; bit 0 is signal 1 (proc_pid_status(5)).
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
-    mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
 impl Supervisor {

@@ -2,13 +2,13 @@
 //! it has made.
 
 use std::convert::Infallible;
-use std::fs;
 use std::io::{self, Read, Write};
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvError, Sender, TryRecvError, bounded, select};
 use futures_util::future::select_all;
 use gw_shared::command::Failure;
+use gw_shared::signal::is_ignored;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Bytes of one read.
@@ -28,13 +28,15 @@ impl Interrupt {
     pub(super) fn listen() -> Result<Self, Failure> {
         let failed = |error: io::Error| Failure::Run(format!("cannot register signals: {error}"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
-        let ignored = ignored_signals().map_err(failed)?;
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let signals = {
+        let mut signals = Vec::new();
+        {
             let _entered = runtime.enter();
-            let wanted = kinds.into_iter().filter(|kind| ignored & (1 << (kind.as_raw_value() - 1)) == 0);
-            wanted.map(signal).collect::<io::Result<Vec<_>>>().map_err(failed)?
-        };
+            for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+                if !is_ignored(kind.as_raw_value()).map_err(failed)? {
+                    signals.push(signal(kind).map_err(failed)?);
+                }
+            }
+        }
         let (unset, signal) = bounded(0);
         let wait = move || runtime.block_on(wait(signals, unset));
         thread::Builder::new().name("gw-signals".to_owned()).spawn(wait).map_err(failed)?;
@@ -100,14 +102,6 @@ async fn wait(mut signals: Vec<Signal>, unset: Sender<Infallible>) {
 
 async fn next(signals: &mut [Signal]) {
     select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv()))).await;
-}
-
-/// The signals that the caller of this program has set to be ignored, as `nohup` does: bit N - 1 is signal N.
-fn ignored_signals() -> io::Result<u64> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .ok_or_else(|| io::Error::other("/proc/self/status has no SigIgn"))
 }
 
 /// Sends what `source` has. An empty chunk is its end.
